@@ -1,0 +1,33 @@
+"""KFP component of the stage `distill`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import DistillConfig
+
+
+@component(DistillConfig)
+def distill(
+    examples: dsl.Input[dsl.Dataset],
+    responses: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    out: dsl.Output[dsl.Model],
+    task: str,
+    method: str,
+    k: int,
+    anchoring: float,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+    warmup_steps: int,
+    max_grad_norm: float,
+    dtype: str,
+    seed: int,
+):
+    """Trains the model with its own answers from its best position (Pos2Distill)."""
+    arguments = dict(locals())
+    from posgap.config import DistillConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.distill import distill
+
+    distill(to_config(DistillConfig, arguments))

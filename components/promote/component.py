@@ -1,0 +1,24 @@
+"""KFP component of the stage `promote`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import PromoteConfig
+
+
+@component(PromoteConfig)
+def promote(
+    model: dsl.Input[dsl.Model],
+    gate: dsl.Input[dsl.Artifact],
+    sweep: dsl.Input[dsl.Artifact],
+    out: dsl.Output[dsl.Artifact],
+    name: str,
+    seed: int,
+):
+    """Registers a model that passed the gate and makes it the champion."""
+    arguments = dict(locals())
+    from posgap.config import PromoteConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.promote import promote
+
+    promote(to_config(PromoteConfig, arguments))

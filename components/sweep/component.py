@@ -1,0 +1,36 @@
+"""KFP component of the stage `sweep`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import SweepConfig
+
+
+@component(SweepConfig, artifacts=("curve",))
+def sweep(
+    examples: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    out: dsl.Output[dsl.Artifact],
+    curve: dsl.Output[dsl.HTML],
+    task: str,
+    n_docs: int,
+    max_new_tokens: int,
+    metric: str,
+    dtype: str,
+    batch_tokens: int,
+    positions: list,
+    limit: int,
+    label: str,
+    resamples: int,
+    seed: int,
+):
+    """Accuracy with the gold document at every position; the curve shows in the run page."""
+    arguments = dict(locals())
+    import shutil
+
+    from posgap.config import SweepConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.sweep import sweep
+
+    folder = sweep(to_config(SweepConfig, arguments))
+    shutil.copyfile(folder / "sweep.html", curve.path)

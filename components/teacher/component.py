@@ -1,0 +1,32 @@
+"""KFP component of the stage `teacher`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import TeacherConfig
+
+
+@component(TeacherConfig)
+def teacher(
+    examples: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    sweep: dsl.Input[dsl.Artifact],
+    out: dsl.Output[dsl.Dataset],
+    task: str,
+    n_docs: int,
+    max_new_tokens: int,
+    metric: str,
+    dtype: str,
+    batch_tokens: int,
+    advantageous: int,
+    temperature: float,
+    keep_incorrect: bool,
+    seed: int,
+):
+    """Samples the model's own responses with the gold document where it answers best."""
+    arguments = dict(locals())
+    from posgap.config import TeacherConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.teacher import teacher
+
+    teacher(to_config(TeacherConfig, arguments))

@@ -1,0 +1,134 @@
+"""The command line: one verb per stage, its options read off the verb's config.
+
+Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 the gate refused.
+"""
+
+import importlib
+import logging
+import sys
+from typing import Any, get_args
+
+import click
+from pydantic import ValidationError
+
+from posgap import __version__, config
+from posgap.config import Config
+from posgap.errors import GateFailed, PosgapError
+
+
+def _type(annotation: Any) -> Any:
+    """The click type of a field; what pydantic parses itself stays text."""
+    if annotation is bool:
+        return bool
+    choices = [a for a in get_args(annotation) if isinstance(a, str)]
+    if choices:
+        return click.Choice(choices)
+    return {int: int, float: float}.get(annotation, str)
+
+
+def verb(name: str, config_type: type[Config], target: str) -> click.Command:
+    """A command whose options are the config's fields and whose work is `module:function`.
+
+    The module is imported when the verb runs, so that `--help` stays quick.
+    """
+    options = []
+    for field, info in config_type.model_fields.items():
+        flag, switch = "--" + field.replace("_", "-"), info.annotation is bool
+        required = info.is_required()
+        kind = {"is_flag": True} if switch else {"type": _type(info.annotation)}
+        default = None if required or info.default in (None, "", []) else info.default
+        options.append(
+            click.Option(
+                [flag], required=required, default=default, help=info.description, show_default=not switch, **kind
+            )
+        )
+
+    def run(**given: Any) -> None:
+        values = {k: v for k, v in given.items() if v is not None}
+        module, function = target.split(":")
+        parsed = config_type(**values)
+        getattr(importlib.import_module(module), function)(parsed)
+
+    return click.Command(name, params=options, callback=run, help=config_type.__doc__)
+
+
+STAGES = {
+    "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
+    "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
+    "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
+    "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
+    "gate": (config.GateConfig, "posgap.cli:_gate"),
+    "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
+}
+
+
+def _gate(parsed: config.GateConfig) -> None:
+    from posgap.stages.gate import gate
+    from posgap.tracking.rules import read_verdict
+
+    verdict = read_verdict(gate(parsed))
+    if not verdict.passed:
+        failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
+        raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
+
+
+class _InOrder(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def build() -> click.Group:
+    """The whole command line."""
+    root = _InOrder("posgap", help=ROOT_HELP)
+    click.version_option(__version__)(root)
+    root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
+    data = _InOrder("data", help="Make examples, or import public data files.")
+    make = _InOrder("make", help="Write synthetic data in a public file's format.")
+    make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
+    data.add_command(make)
+    data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
+    root.add_command(data)
+    for name, (config_type, target) in STAGES.items():
+        root.add_command(verb(name, config_type, target))
+    return root
+
+
+ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model
+into the registry only when it is closed.
+
+\b
+  validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
+
+Every stage writes a folder with a manifest.json, logs to MLflow (MLFLOW_TRACKING_URI,
+MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `posgap`; always ends with `SystemExit`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("posgap | %(message)s"))
+    logging.getLogger("posgap").addHandler(handler)
+    logging.getLogger("posgap").setLevel(logging.INFO)
+    try:
+        build().main(arguments, prog_name="posgap", standalone_mode=False)
+        code = 0
+    except click.exceptions.NoArgsIsHelpError as shown:
+        click.echo(shown.format_message())
+        code = 2
+    except click.ClickException as error:
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "posgap"
+        code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "--" + ".".join(map(str, first["loc"])).replace("_", "-")
+        code = _fail(f"{option}: {first['msg'].removeprefix('Value error, ')}, got {first['input']!r}", 2)
+    except PosgapError as error:
+        code = _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        code = _fail("stopped", 130)
+    sys.exit(code)
+
+
+def _fail(message: str, code: int) -> int:
+    click.echo(f"posgap: error: {message}", err=True)
+    return code

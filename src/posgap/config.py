@@ -1,0 +1,183 @@
+"""Every parameter of every stage, with its default, once.
+
+CLI options, MLproject parameters, KFP parameters and MLflow params are all read off these models.
+Nothing here imports torch.
+"""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+TASKS = ("kv", "qa")
+
+
+class Role(Enum):
+    """What a path is to its stage."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+def _unset_if_empty(value: Any) -> Any:
+    # KFP and MLproject have no null: an empty string is a path that was not given.
+    return None if value == "" else value
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part for part in value.replace(",", " ").split()]
+    return value
+
+
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}: choose {' or '.join(TASKS)}")
+    return name
+
+
+InputPath = Annotated[Path, Role.INPUT]
+OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
+ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
+OutputPath = Annotated[Path, Role.OUTPUT]
+TaskName = Annotated[str, AfterValidator(_known_task)]
+Positions = Annotated[list[int], BeforeValidator(_split_commas)]
+
+
+def role(field: FieldInfo) -> Role | None:
+    """Whether a config field is an input path, the output path, or (None) a plain parameter."""
+    return next((m for m in field.metadata if isinstance(m, Role)), None)
+
+
+class Config(BaseModel):
+    """The base of every verb's config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """The default of one parameter, for those who must repeat it (KFP, MLproject)."""
+        return cls.model_fields[name].get_default(call_default_factory=True)
+
+    @classmethod
+    def parameters(cls) -> dict[str, FieldInfo]:
+        """The plain parameters: neither paths nor `force`."""
+        return {n: f for n, f in cls.model_fields.items() if role(f) is None and n != "force"}
+
+
+class StageConfig(Config):
+    out: OutputPath = Field(description="folder to write")
+    seed: int = Field(0, description="seed of everything random in this stage")
+    force: bool = Field(False, description="run again even where the output is complete")
+
+
+class PromptConfig(StageConfig):
+    examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
+    model: ModelPath = Field(description="Hugging Face model folder or hub name")
+    task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
+    n_docs: int = Field(20, ge=1, description="documents in a prompt")
+    max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
+
+
+class GenerationConfig(PromptConfig):
+    metric: str = Field("", pattern="^(em|sub_em|)$", description="em or sub_em; empty: the task's own")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="tokens generated from at once, padding included")
+
+
+class ValidateConfig(PromptConfig):
+    """Checks examples with Great Expectations before anything is spent on them."""
+
+    exclude: OptionalInputPath = Field(None, description="examples that must not occur among these (training set)")
+
+
+class TeacherConfig(GenerationConfig):
+    """Samples the model's own responses with the gold document where it answers best."""
+
+    sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best position is read")
+    advantageous: int = Field(0, ge=0, description="position of the gold document; 0: the best one of `sweep`")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+    keep_incorrect: bool = Field(False, description="keep responses that do not hold an accepted answer")
+
+
+class DistillConfig(StageConfig):
+    """Pos2Distill: the model's answers at its best position, distilled into the others."""
+
+    examples: InputPath = Field(description="examples the responses answer")
+    responses: InputPath = Field(description="folder `teacher` wrote")
+    model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
+    task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
+    method: Literal["r1"] = Field("r1", description="r1: KL to the teacher's distributions, for retrieval")
+    k: int = Field(4, ge=1, description="trivial positions drawn per example and epoch (K)")
+    anchoring: float = Field(1.0, ge=0, description="weight of the anchoring loss (lambda)")
+    epochs: int = Field(2, ge=1, description="passes over the examples")
+    batch_size: int = Field(32, ge=1, description="examples per optimizer step, over all processes")
+    learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up; linear decay to 0 follows")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to this")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+
+
+class SweepConfig(GenerationConfig):
+    """Accuracy with the gold document at every position, and the gap between best and worst."""
+
+    positions: Positions = Field([], description="positions to sweep, separated by commas; empty: all")
+    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    label: str = Field("model", description="what plots and tables call this model")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class GateConfig(StageConfig):
+    """Decides whether a model may enter the registry. Exit code 3 where it may not."""
+
+    candidate: InputPath = Field(description="sweep of the model that asks to be admitted")
+    base: InputPath = Field(description="sweep of the model it was made from")
+    champion: OptionalInputPath = Field(None, description="sweep of the current champion; empty: the base")
+    max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
+    mean_tolerance: float = Field(1.0, ge=0, description="points of mean the candidate may lose to the champion")
+    advantageous_tolerance: float = Field(
+        3.0, ge=0, description="points it may lose to the base where the base answers best"
+    )
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class PromoteConfig(StageConfig):
+    """Registers a model that passed the gate and makes it the champion."""
+
+    model: ModelPath = Field(description="Hugging Face folder of the candidate")
+    gate: InputPath = Field(description="folder `gate` wrote")
+    sweep: InputPath = Field(description="sweep of the candidate")
+    name: str = Field("posgap", min_length=1, description="registered model")
+
+
+class MakeKVConfig(Config):
+    """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
+
+    out: OutputPath = Field(description="file to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_keys: int = Field(75, ge=1, description="records an example")
+    seed: int = Field(0, description="equal seeds write equal files")
+
+
+class ImportConfig(Config):
+    """Turns a public data file into posgap's examples."""
+
+    input: InputPath = Field(description="public file, .jsonl or .jsonl.gz")
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    format: Literal["litm-kv", "litm-qa"] = Field("litm-kv", description="lost-in-the-middle key-value or QA file")
+    first: int = Field(1, ge=1, description="first line to read")
+    last: int = Field(0, ge=0, description="last line to read; 0: to the end")
+    queries: int = Field(1, ge=1, description="litm-kv: keys asked for per line, the line's own first")
+    key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to so many characters; 0: whole")
+    value_digits: int = Field(0, ge=0, description="litm-kv: cut values to so many characters; 0: whole")
+    seed: int = Field(0, description="litm-kv: draws the further queries")
+
+
+class DemoConfig(Config):
+    """Trains a tiny model that gets lost in the middle, closes its gap and registers it."""
+
+    out: OutputPath = Field(Path("runs/demo"), description="folder of the run")
+    seed: int = Field(0, description="seed of the tiny model and of every stage")
+    data: OptionalInputPath = Field(None, description="lost-in-the-middle key-value file; empty: made by the demo")

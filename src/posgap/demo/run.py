@@ -1,0 +1,106 @@
+"""The demo: data, a tiny model, the mitigation pipeline on KFP's local runner, a summary."""
+
+import hashlib
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import posgap
+from posgap import files
+from posgap.config import DemoConfig, ImportConfig, MakeKVConfig
+from posgap.demo import tiny_model
+from posgap.demo.summary import summarize, table
+from posgap.errors import PosgapError
+from posgap.measurement.plots import write_report
+from posgap.measurement.sweeps import read_sweep
+from posgap.pipelines import smoke
+from posgap.pipelines.local import run_locally
+from posgap.tasks.data import import_examples, make_kv
+from posgap.tracking.runs import PARENT_VARIABLE, start_run
+
+log = logging.getLogger(__name__)
+TRAIN_LINES, QUERIES_PER_LINE = 100, 10  # of the data file; the other lines are for evaluation
+
+
+def demo(config: DemoConfig) -> None:
+    """Runs everything and prints the summary; what is complete in `config.out` is reused."""
+    started = time.monotonic()
+    out = config.out.absolute()
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
+    out.mkdir(parents=True, exist_ok=True)
+    # Results are reused as long as the code that made them is the same.
+    work = out / f"seed-{config.seed}-{_code_digest()[:8]}"
+    train_data, eval_data = examples(config, work)
+    model, seconds = base_model(work, config.seed)
+    with start_run("demo", {"posgap.seed": config.seed}) as run:
+        if run.id:
+            os.environ[PARENT_VARIABLE] = run.id
+        outputs = run_locally(
+            smoke.pipeline,
+            smoke.PARAMETERS
+            | {"train_data": str(train_data), "eval_data": str(eval_data), "model": str(model), "seed": config.seed},
+            root=work / "pipeline",
+            cache=work / "cache",
+            log=out / "pipeline.log",
+        )
+        summary = summarize(outputs, smoke.PARAMETERS["registered_name"], {"tiny_model": seconds})
+        files.write_json(out / "summary.json", summary)
+        sweeps = [read_sweep(outputs["base"]), read_sweep(outputs["candidate"])]
+        write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
+        for name in ("summary.json", "curves.png", "curves.html"):
+            run.artifact(out / name)
+        print(table(summary))
+        print(_where_to_look(out, run.id, time.monotonic() - started))
+
+
+def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
+    """Training and evaluation examples from different lines of the data file."""
+    source = config.data or make_kv(MakeKVConfig(out=work / "kv.jsonl.gz", seed=config.seed))
+    if not source.is_file():
+        raise PosgapError(f"{source}: no such file")
+    version = files.digest(source)[:8]
+    cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": source}
+    train = ImportConfig(
+        out=work / f"train-{version}.jsonl.gz", last=TRAIN_LINES, queries=QUERIES_PER_LINE, seed=config.seed, **cut
+    )
+    held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=TRAIN_LINES + 1, **cut)
+    return import_examples(train), import_examples(held_out)
+
+
+def base_model(work: Path, seed: int) -> tuple[Path, float]:
+    """The tiny model's folder, trained unless it is there, and the seconds its training took."""
+    folder, clock = work / "model", work / "model.json"
+    if folder.is_dir() and clock.is_file():
+        log.info("tiny model: %s is complete, reused", folder)
+    else:
+        log.info("tiny model: training it from scratch")
+        started = time.monotonic()
+        with files.atomic(folder) as partial:
+            tiny_model.write(partial, seed)
+        files.write_json(clock, {"seconds": round(time.monotonic() - started, 3)})
+    return folder, files.read_json(clock)["seconds"]
+
+
+def _code_digest() -> str:
+    sha = hashlib.sha256()
+    for package in posgap, posgap.pipelines, posgap.components:
+        for file in sorted(Path(package.__file__).parent.rglob("*.py")):
+            sha.update(file.read_bytes())
+    return sha.hexdigest()
+
+
+def _where_to_look(out: Path, run_id: str, seconds: float) -> str:
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    lines = [f"done in {seconds:.0f} s", f"curves   {out}/curves.html", f"summary  {out}/summary.json"]
+    if run_id and uri.startswith("sqlite:"):
+        mlflow = Path(sys.executable).with_name("mlflow")
+        lines.append(f"MLflow   {mlflow} ui --backend-store-uri {uri}")
+    if run_id:
+        import mlflow
+
+        experiment = mlflow.get_run(run_id).info.experiment_id
+        server = "http://127.0.0.1:5000" if uri.startswith("sqlite:") else uri
+        lines.append(f"         {server}/#/experiments/{experiment}/runs/{run_id}")
+    return "\n".join(lines)

@@ -1,0 +1,90 @@
+"""What the demo says at its end."""
+
+from pathlib import Path
+from typing import Any
+
+from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.stage import read_manifest
+from posgap.tracking import registry
+from posgap.tracking.rules import read_verdict
+
+
+def summarize(outputs: dict[str, Path], registered_name: str, seconds: dict[str, float]) -> dict[str, Any]:
+    """The content of `summary.json` from the pipeline's output folders.
+
+    `registry` is null where the gate refused the model.
+    """
+    base, candidate, verdict = (
+        read_sweep(outputs["base"]),
+        read_sweep(outputs["candidate"]),
+        read_verdict(outputs["gate"]),
+    )
+    champion = registry.champion(registered_name) if verdict.passed else None
+    stages = {
+        "validate_train": "train",
+        "validate_eval": "eval",
+        "sweep_base": "base",
+        "teacher": "responses",
+        "distill": "candidate_model",
+        "sweep_candidate": "candidate",
+        "gate": "gate",
+    }
+    return {
+        "base": _figures(base),
+        "candidate": _figures(candidate),
+        "gate": verdict.model_dump(mode="json", include={"passed", "rules"}),
+        "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": registry.CHAMPION},
+        "seconds": seconds
+        | {stage: read_manifest(outputs[key])["seconds"] for stage, key in stages.items()}
+        | {"promote": read_manifest(path)["seconds"] for path in _promotions(outputs["gate"])},
+    }
+
+
+def _promotions(gate: Path) -> list[Path]:
+    """Folders of the promotions, the newest last; a step in a branch is no output of a KFP pipeline."""
+    return sorted(gate.parents[2].glob("*/promote/out"), key=lambda folder: folder.stat().st_mtime)
+
+
+def _figures(sweep: Sweep) -> dict[str, Any]:
+    kept = sweep.model_dump(mode="json", include={"accuracy", "mean", "gap", "gap_ci95", "n_examples"})
+    return {"positions": sweep.positions, **kept}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as aligned text."""
+    base, candidate = summary["base"], summary["candidate"]
+    shown = [i for i in (1, 5, 10, 15, 20) if i in base["positions"]]
+
+    def row(name: str, figures: dict[str, Any]) -> str:
+        by_position = dict(zip(figures["positions"], figures["accuracy"]))
+        cells = "".join(f"{by_position[i]:8.1f}" for i in shown)
+        low, high = figures["gap_ci95"]
+        return f"{name:<16}{cells}{figures['mean']:8.1f}{figures['gap']:8.1f}   ({low:.1f} to {high:.1f})"
+
+    head = (
+        f"{'accuracy, %':<16}" + "".join(f"{f'pos {i}':>8}" for i in shown) + f"{'mean':>8}{'gap':>8}   95 % of the gap"
+    )
+    rules = [
+        f"  {'pass' if rule['passed'] else 'FAIL'}  {rule['value']:7.1f}  {rule['meaning']}"
+        for rule in summary["gate"]["rules"]
+    ]
+    registered = summary["registry"]
+    verdict = (
+        f"{registered['name']} version {registered['version']} is the {registered['alias']}"
+        if registered
+        else "refused: no alias was moved"
+    )
+    return "\n".join(
+        [
+            "",
+            head,
+            "-" * len(head),
+            row("base", base),
+            row("Pos2Distill-R1", candidate),
+            "",
+            f"gate, on {base['n_examples']} examples a position",
+            *rules,
+            f"  {verdict}",
+            "",
+        ]
+    )

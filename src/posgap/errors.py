@@ -1,0 +1,17 @@
+"""What goes wrong in ways a user can mend, and the exit codes that say so."""
+
+
+class PosgapError(Exception):
+    """Bad input: one line that says what is wrong, where, and what to do. Exit code 2."""
+
+    exit_code = 2
+
+
+class Rejected(PosgapError):
+    """The input was examined and refused; the report that says why is kept. Exit code 2."""
+
+
+class GateFailed(PosgapError):
+    """The gate refused the model. Exit code 3."""
+
+    exit_code = 3

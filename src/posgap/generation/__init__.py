@@ -1,0 +1,1 @@
+"""One interface to whatever generates responses."""

@@ -1,0 +1,1 @@
+"""What a sweep measures: statistics, the sweep file, plots and the report page."""

@@ -1,0 +1,102 @@
+"""The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from posgap.errors import PosgapError
+from posgap.files import read_json, read_jsonl
+from posgap.measurement import statistics
+
+SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
+
+
+class Worst(BaseModel):
+    """The placement with the lowest accuracy."""
+
+    placement: list[int]
+    accuracy: float
+
+
+class Sweep(BaseModel):
+    """What was asked of a model, and its accuracy in points at every placement."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: str
+    model: str
+    label: str
+    scaling: dict | None
+    metric: str
+    n_docs: int
+    n_examples: int
+    placements: list[list[int]]
+    accuracy: list[float]
+    ci95: list[tuple[float, float]]
+    mean: float
+    mean_ci95: tuple[float, float]
+    gap: float
+    gap_ci95: tuple[float, float]
+    gap_noise: float
+    worst: Worst
+    examples_digest: str
+    model_digest: str
+    prompt_digest: str
+    settings: dict
+
+    @property
+    def positions(self) -> list[int]:
+        """The gold document's position of each single placement."""
+        return [placement[0] for placement in self.placements]
+
+    @property
+    def advantageous(self) -> list[int]:
+        """The placement with the highest accuracy; the first of equals."""
+        return self.placements[int(np.argmax(self.accuracy))]
+
+
+def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, seed: int) -> dict:
+    """The statistics of a sweep from `correct [E, P]`, under the field names of `Sweep`."""
+    rng = np.random.default_rng(seed)
+    accuracy = statistics.accuracy(correct)
+    resampled = statistics.bootstrap_accuracy(correct, resamples, rng)
+    worst = int(np.argmin(accuracy))
+    return {
+        "n_examples": len(correct),
+        "placements": placements,
+        "accuracy": accuracy.tolist(),
+        "ci95": statistics.interval(resampled),
+        "mean": float(accuracy.mean()),
+        "mean_ci95": statistics.interval(resampled.mean(axis=1)),
+        "gap": float(statistics.gap(accuracy)),
+        "gap_ci95": statistics.interval(statistics.gap(resampled)),
+        "gap_noise": statistics.gap_noise(correct, min(resamples, 500), rng),
+        "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
+    }
+
+
+def read_sweep(path: Path) -> Sweep:
+    """Reads a sweep from the folder the stage wrote, or from its `sweep.json`."""
+    file = path / SWEEP_FILE if path.is_dir() else path
+    try:
+        return Sweep.model_validate(read_json(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PosgapError(f"{file}: field `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+
+
+def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
+    """Example ids [E] and `correct [E, P]` of a sweep's predictions, columns as in `placements`."""
+    folder = path if path.is_dir() else path.parent
+    sweep, file = read_sweep(path), folder / PREDICTIONS_FILE
+    column = {tuple(p): i for i, p in enumerate(sweep.placements)}
+    rows: dict[str, list[bool | None]] = {}
+    for number, row in read_jsonl(file):
+        try:
+            rows.setdefault(row["id"], [None] * len(column))[column[tuple(row["placement"])]] = row["correct"]
+        except (KeyError, TypeError) as error:
+            raise PosgapError(f"{file}:{number}: no prediction of this sweep: {error}") from None
+    if any(None in outcomes for outcomes in rows.values()) or len(rows) != sweep.n_examples:
+        raise PosgapError(f"{file}: predictions are missing; sweep again with --force")
+    return list(rows), np.array(list(rows.values()), dtype=bool)

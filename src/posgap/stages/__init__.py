@@ -1,0 +1,4 @@
+"""The stages, in the order of the pipeline: validate, teacher, distill, sweep, gate, promote.
+
+Each is a function of its config; none imports another.
+"""

@@ -1,0 +1,60 @@
+"""distill: train the model with its own answers from its best position."""
+
+import logging
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from posgap.config import DistillConfig
+from posgap.distillation.batches import Collator, pair_up, plan
+from posgap.distillation.engine import Optimization, train
+from posgap.distillation.r1 import R1
+from posgap.distillation.teacher_states import TeacherStates
+from posgap.errors import PosgapError
+from posgap.files import write_jsonl
+from posgap.models import context_length, load_model, load_tokenizer, save_model
+from posgap.stage import stage
+from posgap.tasks.examples import read_examples
+from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.responses import read_responses
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def distill(config: DistillConfig, out: Path, run: Run) -> None:
+    """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step."""
+    set_seed(config.seed)
+    accelerator = Accelerator()
+    pairs = pair_up(read_examples(config.examples), read_responses(config.responses))
+    placements = {pair.response.at for pair in pairs}
+    if len(placements) > 1:
+        raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
+    (placement,) = placements
+    (advantageous,) = placement.positions
+    model, tokenizer = load_model(config.model, config.dtype), load_tokenizer(config.model)
+    longest = max(len(pair.response.token_ids) for pair in pairs)
+    build = PromptBuilder(get_task(config.task), tokenizer, context_length(model.config, tokenizer), longest)
+    collate = Collator(pairs, build)
+    steps = plan(len(pairs), placement.n_docs, advantageous, config.k, config.epochs, config.batch_size, config.seed)
+    model.to(accelerator.device)
+    teacher = TeacherStates(model, pairs, collate, config.batch_size)
+    objective = R1(teacher, advantageous, config.anchoring)
+    history: list[dict[str, float]] = []
+
+    def record(step: int, figures: dict[str, float]) -> None:
+        history.append({"step": step, **figures})
+        run.metrics(figures, step=step)
+
+    optimization = Optimization(config.learning_rate, config.warmup_steps, config.max_grad_norm)
+    train(model, steps, objective, collate, optimization, accelerator, record)
+    state = accelerator.get_state_dict(model)
+    if accelerator.is_main_process:
+        save_model(accelerator.unwrap_model(model), tokenizer, out, state)
+        write_jsonl(out / "history.jsonl", history)
+        run.artifact(out / "history.jsonl")
+        log.info(
+            "loss %.4f at the first of %d steps, %.4f at the last", history[0]["loss"], len(steps), history[-1]["loss"]
+        )

@@ -1,0 +1,33 @@
+"""gate: may this model enter the registry?"""
+
+import logging
+from pathlib import Path
+
+from posgap.config import GateConfig
+from posgap.files import write_json
+from posgap.stage import stage
+from posgap.tracking.rules import GATE_FILE, judge
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def gate(config: GateConfig, out: Path, run: Run) -> None:
+    """Writes `gate.json`: each rule with threshold, value and outcome, and the verdict."""
+    verdict = judge(
+        config.candidate,
+        config.base,
+        config.champion,
+        max_gap=config.max_gap,
+        mean_tolerance=config.mean_tolerance,
+        advantageous_tolerance=config.advantageous_tolerance,
+        resamples=config.resamples,
+        seed=config.seed,
+    )
+    write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
+    run.metrics({f"{rule.name}_value": rule.value for rule in verdict.rules})
+    run.tags({"posgap.gate": "passed" if verdict.passed else "failed"})
+    run.artifact(out)
+    for rule in verdict.rules:
+        log.info("%s %s (%.1f): %s", "pass" if rule.passed else "FAIL", rule.name, rule.value, rule.meaning)

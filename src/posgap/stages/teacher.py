@@ -1,0 +1,69 @@
+"""teacher: the model's own responses with the gold document where it answers best."""
+
+import logging
+from pathlib import Path
+
+from posgap.config import TeacherConfig
+from posgap.errors import PosgapError
+from posgap.files import write_json, write_jsonl
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.sweeps import read_sweep
+from posgap.models import load_model
+from posgap.progress import track
+from posgap.stage import stage
+from posgap.tasks.examples import read_examples
+from posgap.tasks.metrics import METRICS
+from posgap.tasks.placements import Placement
+from posgap.tasks.responses import RESPONSES_FILE
+from posgap.tasks.setup import prompt_builder
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
+    """Writes `responses.jsonl`: example id, placement, text, token ids, whether it is correct.
+
+    Responses that do not hold an accepted answer are left out unless `keep_incorrect` is set.
+    """
+    examples, build = read_examples(config.examples), prompt_builder(config)
+    placement = Placement(advantageous_positions(config), config.n_docs)
+    correct = METRICS[config.metric or build.task.metric]
+    prompts = [build(example, placement) for example in examples]
+    generator = TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)
+    completions = generator.generate(prompts, Sampling(build.max_new_tokens, config.temperature, config.seed))
+    rows = [
+        {
+            "id": example.id,
+            "placement": list(placement.positions),
+            "n_docs": placement.n_docs,
+            "response": completion.text,
+            "token_ids": completion.token_ids,
+            "correct": correct(completion.text, example.answers),
+        }
+        for example, completion in zip(examples, track(completions, len(prompts), "teacher responses"))
+    ]
+    kept = [row for row in rows if row["correct"] or config.keep_incorrect]
+    right = sum(row["correct"] for row in rows)
+    if not kept:
+        raise PosgapError(
+            f"{config.model}: no response at position {placement.positions} of {placement.n_docs} is correct; "
+            "there is nothing to distil"
+        )
+    write_jsonl(out / RESPONSES_FILE, kept)
+    summary = {"kept": len(kept), "correct": right, "examples": len(rows), "accuracy": 100 * right / len(rows)}
+    write_json(out / "teacher.json", {**summary, "placement": list(placement.positions), "prompts": build.digest()})
+    run.metrics({**summary, "position": placement.positions[0]})
+    run.artifact(out)
+    log.info("%d of %d responses at position %s are correct", right, len(rows), placement.positions)
+
+
+def advantageous_positions(config: TeacherConfig) -> tuple[int, ...]:
+    """The given position, or the best one of the base model's sweep."""
+    if config.advantageous:
+        return (config.advantageous,)
+    if config.sweep is None:
+        raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
+    return tuple(read_sweep(config.sweep).advantageous)

@@ -1,0 +1,51 @@
+"""Whether a response answers the question."""
+
+import re
+import string
+from collections.abc import Callable, Iterator, Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize(text: str) -> str:
+    """SQuAD normalisation (Rajpurkar et al. 2016): lower case, no punctuation, no articles,
+    single spaces."""
+    return " ".join(_ARTICLES.sub(" ", _without_punctuation(text)).split())
+
+
+def exact_match(response: str, answers: Sequence[str]) -> bool:
+    """EM: the normalised response equals a normalised answer."""
+    return any(wanted == found for wanted, found in _comparable(response, answers))
+
+
+def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
+    """sub_EM (Liu et al. 2024): a normalised answer is contained in the normalised response."""
+    return any(wanted in found for wanted, found in _comparable(response, answers))
+
+
+def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(answer, response) pairs under the strongest normalisation that leaves something of the answer.
+
+    The hex digit "a" is an article and "-" is punctuation: normalised away, they would be
+    contained in every response.
+    """
+    for answer in answers:
+        for simplify in (normalize, _without_punctuation, _lowered):
+            if wanted := simplify(answer):
+                yield wanted, simplify(response)
+                break
+
+
+def _without_punctuation(text: str) -> str:
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
+
+
+def _lowered(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+METRICS: dict[str, Callable[[str, Sequence[str]], bool]] = {
+    "em": exact_match,
+    "sub_em": sub_exact_match,
+}

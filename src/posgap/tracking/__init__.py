@@ -1,0 +1,1 @@
+"""MLflow runs, the model registry and the gate's rules."""

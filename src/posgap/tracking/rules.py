@@ -1,0 +1,138 @@
+"""The gate's rules: what a sweep must show before its model enters the registry.
+
+Every rule compares the bound of an interval that speaks against the candidate, never a point
+estimate.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel
+
+from posgap.errors import PosgapError
+from posgap.files import read_json
+from posgap.measurement import statistics
+from posgap.measurement.sweeps import Sweep, read_correct, read_sweep
+
+GATE_FILE = "gate.json"
+
+
+class Rule(BaseModel):
+    """One comparison: `value` (the bound that counts) against `threshold`."""
+
+    name: str
+    meaning: str
+    threshold: float
+    estimate: float
+    interval: tuple[float, float]
+    value: float
+    passed: bool
+
+
+class Verdict(BaseModel):
+    """All rules and whether every one passed, and which model they judged."""
+
+    passed: bool
+    model_digest: str
+    rules: list[Rule]
+
+
+class Evidence:
+    """A sweep with its outcomes `correct [E, P]`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.sweep: Sweep = read_sweep(path)
+        self.ids, self.correct = read_correct(path)
+
+    def require_same_questions(self, other: "Evidence") -> None:
+        """Paired comparisons need the same examples at the same placements, asked alike."""
+        for what, mine, theirs in (
+            ("examples", self.ids, other.ids),
+            ("example files", self.sweep.examples_digest, other.sweep.examples_digest),
+            ("placements", self.sweep.placements, other.sweep.placements),
+            ("numbers of documents", self.sweep.n_docs, other.sweep.n_docs),
+            ("metrics", self.sweep.metric, other.sweep.metric),
+        ):
+            if mine != theirs:
+                raise PosgapError(
+                    f"{self.path} and {other.path}: sweeps of different {what} cannot be compared; "
+                    "sweep both models on the same examples"
+                )
+
+
+def gap_rule(candidate: Evidence, max_gap: float) -> Rule:
+    """The gap's interval ends at or below `max_gap`."""
+    sweep = candidate.sweep
+    return Rule(
+        name="gap",
+        meaning=f"upper end of the gap's interval at most {max_gap:g}",
+        threshold=max_gap,
+        estimate=sweep.gap,
+        interval=sweep.gap_ci95,
+        value=sweep.gap_ci95[1],
+        passed=sweep.gap_ci95[1] <= max_gap,
+    )
+
+
+def difference_rule(
+    name: str, meaning: str, candidate: np.ndarray, reference: np.ndarray, tolerance: float, resamples: int, seed: int
+) -> Rule:
+    """The paired difference's interval begins at or above minus `tolerance`."""
+    rng = np.random.default_rng(seed)
+    estimate, interval = statistics.paired_difference(candidate, reference, resamples, rng)
+    return Rule(
+        name=name,
+        meaning=f"{meaning}: lower end of the difference's interval at least {-tolerance:g}",
+        threshold=-tolerance,
+        estimate=estimate,
+        interval=interval,
+        value=interval[0],
+        passed=interval[0] >= -tolerance,
+    )
+
+
+def judge(
+    candidate: Path,
+    base: Path,
+    champion: Path | None,
+    *,
+    max_gap: float,
+    mean_tolerance: float,
+    advantageous_tolerance: float,
+    resamples: int,
+    seed: int,
+) -> Verdict:
+    """Applies all rules to the sweeps at these paths. Without a champion the base stands in."""
+    new, old = Evidence(candidate), Evidence(base)
+    best = Evidence(champion) if champion else old
+    new.require_same_questions(old)
+    new.require_same_questions(best)
+    column = old.sweep.placements.index(old.sweep.advantageous)
+    rules = [
+        gap_rule(new, max_gap),
+        difference_rule(
+            "mean",
+            f"mean against {'champion' if champion else 'base'}",
+            new.correct,
+            best.correct,
+            mean_tolerance,
+            resamples,
+            seed,
+        ),
+        difference_rule(
+            "advantageous",
+            f"accuracy at position {', '.join(map(str, old.sweep.advantageous))} against base",
+            new.correct[:, column],
+            old.correct[:, column],
+            advantageous_tolerance,
+            resamples,
+            seed,
+        ),
+    ]
+    return Verdict(passed=all(rule.passed for rule in rules), model_digest=new.sweep.model_digest, rules=rules)
+
+
+def read_verdict(path: Path) -> Verdict:
+    """Reads the verdict from the folder `gate` wrote."""
+    return Verdict.model_validate(read_json(path / GATE_FILE if path.is_dir() else path))
