@@ -16,7 +16,6 @@ _EXECUTOR = re.compile(r"\[KFP Executor [^\]]*\]: (.*)")
 _EXECUTOR_NOISE = ("Looking for component", "Loading KFP component", "Got executor_input", "Wrote executor output")
 _TASK = re.compile(r"Executing task '([^']+)'")
 _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
-_CACHED = re.compile(r"cache hit|Reusing cached|CACHED", re.IGNORECASE)
 
 
 class _Digest:
@@ -45,8 +44,6 @@ class _Digest:
         elif found := _EXECUTOR.search(line):
             if not found[1].startswith(_EXECUTOR_NOISE):
                 self.show(f"         {found[1]}")
-        elif _CACHED.search(line):
-            self.show("         reused")
         elif line.startswith(("posgap.errors.", "WARNING posgap")):
             self.errors.append(line.split(": ", 1)[-1])
         elif (found := _ENDED.search(line)) and found[2] != "SUCCESS":

@@ -16,14 +16,14 @@ from posgap.config import Config
 from posgap.errors import GateFailed, PosgapError
 
 
-def _type(annotation: Any) -> Any:
-    """The click type of a field; what pydantic parses itself stays text."""
+def _kind(annotation: Any) -> dict[str, Any]:
+    """How click takes a field: the type it checks; what pydantic parses itself stays text."""
     if annotation is bool:
-        return bool
-    choices = [a for a in get_args(annotation) if isinstance(a, str)]
-    if choices:
-        return click.Choice(choices)
-    return {int: int, float: float}.get(annotation, str)
+        # A flag that may also be given a value, as MLproject must.
+        return {"type": bool, "is_flag": False, "flag_value": "true"}
+    if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
+        return {"type": click.Choice(choices)}
+    return {"type": {int: int, float: float}.get(annotation, str)}
 
 
 def verb(name: str, config_type: type[Config], target: str) -> click.Command:
@@ -33,13 +33,15 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
     """
     options = []
     for field, info in config_type.model_fields.items():
-        flag, switch = "--" + field.replace("_", "-"), info.annotation is bool
         required = info.is_required()
-        kind = {"is_flag": True} if switch else {"type": _type(info.annotation)}
-        default = None if required or info.default in (None, "", []) else info.default
         options.append(
             click.Option(
-                [flag], required=required, default=default, help=info.description, show_default=not switch, **kind
+                ["--" + field.replace("_", "-")],
+                required=required,
+                default=None if required or info.default in (None, "", []) else info.default,
+                help=info.description,
+                show_default=info.annotation is not bool,
+                **_kind(info.annotation),
             )
         )
 

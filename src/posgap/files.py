@@ -87,8 +87,7 @@ def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
     with atomic(path) as partial:
         if path.suffix == ".gz":
             # No name and no time in the header: equal rows give equal bytes.
-            raw = open(partial, "wb")
-            with raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
+            with open(partial, "wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
                 for row in rows:
                     packed.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
         else:

@@ -20,29 +20,29 @@ def summarize(outputs: dict[str, Path], registered_name: str, seconds: dict[str,
         read_verdict(outputs["gate"]),
     )
     champion = registry.champion(registered_name) if verdict.passed else None
-    stages = {
-        "validate_train": "train",
-        "validate_eval": "eval",
-        "sweep_base": "base",
-        "teacher": "responses",
-        "distill": "candidate_model",
-        "sweep_candidate": "candidate",
-        "gate": "gate",
+    folders = {
+        "validate_train": outputs["train"],
+        "validate_eval": outputs["eval"],
+        "sweep_base": outputs["base"],
+        "teacher": outputs["responses"],
+        "distill": outputs["candidate_model"],
+        "sweep_candidate": outputs["candidate"],
+        "gate": outputs["gate"],
     }
+    if verdict.passed:
+        folders["promote"] = _promotion(outputs["gate"])
     return {
         "base": _figures(base),
         "candidate": _figures(candidate),
         "gate": verdict.model_dump(mode="json", include={"passed", "rules"}),
         "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": registry.CHAMPION},
-        "seconds": seconds
-        | {stage: read_manifest(outputs[key])["seconds"] for stage, key in stages.items()}
-        | {"promote": read_manifest(path)["seconds"] for path in _promotions(outputs["gate"])},
+        "seconds": seconds | {stage: read_manifest(folder)["seconds"] for stage, folder in folders.items()},
     }
 
 
-def _promotions(gate: Path) -> list[Path]:
-    """Folders of the promotions, the newest last; a step in a branch is no output of a KFP pipeline."""
-    return sorted(gate.parents[2].glob("*/promote/out"), key=lambda folder: folder.stat().st_mtime)
+def _promotion(gate: Path) -> Path:
+    """The folder of the last promotion; a step in a branch is no output of a KFP pipeline."""
+    return max(gate.parents[2].glob("*/promote/out"), key=lambda folder: folder.stat().st_mtime)
 
 
 def _figures(sweep: Sweep) -> dict[str, Any]:

@@ -232,9 +232,9 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator) -> Iterator[None]:
     while lost_at is None or step < lost_at + _DECAY:
         if step == 30:
             jitter.stop()
-        if lost_at is None and step >= _BIAS and step % 40 == 20:
-            if step > 600 or middle_accuracy(model, rng) < 0.45:
-                lost_at = step
+        may_end = lost_at is None and step >= _BIAS and step % 40 == 20
+        if may_end and (step > 600 or middle_accuracy(model, rng) < 0.45):
+            lost_at = step
         n = 6 + round((N_DOCS - 6) * step / 60) if step < 60 else N_DOCS
         decay = 0 if lost_at is None else (step - lost_at) / _DECAY
         update(n, 6, True, 1 - 0.95 * decay)

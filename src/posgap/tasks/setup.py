@@ -1,6 +1,5 @@
 """What every stage that reads prompts begins with: task, tokenizer and prompt builder."""
 
-
 from posgap.config import PromptConfig
 from posgap.models import context_length, load_config, load_tokenizer
 from posgap.tasks.prompts import PromptBuilder, get_task
