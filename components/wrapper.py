@@ -22,7 +22,7 @@ def component(config: type[Config], artifacts: tuple[str, ...] = ()) -> Callable
     def wrap(function: Callable) -> BaseComponent:
         made = dsl.component(function, base_image=IMAGE, install_kfp_package=False)
         spec = made.component_spec
-        named = set(spec.inputs) | set(spec.outputs) - {"Output", *artifacts}
+        named = set(spec.inputs or {}) | set(spec.outputs or {}) - {"Output", *artifacts}
         wanted = set(config.model_fields) - {"force"}
         if named != wanted:
             raise TypeError(

@@ -33,15 +33,14 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
     """
     options = []
     for field, info in config_type.model_fields.items():
-        required = info.is_required()
+        default = {} if info.default in (None, "", []) else {"default": info.default}
         options.append(
             click.Option(
                 ["--" + field.replace("_", "-")],
-                required=required,
-                default=None if required or info.default in (None, "", []) else info.default,
                 help=info.description,
                 show_default=info.annotation is not bool,
                 **_kind(info.annotation),
+                **({"required": True} if info.is_required() else default),
             )
         )
 
@@ -109,8 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; always ends with `SystemExit`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("posgap | %(message)s"))
-    logging.getLogger("posgap").addHandler(handler)
-    logging.getLogger("posgap").setLevel(logging.INFO)
+    logger = logging.getLogger("posgap")
+    logger.handlers, logger.level = [handler], logging.INFO
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False)
         code = 0

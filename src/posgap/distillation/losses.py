@@ -33,6 +33,6 @@ def alignment_weights(losses: Tensor, positions: Tensor) -> Tensor:
     n_bins = int(bins.max()) + 1
     zeros = losses.new_zeros(n_bins)
     mean = zeros.index_add(0, bins, losses) / zeros.index_add(0, bins, torch.ones_like(losses))
-    highest = zeros.index_reduce(0, bins, losses, "amax")
+    highest = zeros.scatter_reduce(0, bins, losses, "amax")
     within = losses / highest[bins].clamp_min(torch.finfo(losses.dtype).tiny)
     return torch.softmax(mean, 0)[bins] * within

@@ -20,6 +20,8 @@ from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+# It reports its own set-up at INFO, some loggers at a level of their own; warnings still show.
+logging.getLogger("great_expectations").propagate = False
 ROWS_NAMED = 5
 
 
@@ -113,7 +115,6 @@ def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
     `failures` has one line per failed expectation, with the ids of the first offending rows.
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     import great_expectations as gx
 
     context = gx.get_context(mode="ephemeral")

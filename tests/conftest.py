@@ -1,0 +1,80 @@
+"""Fixtures: public data, hand-made examples and tiny untrained models."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from posgap.demo import tiny_model
+from posgap.models import save_model
+from posgap.tasks.examples import Document, Example, KVExample
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure():
+    # Two test processes and a training subprocess share two cores.
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True)
+def own_tracking(tmp_path, monkeypatch):
+    """Each test has an MLflow database of its own and belongs to no other run."""
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def public_file(name: str) -> Path:
+    """A file of the public data folder; skips where it is missing, or fails where it must be there."""
+    folder = Path(os.environ.get("POSGAP_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
+    file = folder / name
+    if not file.is_file():
+        reason = f"{file} is missing: set POSGAP_PUBLIC_DATA to the folder with the public data files"
+        (pytest.fail if os.environ.get("POSGAP_REQUIRE_PUBLIC_DATA") == "1" else pytest.skip)(reason)
+    return file
+
+
+@pytest.fixture(scope="session")
+def kv_file() -> Path:
+    return public_file("kv-retrieval-75_keys.jsonl.gz")
+
+
+@pytest.fixture(scope="session")
+def nq_file() -> Path:
+    return public_file("nq-open-oracle.jsonl.gz")
+
+
+def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
+    """Keys of two hex digits and values of one, as the tiny tokenizer reads them."""
+    records = [(f"{(17 * i + 5 * number) % 256:02x}", f"{(i + number) % 16:x}") for i in range(n_records)]
+    key, value = records[number % n_records]
+    return KVExample(id=f"kv-{number}", question=key, answers=[value], key=key, value=value, records=records)
+
+
+def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
+    gold = Document(title="Nobel Prize", text=f"The first prize went to Wilhelm Röntgen, number {number}.")
+    others = [Document(title=f"Other {i}", text=f"Nothing to see in {i}.") for i in range(n_distractors)]
+    return Example(
+        id=f"qa-{number}", question="Who got it?", answers=["Wilhelm Röntgen"], gold=[gold], distractors=others
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tiny_model.tokenizer()
+
+
+@pytest.fixture
+def model():
+    """The tiny architecture before training, in float64 so that comparisons can be sharp."""
+    return tiny_model.untrained(0).double().eval()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory) -> Path:
+    """An untrained tiny model on disk."""
+    folder = tmp_path_factory.mktemp("models") / "untrained"
+    save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
+    return folder

@@ -1,0 +1,110 @@
+"""The four faces of a stage (function, verb, MLproject entry point, KFP component) agree."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+from kfp import compiler
+from posgap.components.distill.component import distill
+from posgap.components.gate.component import gate
+from posgap.components.promote.component import promote
+from posgap.components.sweep.component import sweep
+from posgap.components.teacher.component import teacher
+from posgap.components.validate.component import validate
+from posgap.components.wrapper import IMAGE, component
+from posgap.pipelines import smoke
+from posgap.pipelines.mitigation import mitigation
+
+from posgap.cli import STAGES, build
+from posgap.config import DemoConfig, SweepConfig
+from posgap.mlproject import mlproject
+
+COMPONENTS = {
+    "validate": validate,
+    "teacher": teacher,
+    "distill": distill,
+    "sweep": sweep,
+    "gate": gate,
+    "promote": promote,
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
+    config, _ = STAGES[name]
+    options = {p.name: p for p in build().commands[name].params}
+    assert options.keys() == config.model_fields.keys()
+    inputs = COMPONENTS[name].component_spec.inputs
+    for field, info in config.parameters().items():
+        assert inputs[field].default == config.default(field) == info.get_default(call_default_factory=True)
+        assert inputs[field].description == options[field].help == info.description
+        assert info.description, f"{name}.{field} has no description"
+
+
+def test_every_stage_has_a_folder_with_its_component():
+    folders = {p.parent.name for p in (ROOT / "components").glob("*/component.py")}
+    assert folders == STAGES.keys() == COMPONENTS.keys()
+
+
+def test_mlproject_is_what_the_configs_say():
+    written = (ROOT / "MLproject").read_text()
+    assert written == mlproject(), "run `make mlproject`"
+    points = yaml.safe_load(written)["entry_points"]
+    assert points.keys() == {"demo", *STAGES}
+    for name, config in {"demo": DemoConfig, **{n: c for n, (c, _) in STAGES.items()}}.items():
+        assert points[name]["parameters"].keys() == config.model_fields.keys() - {"force"}
+
+
+def test_a_component_with_other_parameters_than_its_config_is_refused():
+    def wrong(positions: list, speed: int):
+        pass
+
+    with pytest.raises(TypeError, match=r"component wrong: parameters differ from SweepConfig: .*'speed'"):
+        component(SweepConfig)(wrong)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> dict:
+    file = tmp_path_factory.mktemp("pipeline") / "mitigation.yaml"
+    compiler.Compiler().compile(mitigation, str(file))
+    return yaml.safe_load(file.read_text())
+
+
+def test_the_pipeline_compiles_with_described_parameters_in_our_image(compiled):
+    parameters = compiled["root"]["inputDefinitions"]["parameters"]
+    assert all(p.get("description") for p in parameters.values())
+    assert smoke.PARAMETERS.keys() <= parameters.keys()
+    images = {
+        executor["container"]["image"]
+        for executor in compiled["deploymentSpec"]["executors"].values()
+        if "container" in executor
+    }
+    assert images == {IMAGE}
+
+
+def test_the_pipeline_is_the_chain_and_promotes_only_behind_the_gate(compiled):
+    tasks = compiled["root"]["dag"]["tasks"]
+    after = {name: set(task.get("dependentTasks", [])) for name, task in tasks.items()}
+    assert {"validate", "sweep"} <= after["teacher"]
+    assert "teacher" in after["distill"]
+    assert "distill" in after["sweep-2"]
+    assert {"sweep", "sweep-2"} <= after["gate"]
+    (condition,) = [task for name, task in tasks.items() if name.startswith("condition")]
+    assert "gate" in condition["dependentTasks"]
+    assert "promote" not in tasks
+    (branch,) = [c for name, c in compiled["components"].items() if name.startswith("comp-condition")]
+    assert not branch["dag"]["tasks"]["promote"]["cachingOptions"].get("enableCache")
+
+
+def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
+    probe = (
+        "import sys, posgap.cli\n"
+        "for words in (['--help'], ['sweep', '--help'], ['data', 'make', 'kv', '--help']):\n"
+        "    try: posgap.cli.main(words)\n"
+        "    except SystemExit as stopped: assert stopped.code == 0\n"
+        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'pandas', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

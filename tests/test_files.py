@@ -1,0 +1,49 @@
+"""Nothing half-written is ever taken for complete."""
+
+import pytest
+
+from posgap.errors import PosgapError
+from posgap.files import atomic, digest, read_json, write_json, write_jsonl
+
+
+def test_an_interrupted_write_leaves_the_old_content_and_no_rest(tmp_path):
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with pytest.raises(RuntimeError), atomic(target) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_folder_takes_the_place_of_a_full_one(tmp_path):
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "old").touch()
+    with atomic(target) as partial:
+        partial.mkdir()
+        (partial / "new").touch()
+    assert [p.name for p in target.iterdir()] == ["new"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_digest_of_a_folder_sees_names_and_contents_but_no_manifest(tmp_path):
+    (tmp_path / "a").write_text("1")
+    before = digest(tmp_path)
+    write_json(tmp_path / "manifest.json", {"seconds": 1})
+    (tmp_path / ".hidden").touch()
+    assert digest(tmp_path) == before
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert digest(tmp_path) != before
+
+
+def test_equal_rows_make_equal_archives(tmp_path):
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_jsonl(tmp_path / name, [{"x": 1}, {"y": "ö"}])
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+
+
+def test_a_broken_json_file_is_named(tmp_path):
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(PosgapError, match=r"a.json: not a JSON file"):
+        read_json(tmp_path / "a.json")

@@ -1,0 +1,178 @@
+"""Gate and registry: the interval decides, and aliases move only for what passed."""
+
+import mlflow
+import numpy as np
+import pytest
+
+from posgap.cli import main
+from posgap.config import GateConfig, PromoteConfig
+from posgap.errors import GateFailed, PosgapError
+from posgap.files import digest, write_json, write_jsonl
+from posgap.measurement.sweeps import Sweep, read_correct, summarize
+from posgap.stages.gate import gate
+from posgap.stages.promote import promote
+from posgap.tracking.rules import read_verdict
+
+N = 200
+
+
+def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None):
+    """A sweep over five positions whose outcomes have these probabilities."""
+    rng = np.random.default_rng(seed)
+    correct = rng.random((N, 5)) < np.asarray(probability)
+    placements = [[i + 1] for i in range(5)]
+    sweep = Sweep(
+        task="kv",
+        model=str(model),
+        label="m",
+        scaling=None,
+        metric="em",
+        n_docs=5,
+        **summarize(correct, placements, 500, 0),
+        examples_digest=examples,
+        model_digest=digest(model) if model != "m" else "",
+        prompt_digest="p",
+        settings={},
+    )
+    folder.mkdir()
+    write_json(folder / "sweep.json", sweep.model_dump(mode="json"))
+    names = ids or [f"e{i}" for i in range(N)]
+    write_jsonl(
+        folder / "predictions.jsonl",
+        (
+            {"id": names[e], "placement": p, "response": "", "correct": bool(correct[e, i])}
+            for e in range(N)
+            for i, p in enumerate(placements)
+        ),
+    )
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path):
+    return write_sweep(tmp_path / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+
+
+def decide(tmp_path, candidate, base, **options):
+    verdict = read_verdict(gate(GateConfig(out=tmp_path / "gate", candidate=candidate, base=base, **options)))
+    return verdict, {rule.name: rule.passed for rule in verdict.rules}
+
+
+def test_a_flat_and_better_model_passes(tmp_path, base):
+    verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.995] * 5), base)
+    assert verdict.passed and rules == {"gap": True, "mean": True, "advantageous": True}
+
+
+def test_the_base_model_is_refused_for_its_gap(tmp_path, base):
+    verdict, rules = decide(tmp_path, base, base)
+    assert not verdict.passed and rules == {"gap": False, "mean": True, "advantageous": True}
+
+
+def test_the_interval_decides_not_the_estimate(tmp_path, base):
+    new = write_sweep(tmp_path / "new", [0.97, 0.97, 0.93, 0.97, 0.97])
+    verdict, rules = decide(tmp_path, new, base, advantageous_tolerance=10)
+    (rule,) = [r for r in verdict.rules if r.name == "gap"]
+    assert rule.estimate < 10 < rule.interval[1] == rule.value
+    assert not rules["gap"]
+
+
+def test_a_flat_but_poor_model_is_refused(tmp_path, base):
+    _, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.0] * 5), base)
+    assert rules == {"gap": True, "mean": False, "advantageous": False}
+
+
+def test_the_mean_is_compared_with_the_champion(tmp_path, base):
+    champion = write_sweep(tmp_path / "champion", [0.999] * 5)
+    new = write_sweep(tmp_path / "new", [0.95] * 5, seed=1)
+    _, against_base = decide(tmp_path, new, base, max_gap=20, advantageous_tolerance=10)
+    assert against_base["mean"]
+    _, against_champion = decide(tmp_path, new, base, champion=champion, max_gap=20, advantageous_tolerance=10)
+    assert not against_champion["mean"]
+
+
+def test_sweeps_of_other_examples_are_not_compared(tmp_path, base):
+    other = write_sweep(tmp_path / "new", [0.9] * 5, ids=[f"x{i}" for i in range(N)])
+    with pytest.raises(PosgapError, match="sweeps of different examples cannot be compared"):
+        decide(tmp_path, other, base)
+
+
+def test_missing_predictions_are_noticed(tmp_path, base):
+    lines = (base / "predictions.jsonl").read_text().splitlines()
+    (base / "predictions.jsonl").write_text("\n".join(lines[:-1]))
+    with pytest.raises(PosgapError, match="predictions are missing"):
+        read_correct(base)
+
+
+def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["gate", "--candidate", str(base), "--base", str(base), "--out", str(tmp_path / "gate")])
+    assert stopped.value.code == 3
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"posgap: error: the gate refused {base}: gap")
+    assert (tmp_path / "gate" / "gate.json").exists()
+
+
+def promotion(tmp_path, name, model, base, probability=0.995):
+    swept = write_sweep(tmp_path / f"sweep-{name}", [probability] * 5, model=model)
+    gate(GateConfig(out=tmp_path / f"gate-{name}", candidate=swept, base=base))
+    return PromoteConfig(
+        out=tmp_path / f"promote-{name}",
+        model=str(model),
+        gate=tmp_path / f"gate-{name}",
+        sweep=swept,
+        name="tiny",
+    )
+
+
+def copy_of(model_folder, folder):
+    """The same model under another digest."""
+    import shutil
+
+    shutil.copytree(model_folder, folder)
+    (folder / "note.txt").write_text(folder.name)
+    return folder
+
+
+def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
+    client = mlflow.MlflowClient()
+    first = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
+    promote(first)
+    assert client.get_model_version_by_alias("tiny", "champion").version in ("1", 1)
+    promote(promotion(tmp_path, "second", copy_of(model_folder, tmp_path / "two"), base))
+    champion = client.get_model_version_by_alias("tiny", "champion")
+    assert str(champion.version) == "2"
+    assert str(client.get_model_version_by_alias("tiny", "previous").version) == "1"
+    assert champion.tags.keys() >= {
+        "posgap.gap",
+        "posgap.mean",
+        "posgap.base_model",
+        "posgap.method",
+        "posgap.data_digest",
+    }
+    # The same model again is no new version.
+    promote(promotion(tmp_path, "again", tmp_path / "two", base))
+    assert len(client.search_model_versions("name='tiny'")) == 2
+    # What is registered loads and answers.
+    pipe = mlflow.transformers.load_model("models:/tiny@champion")
+    assert pipe.model.config.num_hidden_layers == 2
+    # A refused one moves nothing and is not registered.
+    refused = promotion(tmp_path, "refused", copy_of(model_folder, tmp_path / "three"), base, probability=0.0)
+    with pytest.raises(GateFailed, match="the gate refused this model: mean"):
+        promote(refused)
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
+    assert len(client.search_model_versions("name='tiny'")) == 2
+    assert not refused.out.exists()
+
+
+def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_folder):
+    admitted = promotion(tmp_path, "admitted", copy_of(model_folder, tmp_path / "one"), base)
+    other = copy_of(model_folder, tmp_path / "two")
+    with pytest.raises(PosgapError, match="sweep and gate are of another model"):
+        promote(admitted.model_copy(update={"model": str(other)}))
+
+
+def test_promotion_needs_a_tracking_server(tmp_path, base, model_folder, monkeypatch):
+    config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(PosgapError, match=r"server http://127.0.0.1:9 cannot be reached"):
+        promote(config)
+    assert not config.out.exists()

@@ -1,0 +1,95 @@
+"""Great Expectations over examples: what is wrong is named by rule and row."""
+
+import json
+
+import pytest
+from conftest import kv_example, qa_example
+
+from posgap.config import ValidateConfig
+from posgap.errors import Rejected
+from posgap.stage import read_manifest
+from posgap.stages.validate import check, content_digest, describe, expectations, validate
+from posgap.tasks.examples import Document, read_examples, write_examples
+from posgap.tasks.prompts import PromptBuilder, get_task
+
+
+def config(tmp_path, examples, model_folder, **options):
+    write_examples(tmp_path / "e.jsonl", examples)
+    options = {"n_docs": 4, "max_new_tokens": 4} | options
+    return ValidateConfig(examples=tmp_path / "e.jsonl", model=str(model_folder), out=tmp_path / "out", **options)
+
+
+def test_good_examples_pass_and_come_out_unchanged(tmp_path, model_folder):
+    examples = [kv_example(i) for i in range(5)]
+    out = validate(config(tmp_path, examples, model_folder))
+    assert read_examples(out) == examples
+    report = json.loads((out / "validation.json").read_text())
+    assert report["success"] and report["evaluated"] == 11
+    assert (out / "data_docs" / "index.html").exists()
+    assert read_manifest(out)["stage"] == "validate"
+
+
+def changed(number, **update):
+    return kv_example(number).model_copy(update=update)
+
+
+def gold_twice(number):
+    example = kv_example(number)
+    return example.model_copy(update={"records": [*example.records, (example.key, "f")]})
+
+
+BAD = {
+    "id": (lambda: [kv_example(0), changed(1, id="kv-0")], "`id` must be unique, but not in kv-0"),
+    "question": (lambda: [changed(0, question="  ")], "`question` must match regex"),
+    "no answers": (lambda: [changed(0, answers=[])], "`n_answers` must be between"),
+    "blank answer": (lambda: [changed(0, answers=[" "])], "`shortest_answer` must be between"),
+    "key twice": (lambda: [kv_example(1), gold_twice(0)], r"`key_occurrences` must be in set .* kv-0 \(2\)"),
+    "answer": (lambda: [changed(0, answers=["zz"])], r"`gold_holds_answer` must be in set .* kv-0 \(False\)"),
+    "few documents": (lambda: [kv_example(0, n_records=3)], r"`n_docs` must be between .* kv-0 \(3\)"),
+}
+
+
+def failures(examples, tokenizer, tmp_path, task="kv", context=512, n_docs=4, excluded=frozenset()):
+    build = PromptBuilder(get_task(task), tokenizer, context, 4)
+    table = describe(examples, build, n_docs, excluded)
+    return check(table, expectations(n_docs, build.context - build.max_new_tokens), tmp_path / "docs")["failures"]
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_each_fault_is_named_with_its_row(fault, tokenizer, tmp_path):
+    import re
+
+    make, complaint = BAD[fault]
+    found = failures(make(), tokenizer, tmp_path)
+    assert any(re.search(complaint, line) for line in found), found
+
+
+def test_a_gold_document_among_the_distractors_is_named(tokenizer, tmp_path):
+    good = qa_example()
+    bad = qa_example(1).model_copy(update={"distractors": [*qa_example(1).distractors, qa_example(1).gold[0]]})
+    found = failures([good, bad], tokenizer, tmp_path, task="qa")
+    assert any("`gold_among_distractors`" in line and "qa-1 (1)" in line for line in found)
+
+
+def test_a_gold_document_without_the_answer_is_named(tokenizer, tmp_path):
+    bad = qa_example().model_copy(update={"gold": [Document(title="Nobel Prize", text="It is a prize.")]})
+    assert any("`gold_holds_answer`" in line and "qa-0" in line for line in failures([bad], tokenizer, tmp_path, "qa"))
+
+
+def test_a_prompt_beyond_the_context_is_named(tokenizer, tmp_path):
+    found = failures([kv_example(0)], tokenizer, tmp_path, context=20)
+    assert any("`prompt_tokens`" in line and "kv-0 (22)" in line for line in found)
+
+
+def test_examples_that_were_trained_on_are_named_whatever_their_id(tokenizer, tmp_path):
+    seen = {content_digest(kv_example(0))}
+    found = failures([changed(0, id="new"), kv_example(1)], tokenizer, tmp_path, excluded=seen)
+    assert found == ["`in_excluded` must be in set {'value_set': [False]}, but not in new (True)"]
+
+
+def test_a_failing_suite_stops_with_rows_named_and_keeps_its_report(tmp_path, model_folder):
+    with pytest.raises(Rejected, match=r"`gold_holds_answer`.* kv-2 \(False\)"):
+        validate(config(tmp_path, [kv_example(1), changed(2, answers=["zz"])], model_folder))
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out.rejected" / "data_docs" / "index.html").exists()
+    assert not json.loads((tmp_path / "out.rejected" / "validation.json").read_text())["success"]
