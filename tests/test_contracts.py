@@ -48,6 +48,15 @@ def test_every_stage_has_a_folder_with_its_component():
     assert folders == STAGES.keys() == COMPONENTS.keys()
 
 
+@pytest.mark.parametrize("name", STAGES)
+def test_every_component_has_the_registry_s_metadata(name):
+    metadata = yaml.safe_load((ROOT / "components" / name / "metadata.yaml").read_text())
+    assert metadata["name"] == name
+    assert metadata["stability"] in ("alpha", "beta", "stable")
+    assert "Pipelines" in [d["name"] for d in metadata["dependencies"]["kubeflow"]]
+    assert metadata["tags"] and metadata["lastVerified"]
+
+
 def test_mlproject_is_what_the_configs_say():
     written = (ROOT / "MLproject").read_text()
     assert written == mlproject(), "run `make mlproject`"

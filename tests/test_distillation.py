@@ -1,6 +1,7 @@
 """From responses to batches, teacher distributions and the R1 objective."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -204,4 +205,4 @@ def test_the_learning_rate_warms_up_and_decays_to_zero():
     rates = [optimization.rate(step, 10) for step in range(11)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[10] == 0
-    assert all(a > b for a, b in zip(rates[4:], rates[5:]))
+    assert all(a > b for a, b in pairwise(rates[4:]))

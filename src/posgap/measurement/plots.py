@@ -19,7 +19,7 @@ from posgap.measurement.sweeps import Sweep
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
 
 
-def position_curves(sweeps: Sequence[Sweep], title: str = "") -> Figure:
+def position_curves(sweeps: Sequence[Sweep]) -> Figure:
     """Accuracy over the gold document's position, one curve with its 95 % band per sweep."""
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
     for sweep, color in zip(sweeps, COLORS * len(sweeps)):
@@ -39,9 +39,8 @@ def position_curves(sweeps: Sequence[Sweep], title: str = "") -> Figure:
         ylabel=f"accuracy, % ({sweeps[0].metric})",
         ylim=(0, 103),
         xlim=(0.5, n_docs + 0.5),
-        title=title,
+        xticks=sorted({1, *range(5, n_docs + 1, 5 if n_docs <= 40 else n_docs // 40 * 5), n_docs}),
     )
-    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="best")
@@ -50,7 +49,7 @@ def position_curves(sweeps: Sequence[Sweep], title: str = "") -> Figure:
 
 def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> None:
     """Writes the curves as PNG, and with their tables and settings as one HTML page."""
-    figure, picture = position_curves(sweeps, title), io.BytesIO()
+    figure, picture = position_curves(sweeps), io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     plt.close(figure)
     template = jinja2.Environment(

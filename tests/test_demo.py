@@ -1,0 +1,152 @@
+"""The smoke pipeline: `posgap demo` on the public file, end to end, as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import pytest
+
+from posgap.config import GateConfig
+from posgap.files import read_json
+from posgap.measurement.sweeps import read_correct, read_sweep
+from posgap.pipelines import smoke
+from posgap.pipelines.local import run_locally
+from posgap.stage import read_manifest
+from posgap.stages.gate import gate
+from posgap.stages.validate import content_digest
+from posgap.tasks.examples import read_examples
+from posgap.tracking.rules import read_verdict
+
+pytestmark = pytest.mark.slow
+
+
+def posgap_demo(out: Path, data: Path) -> subprocess.CompletedProcess:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "POSGAP_PARENT"))}
+    command = [Path(sys.executable).with_name("posgap"), "demo", "--data", data, "--out", out]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory, kv_file):
+    out = tmp_path_factory.mktemp("demo")
+    done = posgap_demo(out, kv_file)
+    (work,) = out.glob("seed-0-*")
+    (run,) = (work / "pipeline").iterdir()
+    return SimpleNamespace(out=out, shown=done.stdout, work=work, run=run, summary=read_json(out / "summary.json"))
+
+
+@pytest.fixture
+def tracked(demo, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{demo.out}/mlflow.db")
+    return mlflow.MlflowClient(f"sqlite:///{demo.out}/mlflow.db")
+
+
+def test_the_gap_is_large_and_then_small(demo):
+    base, candidate = demo.summary["base"], demo.summary["candidate"]
+    assert base["positions"] == candidate["positions"] == list(range(1, 21))
+    assert base["n_examples"] == candidate["n_examples"] >= 200
+    assert base["gap"] >= 40
+    assert candidate["gap"] <= 15
+    assert candidate["mean"] >= base["mean"] + 20
+    best = max(range(20), key=base["accuracy"].__getitem__)
+    assert candidate["accuracy"][best] >= base["accuracy"][best] - 3
+
+
+def test_the_summary_is_what_the_sweeps_say(demo):
+    for key, folder in (("base", "sweep"), ("candidate", "sweep-2")):
+        _, correct = read_correct(demo.run / folder / "out")
+        accuracy = 100 * correct.mean(axis=0)
+        assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
+        assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
+        assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.run / folder / "out").gap_ci95)
+    assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 3
+    assert demo.summary["seconds"].keys() == {
+        *("tiny_model", "validate_train", "validate_eval", "sweep_base", "teacher", "distill", "sweep_candidate"),
+        *("gate", "promote"),
+    }
+
+
+def test_training_never_saw_the_evaluation_records(demo):
+    train, held_out = (read_examples(demo.run / folder / "out") for folder in ("validate", "validate-2"))
+    keys = [{(k, v) for k, v in e.records} for e in held_out]
+    assert not {content_digest(e) for e in train} & {content_digest(e) for e in held_out}
+    assert all({(k, v) for k, v in e.records} not in keys for e in train)
+
+
+def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path):
+    base = demo.run / "sweep" / "out"
+    limits = {"advantageous_tolerance": smoke.PARAMETERS["advantageous_tolerance"]}
+    assert read_verdict(
+        gate(GateConfig(out=tmp_path / "1", candidate=demo.run / "sweep-2" / "out", base=base, **limits))
+    ).passed
+    refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base, **limits)))
+    assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
+
+
+def test_the_champion_is_in_the_registry_and_answers(demo, tracked):
+    assert demo.summary["registry"] == {"name": "posgap-demo", "version": "1", "alias": "champion"}
+    champion = tracked.get_model_version_by_alias("posgap-demo", "champion")
+    assert champion.tags["posgap.gap"] == f"{demo.summary['candidate']['gap']:.2f}"
+    assert champion.tags["posgap.method"] == "r1"
+    mlflow.set_tracking_uri(f"sqlite:///{demo.out}/mlflow.db")
+    answer = mlflow.transformers.load_model("models:/posgap-demo@champion")
+    example = read_examples(demo.run / "validate-2" / "out")[0]
+    prompt = (
+        "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
+        + ",\n ".join(f'"{k}": "{v}"' for k, v in example.records[:20] if k != example.key)
+        + f',\n "{example.key}": "{example.value}"}}\n\nKey: "{example.key}"\nCorresponding value:'
+    )
+    generated = answer(prompt, max_new_tokens=1, return_full_text=False)[0]["generated_text"]
+    assert generated.strip() == example.value
+
+
+def test_every_stage_is_a_run_below_the_demo(demo, tracked):
+    experiment = tracked.get_experiment_by_name("posgap")
+    runs = tracked.search_runs([experiment.experiment_id], max_results=50)
+    (parent,) = [run for run in runs if run.data.tags["posgap.stage"] == "demo"]
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    stages = sorted(run.data.tags["posgap.stage"] for run in children)
+    assert stages == ["distill", "gate", "promote", "sweep", "sweep", "teacher", "validate", "validate"]
+    assert all(run.info.status == "FINISHED" for run in runs)
+    for folder in demo.run.glob("*/out"):
+        assert read_manifest(folder)["mlflow_run_id"] in {run.info.run_id for run in children}
+
+
+def test_people_are_told_where_to_look(demo):
+    assert f"{demo.out}/curves.html" in demo.shown and (demo.out / "curves.html").is_file()
+    assert (demo.out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert f"ui --backend-store-uri sqlite:///{demo.out}/mlflow.db" in demo.shown
+    assert "posgap-demo version 1 is the champion" in demo.shown
+
+
+def test_a_failing_gate_stops_promotion_and_nothing_else(demo, tracked, tmp_path):
+    """Only the gate differs, so all before it comes from the cache; the branch behind it is not entered."""
+    train, held_out = sorted(demo.work.glob("train-*")), sorted(demo.work.glob("eval-*"))
+    outputs = run_locally(
+        smoke.pipeline,
+        smoke.PARAMETERS
+        | {"train_data": str(train[0]), "eval_data": str(held_out[0]), "model": str(demo.work / "model"), "seed": 0}
+        | {"max_gap": 0.0},
+        root=tmp_path / "pipeline",
+        cache=demo.work / "cache",
+        log=tmp_path / "pipeline.log",
+    )
+    assert not read_verdict(outputs["gate"]).passed
+    (run,) = (tmp_path / "pipeline").iterdir()
+    assert [task.name for task in run.iterdir()] == ["gate"]
+    assert str(tracked.get_model_version_by_alias("posgap-demo", "champion").version) == "1"
+    assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
+
+
+def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):
+    posgap_demo(demo.out, kv_file)
+    again = max((demo.work / "pipeline").iterdir(), key=lambda p: p.stat().st_mtime)
+    assert [task.name for task in again.iterdir()] == ["promote"]
+    assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
+    summary = read_json(demo.out / "summary.json")
+    assert summary["candidate"] == demo.summary["candidate"]
