@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from posgap.files import atomic, read_json
+from posgap.pipelines import smoke
 
 ROOT = Path(__file__).resolve().parents[1]
 POSITIONS = (1, 5, 10, 15, 20)
@@ -55,7 +56,14 @@ def main() -> None:
     summaries = {seed: run(seed, arguments.out, arguments.data) for seed in arguments.seeds}
     n_examples = {summary["candidate"]["n_examples"] for summary in summaries.values()}
     source = arguments.data.name if arguments.data else "records made by `posgap data make kv`"
-    text = RESULTS.format(source=source, n=", ".join(map(str, n_examples)), date=date.today(), table=table(summaries))
+    text = RESULTS.format(
+        source=source,
+        epochs=smoke.PARAMETERS["epochs"],
+        rate=smoke.PARAMETERS["learning_rate"],
+        n=", ".join(map(str, n_examples)),
+        date=date.today(),
+        table=table(summaries),
+    )
     with atomic(ROOT / "docs" / "results.md") as partial:
         partial.write_text(text)
     print(text)
@@ -72,11 +80,11 @@ Written by `benchmarks/demo_seeds.py` on {date}, two CPU cores; do not edit.
 Accuracy in points; the gap is the best minus the worst of all 20 positions; its interval is the paired
 bootstrap over examples. The last row of each model is mean ± standard deviation over seeds. The tiny model
 is trained from scratch for each seed, then distilled on 1,000 questions about 100 other lines of the file
-(K = 4, lambda = 1, 4 epochs).
+(K = 4, lambda = 1, {epochs} epochs).
 
 {table}
 
-Where the miniature departs from the paper: it learns at 1e-3 for 4 epochs (the paper: 3e-6, 2 epochs, 300
+Where the miniature departs from the paper: it learns at {rate:g} for {epochs} epochs (the paper: 3e-6, 2 epochs, 300
 examples, at 7B), because a model of 100,000 parameters does not move at 3e-6. Position 1 loses up to two
 points, as anchoring limits but does not exclude.
 """

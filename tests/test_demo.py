@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
+from posgap.pipelines import smoke
+from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
 from posgap.files import read_json
 from posgap.measurement.sweeps import read_correct, read_sweep
-from posgap.pipelines import smoke
-from posgap.pipelines.local import run_locally
 from posgap.stage import read_manifest
 from posgap.stages.gate import gate
 from posgap.stages.validate import content_digest

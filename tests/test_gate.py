@@ -1,14 +1,22 @@
 """Gate and registry: the interval decides, and aliases move only for what passed."""
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import mlflow
 import numpy as np
 import pytest
+from conftest import ROOT
 
 from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json, write_jsonl
 from posgap.measurement.sweeps import Sweep, read_correct, summarize
+from posgap.stage import read_manifest
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.tracking.rules import read_verdict
@@ -111,6 +119,22 @@ def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):
     assert (tmp_path / "gate" / "gate.json").exists()
 
 
+def test_the_mlproject_entry_point_joins_the_run_of_mlflow(tmp_path, base):
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    parameters = {"candidate": new, "base": base, "out": tmp_path / "gate", "max_gap": 12.5}
+    command = [Path(sys.executable).with_name("mlflow"), "run", ROOT, "-e", "gate", "--env-manager", "local"]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for name, value in parameters.items():
+        command += ["-P", f"{name}={value}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert read_verdict(tmp_path / "gate").rules[0].threshold == 12.5
+    run = mlflow.get_run(read_manifest(tmp_path / "gate")["mlflow_run_id"])
+    assert run.data.tags["mlflow.project.entryPoint"] == "gate"
+    assert run.data.tags["posgap.gate"] == "passed"
+    assert float(run.data.params["max_gap"]) == 12.5
+
+
 def promotion(tmp_path, name, model, base, probability=0.995):
     swept = write_sweep(tmp_path / f"sweep-{name}", [probability] * 5, model=model)
     gate(GateConfig(out=tmp_path / f"gate-{name}", candidate=swept, base=base))
@@ -125,8 +149,6 @@ def promotion(tmp_path, name, model, base, probability=0.995):
 
 def copy_of(model_folder, folder):
     """The same model under another digest."""
-    import shutil
-
     shutil.copytree(model_folder, folder)
     (folder / "note.txt").write_text(folder.name)
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import kv_example
+from conftest import ROOT, kv_example
 from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
@@ -50,21 +50,27 @@ def config(tmp_path, model_folder):
     )
 
 
-def test_two_processes_train_like_one(config, tmp_path):
+LAUNCHES = {
+    "ddp": {},
+    "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"},
+    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"},
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_two_processes_train_like_one(launch, config, tmp_path):
+    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces."""
     distill(config)
-    two = tmp_path / "two"
-    words = [
-        f"--{n.replace('_', '-')}={v}" for n, v in config.model_dump(mode="json").items() if n not in ("out", "force")
-    ]
+    two, given = tmp_path / "two", config.model_dump(mode="json", exclude={"out", "force"})
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    environment = os.environ | LAUNCHES[launch] | {"OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # posgap, and ninja for DeepSpeed
+    if launch != "ddp":
+        environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(ROOT / "infra" / "deepspeed" / f"{launch}.json")
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29611", "--no-python"]
-        + ["posgap", "distill", *words, f"--out={two}"],
-        env=os.environ
-        | {
-            "ACCELERATE_USE_CPU": "true",
-            "OMP_NUM_THREADS": "1",
-            "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        },
+        [*launcher, "--no-python", "posgap", "distill", *options, f"--out={two}"],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,

@@ -51,6 +51,9 @@ def save_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
 ) -> None:
     """Writes a Hugging Face folder in safetensors; `state` stands in for parameters kept elsewhere."""
+    if state is not None:
+        tied = getattr(model, "all_tied_weights_keys", {})
+        state = {name: tensor for name, tensor in state.items() if name not in tied}
     model.save_pretrained(out, state_dict=state)
     tokenizer.save_pretrained(out)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch, Collator, Draw, share
+from posgap.distillation.processes import rank_and_world
 from posgap.errors import PosgapError
 from posgap.progress import track
 
@@ -52,8 +53,10 @@ def train(
     optimization: Optimization,
     accelerator: Accelerator,
     on_step: Callable[[int, dict[str, float]], None],
-) -> None:
+) -> torch.nn.Module:
     """Trains `model` in place; `on_step(step, figures)` is called after every step, from 1.
+
+    Returns the model as Accelerate wrapped it, which is what knows where its parameters are.
 
     Logits are computed where the response is and nowhere else. Raises `PosgapError`, before the
     update, where the loss is not finite.
@@ -61,7 +64,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=optimization.learning_rate, weight_decay=0.0)
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
-    rank, world = accelerator.process_index, accelerator.num_processes
+    rank, world = rank_and_world()
     for step, draws in enumerate(track(steps, len(steps), "distillation steps")):
         for group in optimizer.param_groups:
             group["lr"] = optimization.learning_rate * optimization.rate(step, len(steps))
@@ -79,3 +82,4 @@ def train(
             step + 1, {**figures, "grad_norm": float(norm or 0.0), "learning_rate": optimizer.param_groups[0]["lr"]}
         )
     accelerator.wait_for_everyone()
+    return wrapped

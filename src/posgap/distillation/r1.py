@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from posgap.distillation.batches import Batch, Draw
 from posgap.distillation.losses import alignment_weights, response_kl
+from posgap.distillation.processes import gather, rank_and_world
 from posgap.distillation.teacher_states import TeacherStates
 
 
@@ -36,12 +35,12 @@ class R1:
         activation, anchoring = losses[~anchor], losses[anchor]
         # Alpha weighs every process's pairs against each other, so each computes it over all of them.
         mine = (activation.tolist(), batch.positions[~anchor].tolist(), anchoring.tolist())
-        everyone = gather_object([mine])
+        everyone = gather(mine)
         values = torch.tensor([value for share in everyone for value in share[0]], device=losses.device)
         positions = torch.tensor([position for share in everyone for position in share[1]], device=losses.device)
         anchors = [value for share in everyone for value in share[2]]
         alpha = alignment_weights(values, positions)
-        before = sum(len(share[0]) for share in everyone[: PartialState().process_index])
+        before = sum(len(share[0]) for share in everyone[: rank_and_world()[0]])
         own_alpha = alpha[before : before + len(activation)]
         anchor_weight = self.anchoring / max(len(anchors), 1)
         loss = (own_alpha * activation).sum() + anchor_weight * anchoring.sum()

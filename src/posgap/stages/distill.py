@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
-from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from posgap.config import DistillConfig
+from posgap.distillation import processes
 from posgap.distillation.batches import Collator, pair_up, plan
 from posgap.distillation.engine import Optimization, train
 from posgap.distillation.r1 import R1
@@ -14,7 +14,7 @@ from posgap.distillation.teacher_states import TeacherStates
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
 from posgap.models import context_length, load_model, load_tokenizer, save_model
-from posgap.stage import stage
+from posgap.stage import is_main_process, stage
 from posgap.tasks.examples import read_examples
 from posgap.tasks.prompts import PromptBuilder, get_task
 from posgap.tasks.responses import read_responses
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 def distill(config: DistillConfig, out: Path, run: Run) -> None:
     """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step."""
     set_seed(config.seed)
-    accelerator = Accelerator()
     pairs = pair_up(read_examples(config.examples), read_responses(config.responses))
     placements = {pair.response.at for pair in pairs}
     if len(placements) > 1:
@@ -39,8 +38,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
     build = PromptBuilder(get_task(config.task), tokenizer, context_length(model.config, tokenizer), longest)
     collate = Collator(pairs, build)
     steps = plan(len(pairs), placement.n_docs, advantageous, config.k, config.epochs, config.batch_size, config.seed)
-    model.to(accelerator.device)
-    teacher = TeacherStates(model, pairs, collate, config.batch_size)
+    # Before Accelerate comes in: ZeRO-3 would load the model in pieces, and the teacher reads it whole.
+    teacher = TeacherStates(model.to(processes.device()), pairs, collate, config.batch_size)
+    accelerator = processes.accelerator()
     objective = R1(teacher, advantageous, config.anchoring)
     history: list[dict[str, float]] = []
 
@@ -49,10 +49,10 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
         run.metrics(figures, step=step)
 
     optimization = Optimization(config.learning_rate, config.warmup_steps, config.max_grad_norm)
-    train(model, steps, objective, collate, optimization, accelerator, record)
-    state = accelerator.get_state_dict(model)
-    if accelerator.is_main_process:
-        save_model(accelerator.unwrap_model(model), tokenizer, out, state)
+    trained = train(model, steps, objective, collate, optimization, accelerator, record)
+    state = accelerator.get_state_dict(trained)
+    if is_main_process():
+        save_model(model, tokenizer, out, state)
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         log.info(
