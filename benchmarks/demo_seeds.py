@@ -12,8 +12,9 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, stdev
 
-from posgap.files import atomic, read_json
 from posgap.pipelines import smoke
+
+from posgap.files import atomic, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 POSITIONS = (1, 5, 10, 15, 20)
