@@ -124,6 +124,17 @@ def test_cached_teacher_distributions_are_those_of_a_live_teacher(model, pairs, 
     assert [len(state) for state in teacher.states] == [len(p.response.token_ids) for p in pairs]
 
 
+def test_in_mixed_precision_the_student_begins_as_the_teacher(model, pairs, collate):
+    model.float()
+    objective = R1(TeacherStates(model, pairs, collate, 4, mixed=True), 1, 1.0)
+    batch = collate([(0, 1), (1, 1), (0, 3)])
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        logits = model(**batch.model_inputs(), logits_to_keep=batch.window).logits
+    assert logits.dtype == torch.bfloat16
+    _, figures = objective.loss(logits, batch)
+    assert figures["anchoring_kl"] < 1e-6
+
+
 def test_the_teacher_stays_while_the_student_moves(model, pairs, collate):
     teacher = TeacherStates(model, pairs, collate, 4)
     batch = collate([(0, 1)])

@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 th
 
 import importlib
 import logging
+import os
 import sys
 from typing import Any, get_args
 
@@ -109,7 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("posgap | %(message)s"))
     logger = logging.getLogger("posgap")
-    logger.handlers, logger.level = [handler], logging.INFO
+    # Of several processes one speaks; the others still warn.
+    logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False)
         code = 0

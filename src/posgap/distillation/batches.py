@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -44,6 +45,7 @@ def plan(
 ) -> list[list[Draw]]:
     """The steps of a training run: every pair once an epoch, K trivial positions each.
 
+    A step takes `batch_size` pairs, or a few less where that makes the steps of an epoch even.
     Positions are drawn without replacement from all but the advantageous one, anew each epoch.
     A pure function of its arguments, so that a run can be told from its config.
     """
@@ -57,7 +59,9 @@ def plan(
             Draw(int(i), tuple(sorted(rng.choice(trivial, size=k, replace=False).tolist())))
             for i in rng.permutation(n_pairs)
         ]
-        steps += [draws[start : start + batch_size] for start in range(0, len(draws), batch_size)]
+        # Even steps: a last one of few examples would be a noisy step at full rate.
+        bounds = np.linspace(0, n_pairs, -(-n_pairs // batch_size) + 1).round().astype(int)
+        steps += [draws[start:end] for start, end in pairwise(bounds)]
     return steps
 
 

@@ -65,6 +65,8 @@ def train(
     wrapped, optimizer = accelerator.prepare(model, optimizer)
     wrapped.train()
     rank, world = rank_and_world()
+    if (fewest := min(map(len, steps))) < world:
+        raise PosgapError(f"{world} processes cannot share a step of {fewest} examples; raise batch_size")
     for step, draws in enumerate(track(steps, len(steps), "distillation steps")):
         for group in optimizer.param_groups:
             group["lr"] = optimization.learning_rate * optimization.rate(step, len(steps))

@@ -19,11 +19,14 @@ def device() -> torch.device:
     )
 
 
-def accelerator() -> Accelerator:
-    """The Accelerator of this launch: one process, several, or DeepSpeed (ACCELERATE_USE_DEEPSPEED)."""
+def accelerator(mixed: bool = False) -> Accelerator:
+    """The Accelerator of this launch: one process, several, or DeepSpeed (ACCELERATE_USE_DEEPSPEED).
+
+    `mixed`: arithmetic in bfloat16, parameters in float32.
+    """
     deepspeed = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
     # Told to use CPUs, Accelerate joins processes over gloo, and leaves DeepSpeed out.
-    return Accelerator(cpu=not torch.cuda.is_available() and not deepspeed)
+    return Accelerator(cpu=not torch.cuda.is_available() and not deepspeed, mixed_precision="bf16" if mixed else "no")
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -19,9 +19,15 @@ from posgap.progress import track
 
 
 class TeacherStates:
-    """Final hidden states [T, D] of each pair's response, and the frozen head."""
+    """Final hidden states [T, D] of each pair's response, and the frozen head.
 
-    def __init__(self, model: PreTrainedModel, pairs: Sequence[Pair], collate: Collator, batch_size: int):
+    `mixed`: the arithmetic is in bfloat16, as the student's is.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, pairs: Sequence[Pair], collate: Collator, batch_size: int, mixed: bool = False
+    ):
+        self.mixed = mixed
         self.head = copy.deepcopy(model.get_output_embeddings()).requires_grad_(False)
         self.soft_cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         self.states: list[Tensor] = []
@@ -32,9 +38,10 @@ class TeacherStates:
 
     @torch.no_grad()
     def _read(self, model: PreTrainedModel, batch: Batch) -> None:
-        hidden = model.base_model(**batch.model_inputs(), use_cache=False).last_hidden_state[:, -batch.window :]
-        if not self.states:
-            self._require_plain_head(model, batch, hidden)
+        with self._precision(model.device):
+            hidden = model.base_model(**batch.model_inputs(), use_cache=False).last_hidden_state[:, -batch.window :]
+            if not self.states:
+                self._require_plain_head(model, batch, hidden)
         self.states += [state[mask].cpu() for state, mask in zip(hidden, batch.response_mask)]
 
     def _require_plain_head(self, model: PreTrainedModel, batch: Batch, hidden: Tensor) -> None:
@@ -56,8 +63,8 @@ class TeacherStates:
         for row, index in enumerate(batch.pairs.tolist()):
             state = self.states[index].to(device)
             hidden[row, -len(state) :] = state
-        return self._logits(hidden)
+        with self._precision(device):
+            return self._logits(hidden)
 
-    def to(self, device: torch.device) -> "TeacherStates":
-        self.head = self.head.to(device)
-        return self
+    def _precision(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.mixed)

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import torch
 from accelerate.utils import set_seed
 
 from posgap.config import DistillConfig
@@ -13,11 +14,11 @@ from posgap.distillation.r1 import R1
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
-from posgap.models import context_length, load_model, load_tokenizer, save_model
+from posgap.models import load_config, load_model, resolve_dtype, save_model
 from posgap.stage import is_main_process, stage
 from posgap.tasks.examples import read_examples
-from posgap.tasks.prompts import PromptBuilder, get_task
 from posgap.tasks.responses import read_responses
+from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -33,14 +34,15 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
     (placement,) = placements
     (advantageous,) = placement.positions
-    model, tokenizer = load_model(config.model, config.dtype), load_tokenizer(config.model)
     longest = max(len(pair.response.token_ids) for pair in pairs)
-    build = PromptBuilder(get_task(config.task), tokenizer, context_length(model.config, tokenizer), longest)
+    build = prompt_builder(config.task, config.model, longest)
+    # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
+    model, mixed = load_model(config.model, "float32"), resolve_dtype(config.dtype) == torch.bfloat16
     collate = Collator(pairs, build)
     steps = plan(len(pairs), placement.n_docs, advantageous, config.k, config.epochs, config.batch_size, config.seed)
     # Before Accelerate comes in: ZeRO-3 would load the model in pieces, and the teacher reads it whole.
-    teacher = TeacherStates(model.to(processes.device()), pairs, collate, config.batch_size)
-    accelerator = processes.accelerator()
+    teacher = TeacherStates(model.to(processes.device()), pairs, collate, config.batch_size, mixed)
+    accelerator = processes.accelerator(mixed)
     objective = R1(teacher, advantageous, config.anchoring)
     history: list[dict[str, float]] = []
 
@@ -52,7 +54,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
     trained = train(model, steps, objective, collate, optimization, accelerator, record)
     state = accelerator.get_state_dict(trained)
     if is_main_process():
-        save_model(model, tokenizer, out, state)
+        stored = load_config(config.model).dtype or torch.float32
+        save_model(model.to(stored), build.tokenizer, out, {name: tensor.to(stored) for name, tensor in state.items()})
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         log.info(

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
     examples = read_examples(config.examples)[: config.limit or None]
-    build, placements = prompt_builder(config), single_placements(config.n_docs, config.positions)
+    build, placements = (
+        prompt_builder(config.task, config.model, config.max_new_tokens),
+        single_placements(config.n_docs, config.positions),
+    )
     metric = config.metric or build.task.metric
     asked = list(product(examples, placements))
     prompts = [build(example, placement) for example, placement in asked]

@@ -28,7 +28,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     Responses that do not hold an accepted answer are left out unless `keep_incorrect` is set.
     """
-    examples, build = read_examples(config.examples), prompt_builder(config)
+    examples, build = read_examples(config.examples), prompt_builder(config.task, config.model, config.max_new_tokens)
     placement = Placement(advantageous_positions(config), config.n_docs)
     correct = METRICS[config.metric or build.task.metric]
     prompts = [build(example, placement) for example in examples]

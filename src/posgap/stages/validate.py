@@ -32,7 +32,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     Raises `Rejected` naming the first failed expectation and its rows.
     """
     examples = read_examples(config.examples)
-    build = prompt_builder(config)
+    build = prompt_builder(config.task, config.model, config.max_new_tokens)
     excluded = {content_digest(e) for e in read_examples(config.exclude)} if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
