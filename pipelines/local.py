@@ -39,7 +39,7 @@ class _Digest:
         return False
 
     def _digest(self, line: str) -> None:
-        if found := _TASK.search(line):
+        if (found := _TASK.search(line)) and not found[1].startswith("importer"):
             self.show(f"{time.strftime('%H:%M:%S')} {found[1]}")
         elif found := _EXECUTOR.search(line):
             if not found[1].startswith(_EXECUTOR_NOISE):

@@ -30,6 +30,7 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
     so that an interruption leaves a champion in place.
     """
     import mlflow
+    import torch
     import transformers
     from mlflow import MlflowClient
 
@@ -38,12 +39,16 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
     if not run.id:
         raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
     former = champion(name)
-    logged = mlflow.transformers.log_model(
-        {"model": load_model(str(model)), "tokenizer": load_tokenizer(str(model))},
-        name="model",
-        task="text-generation",
-        pip_requirements=[f"{p.__name__}=={p.__version__}" for p in (transformers, __import__("torch"))],
-    )
+    with mlflow.start_run(run_id=run.id):
+        logged = mlflow.transformers.log_model(
+            {"model": load_model(str(model)), "tokenizer": load_tokenizer(str(model))},
+            name="model",
+            task="text-generation",
+            pip_requirements=[
+                f"torch=={torch.__version__.split('+')[0]}",
+                f"transformers=={transformers.__version__}",
+            ],
+        )
     version = mlflow.register_model(logged.model_uri, name, tags=dict(tags)).version
     client = MlflowClient()
     if former is not None:

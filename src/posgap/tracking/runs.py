@@ -5,18 +5,23 @@ MLFLOW_EXPERIMENT_NAME). A stage that cannot reach it says so once, works on and
 results: hours of training are worth more than their log.
 """
 
+import getpass
 import logging
 import os
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from posgap.errors import PosgapError
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+# A server that goes away in the middle is given seconds, not MLflow's minutes, for each call.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 
 log = logging.getLogger(__name__)
 EXPERIMENT = "posgap"
@@ -25,45 +30,52 @@ REACHABLE_SECONDS = 5
 
 
 class Run:
-    """A stage's MLflow run. `id` is empty where there is no tracking."""
+    """A stage's MLflow run. `id` is empty where there is no tracking, or no more."""
 
-    def __init__(self, run_id: str = ""):
-        self.id = run_id
+    def __init__(self, run_id: str = "", ours: bool = True):
+        self.id, self.ours = run_id, ours
 
     def params(self, values: Mapping[str, object]) -> None:
         """Logs parameters, except those the run has already (as under `mlflow run`)."""
-        import mlflow
+        from mlflow.entities import Param
 
-        def write():
-            known = mlflow.get_run(self.id).data.params
-            mlflow.log_params({k: v for k, v in values.items() if k not in known})
+        def write(client):
+            known = client.get_run(self.id).data.params
+            client.log_batch(self.id, params=[Param(k, str(v)) for k, v in values.items() if k not in known])
 
         self._attempt(write)
 
-    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        import mlflow
+    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        from mlflow.entities import Metric
 
-        self._attempt(lambda: mlflow.log_metrics(dict(values), step=step))
+        now = int(time.time() * 1000)
+        logged = [Metric(name, float(value), now, step) for name, value in values.items()]
+        self._attempt(lambda client: client.log_batch(self.id, metrics=logged))
 
     def tags(self, values: Mapping[str, object]) -> None:
-        import mlflow
+        from mlflow.entities import RunTag
 
-        self._attempt(lambda: mlflow.set_tags(dict(values)))
+        self._attempt(lambda client: client.log_batch(self.id, tags=[RunTag(k, str(v)) for k, v in values.items()]))
 
-    def artifact(self, path: Path, folder: str | None = None) -> None:
+    def artifact(self, path: Path) -> None:
         """Logs a file, or a folder's contents."""
-        import mlflow
+        self._attempt(
+            lambda client: (client.log_artifacts if path.is_dir() else client.log_artifact)(self.id, str(path))
+        )
 
-        log_it = mlflow.log_artifacts if path.is_dir() else mlflow.log_artifact
-        self._attempt(lambda: log_it(str(path), folder))
+    def end(self, status: str) -> None:
+        """Closes the run as FINISHED or FAILED, unless whoever opened it will."""
+        if self.ours:
+            self._attempt(lambda client: client.set_terminated(self.id, status))
 
-    def _attempt(self, write: Callable[[], object]) -> None:
+    def _attempt(self, write: Callable[[Any], object]) -> None:
         if not self.id:
             return
+        from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
         try:
-            write()
+            write(MlflowClient())
         except (MlflowException, OSError) as error:
             log.warning("tracking stopped, results are kept locally: %s", str(error).splitlines()[0])
             self.id = ""
@@ -89,17 +101,20 @@ def require_server() -> None:
         ) from None
 
 
-def use_experiment() -> None:
-    """Selects the experiment, creating it; a new SQLite store keeps its artifacts beside itself."""
-    import mlflow
+def _experiment_id(client) -> str:
+    """The experiment of MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, created where it is missing.
 
+    A SQLite store keeps the artifacts of a new experiment beside its file.
+    """
+    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return given
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-    if mlflow.get_experiment_by_name(name) is None:
-        uri, artifacts = mlflow.get_tracking_uri(), None
-        if uri.startswith("sqlite:///"):
-            artifacts = (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts").as_uri()
-        mlflow.create_experiment(name, artifact_location=artifacts)
-    mlflow.set_experiment(name)
+    if (experiment := client.get_experiment_by_name(name)) is not None:
+        return experiment.experiment_id
+    uri, artifacts = client.tracking_uri, None
+    if uri.startswith("sqlite:///"):
+        artifacts = (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts").as_uri()
+    return client.create_experiment(name, artifact_location=artifacts)
 
 
 @contextmanager
@@ -109,20 +124,36 @@ def start_run(stage: str, tags: Mapping[str, object]) -> Iterator[Run]:
     Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
     hangs a new one below the run that POSGAP_PARENT_RUN_ID names.
     """
+    run = _open_run(stage)
+    run.tags({"posgap.stage": stage, **tags})
+    try:
+        yield run
+    except BaseException:
+        run.end("FAILED")
+        raise
+    run.end("FINISHED")
+
+
+def _open_run(stage: str) -> Run:
     try:
         require_server()
     except PosgapError as error:
         log.warning("%s. Going on without tracking; results are kept locally", error)
-        yield Run()
-        return
-    import mlflow
+        return Run()
+    if joined := os.environ.get("MLFLOW_RUN_ID"):
+        return Run(joined, ours=False)
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store").setLevel(logging.WARNING)
-    parent = os.environ.get(PARENT_VARIABLE)
-    if "MLFLOW_RUN_ID" not in os.environ:
-        use_experiment()
-    with mlflow.start_run(run_name=stage, tags={"mlflow.parentRunId": parent} if parent else None) as active:
-        run = Run(active.info.run_id)
-        run.tags({"posgap.stage": stage, **tags})
-        yield run
+    tags = {"mlflow.user": getpass.getuser(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
+    if parent := os.environ.get(PARENT_VARIABLE):
+        tags["mlflow.parentRunId"] = parent
+    try:
+        client = MlflowClient()
+        return Run(client.create_run(_experiment_id(client), run_name=stage, tags=tags).info.run_id)
+    except MlflowException as error:
+        reason = str(error).splitlines()[0]
+        log.warning("MLflow refuses a run (%s). Going on without tracking; results are kept locally", reason)
+        return Run()
