@@ -64,6 +64,7 @@ def main() -> None:
         date=date.today(),
         table=table(summaries),
         epochs=smoke.PARAMETERS["epochs"],
+        anchoring=smoke.PARAMETERS["anchoring"],
         rate=smoke.PARAMETERS["learning_rate"],
         worst_first=min(first),
         best_first=max(first),
@@ -84,13 +85,13 @@ Written by `benchmarks/demo_seeds.py` on {date}, two CPU cores; do not edit.
 Accuracy in points; the gap is the best minus the worst of all 20 positions; its interval is the paired
 bootstrap over examples. The last row of each model is mean ± standard deviation over seeds. The tiny model
 is trained from scratch for each seed, then distilled on 1,000 questions about 100 other lines of the file
-(K = 4, lambda = 1, {epochs} epochs).
+(K = 4, lambda = {anchoring:g}, {epochs} epochs).
 
 {table}
 
-Where the miniature departs from the paper: it learns at {rate:g} for {epochs} epochs (the paper: 3e-6, 2 epochs,
-300 examples, at 7B), because a model of 100,000 parameters does not move at 3e-6. At position 1 the distilled
-models differ from their bases by {worst_first:+.1f} to {best_first:+.1f} points.
+Where the miniature departs from the paper: it learns at {rate:g} for {epochs} epochs with lambda = {anchoring:g} (the
+paper: 3e-6, 2 epochs, lambda = 1, 300 examples, at 7B), because a model of 100,000 parameters does not move at
+3e-6. At position 1 the distilled models differ from their bases by {worst_first:+.1f} to {best_first:+.1f} points.
 """
 
 

@@ -5,11 +5,13 @@ from posgap.pipelines.mitigation import mitigation
 pipeline = mitigation
 
 # A model of 100,000 parameters needs a higher learning rate and more passes than one of seven
-# billion. 200 examples widen the intervals by several points, and the limits allow for that.
+# billion, and at that rate a firmer anchor. 200 examples widen the intervals by several points,
+# and the limits allow for that.
 PARAMETERS = {
     "task": "kv",
     "n_docs": 20,
     "max_new_tokens": 4,
+    "anchoring": 3.0,
     "epochs": 5,
     "batch_size": 16,
     "learning_rate": 2e-3,

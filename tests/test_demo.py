@@ -93,7 +93,6 @@ def test_the_champion_is_in_the_registry_and_answers(demo, tracked):
     champion = tracked.get_model_version_by_alias("posgap-demo", "champion")
     assert champion.tags["posgap.gap"] == f"{demo.summary['candidate']['gap']:.2f}"
     assert champion.tags["posgap.method"] == "r1"
-    mlflow.set_tracking_uri(f"sqlite:///{demo.out}/mlflow.db")
     answer = mlflow.transformers.load_model("models:/posgap-demo@champion")
     example = read_examples(demo.run / "validate-2" / "out")[0]
     prompt = (
