@@ -1,6 +1,9 @@
-"""From responses to batches, teacher distributions and the R1 objective."""
+"""From responses to batches, teacher states, objectives and the training loop."""
 
 import copy
+import os
+import resource
+import signal
 from itertools import pairwise
 
 import pytest
@@ -10,17 +13,23 @@ from conftest import kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.distillation.batches import Collator, Draw, Pair, pair_up, plan, share
-from posgap.distillation.engine import Optimization, train
-from posgap.distillation.losses import alignment_weights, response_kl
-from posgap.distillation.r1 import R1
-from posgap.distillation.teacher_states import TeacherStates
-from posgap.errors import PosgapError
+from posgap.distillation import losses as losses_module
+from posgap.distillation.batches import Collator, Draw, Pair, Row, advantageous_rows, pair_up, plan, share
+from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.engine import NotFinite, Optimization, train
+from posgap.distillation.lora import add_adapters, merged
+from posgap.distillation.losses import alignment_weights, per_row, token_kl
+from posgap.distillation.objectives import R1, CrossEntropy
+from posgap.distillation.student import Student
+from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.errors import PosgapError, Stopped
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
 from posgap.tasks.responses import Response
 
 N_DOCS = 5
+TRIVIAL = [(2,), (3,), (4,), (5,)]
+OURS = {"model": "m", "prompts": "p", "precision": "float32"}
 
 
 def responses(lengths=(2, 3, 1, 2)) -> list[Pair]:
@@ -51,31 +60,48 @@ def collate(pairs, tokenizer):
     return Collator(pairs, PromptBuilder(get_task("kv"), tokenizer, 512, 4))
 
 
+def teacher_of(model, collate, folder, mixed=False) -> Teacher:
+    states = TeacherStates(folder, OURS)
+    states.add(model, advantageous_rows(collate.pairs), collate, 3, mixed)
+    return Teacher(states, frozen_head(model, mixed), collate)
+
+
+@pytest.fixture
+def teacher(model, collate, tmp_path):
+    return teacher_of(model, collate, tmp_path / "teacher")
+
+
+# What a step reads
+
+
 @settings(deadline=None)
-@given(st.integers(1, 30), st.integers(3, 20), st.integers(1, 3), st.integers(1, 8), st.integers(0, 9), st.data())
-def test_the_plan_takes_every_pair_once_an_epoch_at_k_trivial_positions(n, n_docs, epochs, batch, seed, data):
-    advantageous = data.draw(st.integers(1, n_docs))
-    k = data.draw(st.integers(1, n_docs - 1))
-    steps = plan(n, n_docs, advantageous, k, epochs, batch, seed)
+@given(st.integers(1, 30), st.integers(2, 20), st.integers(1, 3), st.integers(1, 8), st.integers(0, 9), st.data())
+def test_the_plan_takes_every_pair_once_an_epoch_at_k_placements(n, n_places, epochs, batch, seed, data):
+    places = [(i,) for i in range(1, n_places + 1)]
+    k = data.draw(st.integers(0, n_places))
+    steps = plan(n, places, k, epochs, batch, seed)
     draws = [draw for step in steps for draw in step]
     for epoch in range(epochs):
         assert sorted(d.pair for d in draws[epoch * n : (epoch + 1) * n]) == list(range(n))
     for draw in draws:
-        assert len(set(draw.positions)) == k
-        assert set(draw.positions) <= set(range(1, n_docs + 1)) - {advantageous}
+        assert len(set(draw.placements)) == len(draw.placements) == k
+        assert set(draw.placements) <= set(places)
     assert max(map(len, steps)) <= batch
-    assert steps == plan(n, n_docs, advantageous, k, epochs, batch, seed)
+    assert steps == plan(n, places, k, epochs, batch, seed)
 
 
-def test_more_positions_than_there_are_is_refused():
-    with pytest.raises(PosgapError, match="k=5: only 4 of 5 positions"):
-        plan(10, 5, 1, 5, 1, 4, 0)
+def test_more_placements_than_there_are_is_refused():
+    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+        plan(10, TRIVIAL, 5, 1, 4, 0)
 
 
-def test_processes_share_a_step_without_rest_or_repeat():
-    draws = [Draw(i, (2,)) for i in range(7)]
-    shared = [draw for rank in range(3) for draw in share(draws, rank, 3)]
-    assert sorted(d.pair for d in shared) == list(range(7))
+@given(st.lists(st.integers(), min_size=1, max_size=20), st.integers(1, 6))
+def test_processes_share_a_step_evenly(rows, world):
+    shared = [share(rows, rank, world) for rank in range(world)]
+    assert len(set(map(len, shared))) == 1
+    interleaved = [row for column in zip(*shared) for row in column]
+    assert interleaved[: len(rows)] == rows
+    assert all(row == rows[0] for row in interleaved[len(rows) :])
 
 
 def test_responses_to_other_examples_are_refused(pairs):
@@ -83,132 +109,245 @@ def test_responses_to_other_examples_are_refused(pairs):
         pair_up([p.example for p in pairs[:3]], [p.response for p in pairs])
 
 
-def test_the_window_ends_with_the_response_and_begins_at_the_last_prompt_token(pairs, collate):
-    batch = collate([(0, 1), (1, 4), (2, 2)])
-    assert batch.window == 3
-    for row, (index, position) in enumerate([(0, 1), (1, 4), (2, 2)]):
-        response = pairs[index].response.token_ids
-        prompt = collate.build(pairs[index].example, Placement((position,), N_DOCS))
-        real = batch.attention_mask[row].bool()
-        assert batch.input_ids[row][real].tolist() == prompt + response[:-1]
-        assert batch.position_ids[row][real].tolist() == list(range(len(prompt) + len(response) - 1))
-        # The column that predicts the first response token holds the last prompt token.
-        first = batch.window - len(response)
-        assert batch.input_ids[row, -batch.window :][first] == prompt[-1]
-        assert batch.targets[row][batch.response_mask[row]].tolist() == response
+def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, collate):
+    rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,))]
+    batch = collate(rows)
+    targets = batch.targets.split(batch.lengths.tolist())
+    for i, row in enumerate(rows):
+        response = pairs[row.pair].response.token_ids
+        prompt = collate.build(pairs[row.pair].example, Placement(row.positions, N_DOCS))
+        read = prompt + response[:-1]
+        assert batch.input_ids[i, : len(read)].tolist() == read
+        assert batch.predicts[i].nonzero().flatten().tolist() == list(range(len(prompt) - 1, len(read)))
+        assert targets[i].tolist() == response
 
 
-def test_the_first_response_token_is_aligned(model, pairs, collate):
-    """A student that differs in its first response token alone has a loss; off by one, it has none."""
-    objective = R1(TeacherStates(model, pairs, collate, 2), 1, anchoring=1.0)
-    batch = collate([(0, 1), (0, 3)])
-    logits = objective.teacher.logits(batch).clone()
-    _, same = objective.loss(logits, batch)
-    assert same["loss"] == pytest.approx(0, abs=1e-6)
-    logits[:, 0, batch.targets[0, 0]] += 3.0
-    _, first = objective.loss(logits, batch)
-    assert first["activation_kl"] > 0.01 and first["anchoring_kl"] > 0.01
-    # By hand, from a live forward pass: the token before r_1 is the prompt's last.
-    ids = collate.build(pairs[0].example, Placement((1,), N_DOCS))
-    live = model(torch.tensor([ids])).logits[0, -1]
-    torch.testing.assert_close(objective.teacher.logits(batch)[0, 0].double(), live, rtol=1e-4, atol=1e-5)
+def test_padding_changes_no_loss(model, collate, teacher):
+    student = Student(model, teacher)
+    rows = [Row(0, (2,)), Row(1, (4,)), Row(2, (3,))]
+    together = student(collate(rows))
+    alone = torch.cat([student(collate([row])) for row in rows])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
 
 
-def test_cached_teacher_distributions_are_those_of_a_live_teacher(model, pairs, collate):
-    teacher = TeacherStates(model, pairs, collate, batch_size=3)
-    batch = collate([(i, 1) for i in (2, 0, 3, 1)])
-    with torch.no_grad():
-        live = model(**batch.model_inputs()).logits[:, -batch.window :]
-    zero = response_kl(live, teacher.logits(batch), batch.response_mask)
-    assert zero.abs().max() < 1e-6
-    assert [len(state) for state in teacher.states] == [len(p.response.token_ids) for p in pairs]
+# The teacher
 
 
-def test_in_mixed_precision_the_student_begins_as_the_teacher(model, pairs, collate):
+def live_losses(teacher_model, student_model, collate, row) -> torch.Tensor:
+    """The KL of one row from two live models over whole prompts."""
+    (at_best,) = [r for r in advantageous_rows(collate.pairs) if r.pair == row.pair]
+    logits = []
+    for model, read in ((teacher_model, at_best), (student_model, row)):
+        prompt, response = collate.token_ids(read)
+        with torch.no_grad():
+            logits.append(model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1])
+    return token_kl(*logits).mean()
+
+
+def test_losses_are_those_of_a_live_teacher(model, collate, tmp_path):
+    """To 1e-5 in float32, from states on disk."""
     model.float()
-    objective = R1(TeacherStates(model, pairs, collate, 4, mixed=True), 1, 1.0)
-    batch = collate([(0, 1), (1, 1), (0, 3)])
+    torch.manual_seed(1)
+    student = type(model)(model.config)
+    teacher_of(model, collate, tmp_path / "t")
+    teacher = Teacher(TeacherStates(tmp_path / "t", OURS), frozen_head(model, False), collate)
+    rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,)), Row(3, (5,))]
+    found = Student(student, teacher)(collate(rows))
+    expected = torch.stack([live_losses(model, student, collate, row) for row in rows])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert expected.min() > 1e-3
+
+
+def test_the_first_response_token_is_aligned(model, collate, teacher):
+    """A student that differs in its first response token alone has a loss; off by one, it has none."""
+    batch = collate([Row(0, (1,))])
+    hidden = teacher.hidden(batch)
+    logits = teacher.head(hidden).clone()
+    assert token_kl(teacher.head(hidden), logits).abs().max() < 1e-6
+    logits[0, batch.targets[0]] += 3.0
+    assert token_kl(teacher.head(hidden), logits)[0] > 0.01
+    ids = collate.build(collate.pairs[0].example, Placement((1,), N_DOCS))
+    torch.testing.assert_close(teacher.head(hidden)[0], model(torch.tensor([ids])).logits[0, -1])
+
+
+def test_in_mixed_precision_the_student_begins_as_the_teacher(model, collate, tmp_path):
+    model.float()
+    teacher = teacher_of(model, collate, tmp_path / "t", mixed=True)
+    assert teacher.hidden(collate([Row(0, (1,))])).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        logits = model(**batch.model_inputs(), logits_to_keep=batch.window).logits
-    assert logits.dtype == torch.bfloat16
-    _, figures = objective.loss(logits, batch)
-    assert figures["anchoring_kl"] < 1e-6
+        losses = Student(model, teacher)(collate([Row(0, (1,)), Row(1, (1,))]))
+    assert losses.abs().max() < 1e-6
 
 
-def test_the_teacher_stays_while_the_student_moves(model, pairs, collate):
-    teacher = TeacherStates(model, pairs, collate, 4)
-    batch = collate([(0, 1)])
-    before = teacher.logits(batch)
+def test_the_teacher_stays_while_the_student_moves(model, collate, teacher):
+    batch = collate([Row(0, (1,))])
+    before = teacher.head(teacher.hidden(batch))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1.0)
-    torch.testing.assert_close(teacher.logits(batch), before)
+    torch.testing.assert_close(teacher.head(teacher.hidden(batch)), before)
 
 
-def test_the_loss_is_its_definition(model, pairs, collate):
-    """L = sum alpha_ij L_ij + lambda mean_j L_Anc, from a second model's live logits."""
+def test_teacher_states_are_read_once_and_serve_whoever_reads_the_same(model, collate, teacher, tmp_path, monkeypatch):
+    again = TeacherStates(tmp_path / "teacher", OURS)
+    rows = advantageous_rows(collate.pairs)
+    assert again.missing(rows, collate) == []
+    assert again.missing([Row(0, (2,)), *rows], collate) == [Row(0, (2,))]
+    shards = list((tmp_path / "teacher").iterdir())
+    # T * D numbers an example, beside a header.
+    numbers = sum(len(p.response.token_ids) for p in collate.pairs) * model.config.hidden_size
+    assert 0 < sum(s.stat().st_size for s in shards) - 8 * numbers < 2000
+
+
+@pytest.mark.parametrize("what", OURS)
+def test_states_of_another_teacher_are_refused(what, collate, teacher, tmp_path):
+    with pytest.raises(PosgapError, match=f"teacher states of another {what}; delete"):
+        TeacherStates(tmp_path / "teacher", OURS | {what: "another"})
+
+
+def test_a_broken_shard_is_refused(collate, teacher, tmp_path):
+    (shard,) = (tmp_path / "teacher").iterdir()
+    shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(PosgapError, match="not a file of teacher states"):
+        TeacherStates(tmp_path / "teacher", OURS)
+
+
+def test_a_model_with_logits_of_its_own_making_is_refused(model, collate, tmp_path):
+    forward = model.forward
+    model.forward = lambda *a, **k: (out := forward(*a, **k), setattr(out, "logits", out.logits * 0.5 + 1))[0]
+    with pytest.raises(PosgapError, match="LlamaForCausalLM: its logits are not those of its output head"):
+        teacher_of(model, collate, tmp_path / "t")
+
+
+# The objectives
+
+
+def test_the_r1_loss_is_its_definition(model, collate, teacher):
+    """L = sum alpha_ij L_ij + lambda mean_j L_Anc,j, from live models."""
     torch.manual_seed(1)
     student = type(model)(model.config).double()
-    objective = R1(TeacherStates(model, pairs, collate, 4), 1, anchoring=0.5)
-    rows = objective.rows([Draw(0, (2, 3)), Draw(1, (3, 5)), Draw(3, (2, 4))])
-    assert rows == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)]
-    batch = collate(rows)
-    logits = student(**batch.model_inputs(), logits_to_keep=batch.window).logits
-    loss, figures = objective.loss(logits, batch)
-    kl = response_kl(objective.teacher.logits(batch), logits, batch.response_mask)
-    trivial = batch.positions != 1
-    alpha = alignment_weights(kl[trivial], batch.positions[trivial])
-    expected = (alpha * kl[trivial]).sum() + 0.5 * kl[~trivial].mean()
-    torch.testing.assert_close(loss, expected)
-    assert figures["loss"] == pytest.approx(expected.item(), rel=1e-5)
+    objective = R1((1,), "paper", anchoring=0.5)
+    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))])
+    assert [(row.pair, *row.positions) for row in rows] == [
+        (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
+    ]  # fmt: skip
+    losses = Student(student, teacher)(collate(rows)).detach()
+    live = torch.stack([live_losses(model, student, collate, row) for row in rows])
+    positions = torch.tensor([row.positions[0] for row in rows])
+    trivial = positions != 1
+    alpha = alignment_weights(live[trivial], positions[trivial])
+    expected = (alpha * live[trivial]).sum() + 0.5 * live[~trivial].mean()
+    torch.testing.assert_close((objective.weights(rows, losses) * losses).sum(), expected, rtol=1e-4, atol=1e-6)
+    figures = objective.figures(rows, losses)
+    assert figures["activation_kl"] == pytest.approx(live[trivial].mean().item(), rel=1e-4)
+    assert figures["anchoring_kl"] == pytest.approx(live[~trivial].mean().item(), rel=1e-4)
 
 
-def test_without_anchoring_no_anchor_prompt_is_read(model, pairs, collate):
-    objective = R1(TeacherStates(model, pairs, collate, 4), 1, anchoring=0.0)
-    assert objective.rows([Draw(0, (2, 3))]) == [(0, 2), (0, 3)]
+def test_without_anchoring_no_anchor_prompt_is_read():
+    assert R1((1,), "none", anchoring=0.0).rows([Draw(0, ((2,), (3,)))]) == [Row(0, (2,)), Row(0, (3,))]
 
 
-def run(model, pairs, collate, epochs=10, learning_rate=1e-3):
-    figures = []
-    objective = R1(TeacherStates(model, pairs, collate, 4), 1, 1.0)
-    steps = plan(len(pairs), N_DOCS, 1, k=4, epochs=epochs, batch_size=2, seed=0)
-    train(
-        model,
-        steps,
-        objective,
-        collate,
-        Optimization(learning_rate, 2, 1.0),
-        Accelerator(cpu=True),
-        lambda step, f: figures.append(f),
-    )
-    return figures
+def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, collate):
+    """As transformers itself computes it from labels."""
+    objective = CrossEntropy(pairs)
+    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((4,), (1,)))])
+    losses = Student(model, None)(collate(rows))
+    total, count = 0.0, 0
+    for row in rows:
+        prompt, response = collate.token_ids(row)
+        labels = torch.tensor([[-100] * len(prompt) + response])
+        total += model(torch.tensor([prompt + response]), labels=labels).loss.item() * len(response)
+        count += len(response)
+    assert (objective.weights(rows, losses) * losses).sum().item() == pytest.approx(total / count, rel=1e-5)
+    assert objective.figures(rows, losses)["cross_entropy"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_training_lowers_the_loss_and_repeats_itself(model, pairs, collate):
+def test_two_gold_documents_have_placements_of_two_positions():
+    objective = R1((4, 5), "paper", 1.0)
+    rows = objective.rows([Draw(0, ((1, 2), (2, 1)))])
+    assert [row.positions for row in rows] == [(4, 5), (1, 2), (2, 1)]
+    weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0]))
+    assert weights.tolist() == pytest.approx([1.0, 0.5, 0.5])
+
+
+# The loop
+
+
+def run(model, collate, objective, teacher=None, epochs=10, micro_batch_size=0, **more):
+    steps = plan(len(collate.pairs), TRIVIAL, 4, epochs, batch_size=2, seed=0)
+    optimization = Optimization(1e-3, 2, 1.0, micro_batch_size)
+    return train(
+        Student(model, teacher), steps, objective, collate, optimization, Accelerator(cpu=True), **more
+    )[1]  # fmt: skip
+
+
+@pytest.fixture
+def lively(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # untrained, it hardly tells one prompt from another
-    twin = copy.deepcopy(model)
-    first, again = run(model, pairs, collate), run(twin, pairs, collate)
+    return model
+
+
+def parameters(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_training_lowers_the_loss_and_repeats_itself(lively, collate, tmp_path):
+    teacher, twin = teacher_of(lively, collate, tmp_path / "t"), copy.deepcopy(lively)
+    objective = R1((1,), "paper", 1.0)
+    first, again = run(lively, collate, objective, teacher), run(twin, collate, objective, teacher)
     assert [f["loss"] for f in first] == [f["loss"] for f in again]
     assert first[-1]["activation_kl"] < first[0]["activation_kl"] / 2
-    assert len(first) == 20
+    assert [f["step"] for f in first] == list(range(1, 21))
 
 
-def test_a_loss_that_is_not_finite_stops_before_the_update(model, pairs, collate):
-    objective = R1(TeacherStates(model, pairs, collate, 4), 1, 1.0)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(PosgapError, match="step 1: the loss is nan"):
+@pytest.mark.parametrize("method", ["paper", "balanced", "none", "cross entropy"])
+@pytest.mark.parametrize("micro_batch_size", [1, 3])
+def test_micro_batches_do_not_change_the_numbers(method, micro_batch_size, lively, pairs, collate, tmp_path):
+    """Weights that depend on the whole batch are those of the whole batch."""
+    if method == "cross entropy":
+        teacher, objective = None, CrossEntropy(pairs)
+    else:
+        teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), method, 1.0)
+    whole, parts = copy.deepcopy(lively), copy.deepcopy(lively)
+    one = run(whole, collate, objective, teacher, epochs=2)
+    many = run(parts, collate, objective, teacher, epochs=2, micro_batch_size=micro_batch_size)
+    for a, b in zip(one, many):
+        assert a == pytest.approx(b, rel=1e-5)
+    moved = (parameters(whole) - parameters(lively)).norm()
+    assert (parameters(whole) - parameters(parts)).norm() < 1e-4 * moved
+
+
+def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, collate, tmp_path, monkeypatch):
+    teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), "paper", 1.0)
+    plain, frugal = copy.deepcopy(lively), copy.deepcopy(lively)
+    one = run(plain, collate, objective, teacher, epochs=2)
+    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", 60)
+    frugal.activation_checkpointing_enable({"use_reentrant": False})
+    again = run(frugal, collate, objective, teacher, epochs=2)
+    for a, b in zip(one, again):
+        assert a == pytest.approx(b, rel=1e-6)
+    torch.testing.assert_close(parameters(frugal), parameters(plain), rtol=1e-4, atol=1e-7)
+
+
+def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update(model, pairs, collate):
+    student, before = Student(model, None), parameters(model)
+    whole = student.forward
+
+    def poisoned(batch):
+        # One example's loss overflows.
+        hit = torch.tensor([row.pair == 2 for row in batch.rows])
+        return torch.where(hit, torch.inf, whole(batch))
+
+    student.forward = poisoned
+    steps = [[Draw(0, ((2,), (3,))), Draw(2, ((4,), (5,)))]]
+    with pytest.raises(NotFinite, match="step 1: the loss of 2 of 4 prompts is not finite") as caught:
         train(
-            model,
-            plan(4, N_DOCS, 1, 2, 1, 2, 0),
-            objective,
-            collate,
-            Optimization(1e-3, 0, 1.0),
-            Accelerator(cpu=True),
-            lambda *_: None,
+            student, steps, CrossEntropy(pairs), collate, Optimization(1e-3, micro_batch_size=3), Accelerator(cpu=True)
         )
+    assert caught.value.rows == [Row(2, (4,)), Row(2, (5,))]
+    assert torch.equal(parameters(model), before)
 
 
 def test_the_learning_rate_warms_up_and_decays_to_zero():
@@ -217,3 +356,89 @@ def test_the_learning_rate_warms_up_and_decays_to_zero():
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[10] == 0
     assert all(a > b for a, b in pairwise(rates[4:]))
+
+
+# Checkpoints
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupt_after(step):
+    def on_step(figures):
+        if figures["step"] == step:
+            raise Interrupted
+
+    return on_step
+
+
+@pytest.mark.parametrize("last", [1, 4, 7])
+def test_training_goes_on_from_its_checkpoint_as_if_nothing_had_been(last, lively, pairs, collate, tmp_path):
+    whole, broken, resumed = (copy.deepcopy(lively) for _ in range(3))
+    objective = CrossEntropy(pairs)
+    history = run(whole, collate, objective, epochs=4)
+    keep = {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 3}
+    with pytest.raises(Interrupted):
+        run(broken, collate, objective, epochs=4, on_step=interrupt_after(last), **keep)
+    assert keep["checkpoints"].latest() == (last - 1) // 3 * 3
+    assert run(resumed, collate, objective, epochs=4, **keep) == history
+    assert torch.equal(parameters(resumed), parameters(whole))
+
+
+def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, collate, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    whole = copy.deepcopy(lively)
+    expected = run(whole, collate, CrossEntropy(pairs), epochs=4)
+    terminate = lambda figures: os.kill(os.getpid(), signal.SIGTERM) if figures["step"] == 5 else None  # noqa: E731
+    with pytest.raises(Stopped, match="after step 5 of 8") as caught:
+        run(copy.deepcopy(lively), collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints, on_step=terminate)
+    assert caught.value.exit_code == 143
+    assert checkpoints.latest() == 5
+    assert run(lively, collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints) == expected
+    assert torch.equal(parameters(lively), parameters(whole))
+
+
+def test_where_the_disk_is_full_the_last_good_checkpoint_stays(lively, pairs, collate, tmp_path):
+    checkpoints = Checkpoints(tmp_path / "c")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill_the_disk(figures):
+        if figures["step"] == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # writes fail beyond that size
+
+    try:
+        with pytest.raises(PosgapError, match=r"step-4: .* could not be written .*; the checkpoint of step 2 is kept"):
+            run(
+                lively, collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints, save_steps=2,
+                on_step=fill_the_disk,
+            )  # fmt: skip
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (tmp_path / "c").iterdir()] == ["step-2"]
+
+
+# LoRA
+
+
+def test_lora_begins_at_the_base_trains_adapters_alone_and_merges_into_plain_weights(lively, pairs, collate):
+    lively.float()
+    base, ids = copy.deepcopy(lively), collate([Row(0, (2,))]).input_ids
+    before = base(ids).logits.detach()
+    add_adapters(lively, rank=4, alpha=8)
+    torch.testing.assert_close(lively(ids).logits, before)
+    run(lively, collate, CrossEntropy(pairs), epochs=4)
+    plain = merged(lively.state_dict(), rank=4, alpha=8)
+    assert plain.keys() == base.state_dict().keys()
+    assert torch.equal(plain["model.embed_tokens.weight"], base.model.embed_tokens.weight)
+    base.load_state_dict(plain)
+    trained = lively.eval()(ids).logits
+    assert (trained - before).abs().max() > 0.1
+    torch.testing.assert_close(base(ids).logits, trained, rtol=1e-3, atol=1e-4)
+
+
+def test_per_row_means_come_from_the_tokens(model, collate, teacher):
+    batch = collate([Row(1, (3,))])
+    token_losses = token_kl(teacher.head(teacher.hidden(batch)), model(batch.input_ids).logits[batch.predicts])
+    expected = per_row(token_losses, batch.lengths) / 3
+    torch.testing.assert_close(Student(model, teacher)(batch), expected, rtol=1e-5, atol=1e-7)

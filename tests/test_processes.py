@@ -1,13 +1,15 @@
 """Training over several processes is the same training."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, kv_example
+from conftest import kv_example
 from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
@@ -50,42 +52,108 @@ def config(tmp_path, model_folder):
     )
 
 
+PYTHON = Path(sys.executable)
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
+DEEPSPEED = [PYTHON.with_name("deepspeed"), "--num_gpus=2", "--no_python", "--no_local_rank"]
+ACCELERATE = [
+    PYTHON.with_name("accelerate"), "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--dynamo_backend=no",
+    "--mixed_precision=no", "--no_python",
+]  # fmt: skip
+ONE = []
+
+
+def command(config: DistillConfig, launcher: list) -> list[str]:
+    given = config.model_dump(mode="json", exclude={"force", "work"})
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return [*map(str, launcher), "posgap", "distill", *options]
+
+
+def environment() -> dict[str, str]:
+    # posgap itself, and ninja for DeepSpeed.
+    return os.environ | {
+        "PATH": f"{PYTHON.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"
+    }  # fmt: skip
+
+
+def launch(config: DistillConfig, launcher: list) -> None:
+    done = subprocess.run(
+        command(config, launcher), env=environment(), capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def history(folder: Path) -> list[dict]:
+    return [row for _, row in read_jsonl(folder / "history.jsonl")]
+
+
+def parameters(folder: Path) -> torch.Tensor:
+    tensors = load_file(folder / "model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def require_the_same_training(one: Path, two: Path, base: Path) -> None:
+    alone, shared = history(one), history(two)
+    assert len(alone) == len(shared)
+    for mine, theirs in zip(alone, shared):
+        assert mine.keys() == theirs.keys()
+        for figure in mine:
+            assert theirs[figure] == pytest.approx(mine[figure], rel=1e-3, abs=1e-7), figure
+    # Adam divides tiny gradients by their own size, so single parameters may differ; the way they went may not.
+    start, first, second = map(parameters, (base, one, two))
+    assert (second - first).norm() < 1e-2 * (first - start).norm()
+
+
 LAUNCHES = {
-    "ddp": {},
-    "zero2": {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"},
-    "zero3": {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"},
+    "data parallel": (ACCELERATE, {}),
+    "zero2": (DEEPSPEED, {"deepspeed": "zero2", "micro_batch_size": 3}),
+    "zero3": (TORCHRUN, {"deepspeed": "zero3", "micro_batch_size": 3, "gradient_checkpointing": True}),
 }
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
-def test_two_processes_train_like_one(launch, config, tmp_path):
-    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces."""
+@pytest.mark.parametrize("how", LAUNCHES)
+def test_two_processes_train_like_one(how, config, tmp_path):
+    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches."""
+    launcher, more = LAUNCHES[how]
     distill(config)
-    two, given = tmp_path / "two", config.model_dump(mode="json", exclude={"out", "force"})
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    environment = os.environ | LAUNCHES[launch] | {"OMP_NUM_THREADS": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # posgap, and ninja for DeepSpeed
-    if launch != "ddp":
-        environment["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(ROOT / "infra" / "deepspeed" / f"{launch}.json")
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    done = subprocess.run(
-        [*launcher, "--no-python", "posgap", "distill", *options, f"--out={two}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    launch(config.model_copy(update={"out": tmp_path / "two", **more}), launcher)
+    require_the_same_training(tmp_path / "one", tmp_path / "two", Path(config.model))
+    assert not [*tmp_path.glob(".partial*"), *tmp_path.glob(".work*")]
+
+
+def interrupt(config: DistillConfig, launcher: list, sent: signal.Signals, step: int) -> int:
+    """Starts the command, sends it a signal once it has a checkpoint from `step` on; returns how it ended."""
+    work = config.out.with_name(f".work-{config.out.name}")
+    process = subprocess.Popen(
+        command(config, launcher), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    alone = [row for _, row in read_jsonl(tmp_path / "one" / "history.jsonl")]
-    shared = [row for _, row in read_jsonl(two / "history.jsonl")]
-    assert len(alone) == len(shared) == 4
-    for mine, theirs in zip(alone, shared):
-        for figure in ("loss", "activation_kl", "anchoring_kl", "grad_norm"):
-            assert theirs[figure] == pytest.approx(mine[figure], rel=1e-3, abs=1e-7), figure
-    # Adam divides tiny gradients by their own size, so single parameters may differ; the way they went may not.
-    start, first, second = (
-        torch.cat([tensor.flatten() for _, tensor in sorted(load_file(folder / "model.safetensors").items())])
-        for folder in (Path(config.model), tmp_path / "one", two)
-    )
-    assert (second - first).norm() < 1e-2 * (first - start).norm()
-    assert not list(tmp_path.glob(".partial*"))
+    deadline = time.monotonic() + 300
+    while not any(int(path.name[5:]) >= step for path in work.glob("checkpoints-*/step-*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(sent)
+    code = process.wait(timeout=60)
+    assert not config.out.exists()
+    assert list(work.glob("checkpoints-*/step-*"))
+    return code
+
+
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
+    config = config.model_copy(update={"epochs": 60, "save_steps": 4})
+    launch(config, ONE)
+    broken = config.model_copy(update={"out": tmp_path / "broken"})
+    assert interrupt(broken, ONE, signal.SIGKILL, step=8) == -signal.SIGKILL
+    assert interrupt(broken, ONE, signal.SIGTERM, step=40) == 143
+    launch(broken, ONE)
+    assert history(tmp_path / "broken") == history(tmp_path / "one")
+    assert torch.equal(parameters(tmp_path / "broken"), parameters(tmp_path / "one"))
+    assert not list(tmp_path.glob(".work*"))
+
+
+@pytest.mark.parametrize("more", [{"deepspeed": "zero2"}, {"deepspeed": "zero3", "lora_rank": 4}], ids=str)
+def test_two_drained_processes_go_on_too(more, config, tmp_path):
+    config = config.model_copy(update={"epochs": 20, "save_steps": 5, "lora_rank": more.get("lora_rank", 0)})
+    distill(config)
+    broken = config.model_copy(update={"out": tmp_path / "broken", **more})
+    assert interrupt(broken, TORCHRUN, signal.SIGTERM, step=5) != 0
+    launch(broken, TORCHRUN)
+    require_the_same_training(tmp_path / "one", tmp_path / "broken", Path(config.model))

@@ -1,6 +1,7 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 the gate refused.
+Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 the gate refused,
+143 stopped by SIGTERM.
 """
 
 import importlib
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from posgap import __version__, config
 from posgap.config import Config
 from posgap.errors import GateFailed, PosgapError
+from posgap.interruption import stop_on_termination
 
 
 def _kind(annotation: Any) -> dict[str, Any]:
@@ -112,6 +114,7 @@ def main(arguments: list[str] | None = None) -> None:
     logger = logging.getLogger("posgap")
     # Of several processes one speaks; the others still warn.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    stop_on_termination()
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False)
         code = 0

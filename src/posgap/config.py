@@ -19,6 +19,7 @@ class Role(Enum):
 
     INPUT = "input"
     OUTPUT = "output"
+    WORK = "work"
 
 
 def _unset_if_empty(value: Any) -> Any:
@@ -42,12 +43,13 @@ InputPath = Annotated[Path, Role.INPUT]
 OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
 ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
 OutputPath = Annotated[Path, Role.OUTPUT]
+WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
 TaskName = Annotated[str, AfterValidator(_known_task)]
 Positions = Annotated[list[int], BeforeValidator(_split_commas)]
 
 
 def role(field: FieldInfo) -> Role | None:
-    """Whether a config field is an input path, the output path, or (None) a plain parameter."""
+    """Whether a config field is an input path, the output path, a work folder, or (None) a plain parameter."""
     return next((m for m in field.metadata if isinstance(m, Role)), None)
 
 
@@ -109,15 +111,31 @@ class DistillConfig(StageConfig):
     responses: InputPath = Field(description="folder `teacher` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
     task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
-    method: Literal["r1"] = Field("r1", description="r1: KL to the teacher's distributions, for retrieval")
-    k: int = Field(4, ge=1, description="trivial positions drawn per example and epoch (K)")
-    anchoring: float = Field(1.0, ge=0, description="weight of the anchoring loss (lambda)")
+    method: Literal["r1", "r2", "sft", "seqkd"] = Field(
+        "r1",
+        description="r1: KL to the teacher's distributions, for retrieval; r2: cross-entropy on its chains of thought, "
+        "for two-hop reasoning; baselines: seqkd, cross-entropy on its responses; sft, on gold answers",
+    )
+    alignment: Literal["none", "paper", "balanced"] = Field(
+        "paper", description="r1: how placements are weighed against each other; none: equally"
+    )
+    anchoring: float = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
+    k: int = Field(4, ge=0, description="placements drawn per example and epoch (K)")
     epochs: int = Field(2, ge=1, description="passes over the examples")
     batch_size: int = Field(32, ge=1, description="examples per optimizer step, over all processes")
+    micro_batch_size: int = Field(0, ge=0, description="prompts a process reads at once; 0: all of its step's")
     learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up; linear decay to 0 follows")
     max_grad_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to this")
+    lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters, merged on export; 0: train all parameters")
+    lora_alpha: int = Field(16, ge=1, description="scale of LoRA adapters: their product times alpha / rank")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    gradient_checkpointing: bool = Field(False, description="compute activations again rather than keep them")
+    deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
+    save_steps: int = Field(10, ge=0, description="steps between checkpoints; 0: none but at SIGTERM")
+    work: WorkPath = Field(
+        None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
+    )
 
 
 class SweepConfig(GenerationConfig):

@@ -15,3 +15,9 @@ class GateFailed(PosgapError):
     """The gate refused the model. Exit code 3."""
 
     exit_code = 3
+
+
+class Stopped(PosgapError):
+    """SIGTERM came; what was done so far is kept. Exit code 143 (128 + SIGTERM)."""
+
+    exit_code = 143

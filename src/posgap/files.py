@@ -66,6 +66,11 @@ def digest(path: Path) -> str:
     return sha.hexdigest()
 
 
+def digest_of(value: object) -> str:
+    """sha256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 def write_json(path: Path, value: object) -> None:
     """Writes one JSON document, atomically."""
     with atomic(path) as partial:

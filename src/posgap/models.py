@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -11,8 +12,10 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
+from posgap import files
 from posgap.errors import PosgapError
 
 transformers_logging.disable_progress_bar()
@@ -39,12 +42,32 @@ def load_config(path: str) -> PretrainedConfig:
     return _loaded(AutoConfig, path, "model")
 
 
-def load_model(path: str, dtype: str = "auto") -> PreTrainedModel:
+def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedModel:
     """A causal language model from safetensors, in evaluation mode, on the CPU.
 
-    `dtype` "auto" is bfloat16 where there is a GPU and float32 elsewhere.
+    `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere,
+    "stored" is that of the file. `compute` is that of the arithmetic where autocast makes it
+    another. Attention is FlashAttention-2 where the machine has it and the arithmetic is in
+    16 bits, else what transformers chooses (sdpa).
     """
-    return _loaded(AutoModelForCausalLM, path, "model", dtype=resolve_dtype(dtype), use_safetensors=True).eval()
+    kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
+    arithmetic = resolve_dtype(compute) if compute else kept
+    flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic.itemsize == 2
+    return _loaded(
+        AutoModelForCausalLM,
+        path,
+        "model",
+        dtype=kept,
+        use_safetensors=True,
+        attn_implementation="flash_attention_2" if flash else None,
+    ).eval()
+
+
+def model_digest(path: str) -> str:
+    """sha256 of a model folder; of a model on the hub, its commit."""
+    if Path(path).exists():
+        return files.digest(Path(path))
+    return getattr(load_config(path), "_commit_hash", None) or path
 
 
 def save_model(
@@ -54,8 +77,11 @@ def save_model(
     if state is not None:
         tied = getattr(model, "all_tied_weights_keys", {})
         state = {name: tensor for name, tensor in state.items() if name not in tied}
-    model.save_pretrained(out, state_dict=state)
-    tokenizer.save_pretrained(out)
+    try:
+        model.save_pretrained(out, state_dict=state)
+        tokenizer.save_pretrained(out)
+    except (OSError, SafetensorError) as error:
+        raise PosgapError(f"{out}: the model could not be written: {error}") from None
 
 
 def resolve_dtype(name: str) -> torch.dtype:

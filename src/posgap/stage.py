@@ -2,9 +2,7 @@
 complete, and what was done can be read from `manifest.json` and from MLflow."""
 
 import functools
-import hashlib
 import importlib.metadata
-import json
 import logging
 import os
 import time
@@ -115,7 +113,7 @@ def _identity(name: str, config: StageConfig, inputs: dict) -> str:
         "parameters": _parameters(config),
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return files.digest_of(known)
 
 
 def _parameters(config: StageConfig) -> dict[str, Any]:

@@ -1,23 +1,28 @@
 """What is trained on at each step, and how it becomes tensors."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from posgap.errors import PosgapError
+from posgap.files import digest_of
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 
+T = TypeVar("T")
+Positions = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Pair:
-    """An example and the teacher's response to it."""
+    """An example and the response to be learnt."""
 
     example: AnyExample
     response: Response
@@ -32,31 +37,47 @@ def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> li
     return [Pair(by_id[response.id], response) for response in responses]
 
 
+def with_gold(pair: Pair, build: PromptBuilder) -> Pair:
+    """The pair with its gold answer in place of the teacher's response."""
+    return Pair(pair.example, pair.response.model_copy(update={"token_ids": build.gold_response(pair.example)}))
+
+
+def advantageous_rows(pairs: Sequence[Pair]) -> list["Row"]:
+    """Each pair's prompt where its response was sampled: what the teacher reads."""
+    return [Row(index, pair.response.at.positions) for index, pair in enumerate(pairs)]
+
+
 @dataclass(frozen=True)
 class Draw:
-    """One example of a step, by index, and the trivial positions drawn for it."""
+    """One example of a step, by index, and the placements drawn for it."""
 
     pair: int
-    positions: tuple[int, ...]
+    placements: tuple[Positions, ...]
+
+
+class Row(NamedTuple):
+    """One prompt of a step: the pair it is made of, by index, and where its gold documents stand."""
+
+    pair: int
+    positions: Positions
 
 
 def plan(
-    n_pairs: int, n_docs: int, advantageous: int, k: int, epochs: int, batch_size: int, seed: int
+    n_pairs: int, placements: Sequence[Positions], k: int, epochs: int, batch_size: int, seed: int
 ) -> list[list[Draw]]:
-    """The steps of a training run: every pair once an epoch, K trivial positions each.
+    """The steps of a training run: every pair once an epoch, at K of `placements`.
 
     A step takes `batch_size` pairs, or a few less where that makes the steps of an epoch even.
-    Positions are drawn without replacement from all but the advantageous one, anew each epoch.
-    A pure function of its arguments, so that a run can be told from its config.
+    Placements are drawn without replacement, anew each epoch. A pure function of its arguments,
+    so that a run can be told, and taken up again, from its config.
     """
-    trivial = [i for i in range(1, n_docs + 1) if i != advantageous]
-    if k > len(trivial):
-        raise PosgapError(f"k={k}: only {len(trivial)} of {n_docs} positions are not the advantageous one")
+    if k > len(placements):
+        raise PosgapError(f"k={k}: there are only {len(placements)} placements to draw from")
     steps = []
     for epoch in range(epochs):
         rng = np.random.default_rng([seed, epoch])
         draws = [
-            Draw(int(i), tuple(sorted(rng.choice(trivial, size=k, replace=False).tolist())))
+            Draw(int(i), tuple(placements[c] for c in sorted(rng.choice(len(placements), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
         # Even steps: a last one of few examples would be a noisy step at full rate.
@@ -65,79 +86,70 @@ def plan(
     return steps
 
 
-def share(draws: Sequence[Draw], rank: int, world: int) -> Sequence[Draw]:
-    """The draws of one step that process `rank` of `world` computes."""
-    return draws[rank::world]
+def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
+    """What process `rank` of `world` computes of a step: the same number of rows on each.
+
+    Where `rows` do not divide evenly, the first row stands in for what is missing, at the end.
+    """
+    most = -(-len(rows) // world)
+    own = list(rows[rank::world])
+    return own + [rows[0]] * (most - len(own))
 
 
 @dataclass
 class Batch:
-    """Prompts with their responses, aligned to the right.
+    """Prompts followed by their responses, padded on the right.
 
-    `input_ids, attention_mask, position_ids [R, S]` end with r_{T-1}, so that the last T columns
-    predict r_1..r_T; `targets, response_mask [R, T]` hold those tokens, rows with shorter
-    responses padded on the left. `pairs [R]` says whose response a row holds and `positions [R]`
-    where its gold document stands.
+    `input_ids [R, S]` end with r_{T-1}. `predicts [R, S]` is true at the columns whose *next*
+    token is a response token, the prompt's last column first; there are M of them, and
+    `targets [M]` holds those next tokens, row after row, `lengths [R]` how many each row has.
+
+    Padding stands behind everything that is read, so causal attention needs no mask for it.
     """
 
+    rows: list[Row]
     input_ids: Tensor
-    attention_mask: Tensor
-    position_ids: Tensor
+    predicts: Tensor
     targets: Tensor
-    response_mask: Tensor
-    pairs: Tensor
-    positions: Tensor
-
-    @property
-    def window(self) -> int:
-        """T: how many columns of logits are needed, at the end."""
-        return self.targets.shape[1]
-
-    def model_inputs(self) -> dict[str, Tensor]:
-        return {
-            "input_ids": self.input_ids,
-            "attention_mask": self.attention_mask,
-            "position_ids": self.position_ids,
-        }
+    lengths: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(value.to(device) for value in vars(self).values()))
+        values = (getattr(self, field.name) for field in fields(self))
+        return Batch(*(value.to(device) if isinstance(value, Tensor) else value for value in values))
 
 
 class Collator:
-    """Makes batches from (pair index, position) rows; remembers no prompts."""
+    """Makes batches of rows; remembers no prompts."""
 
     def __init__(self, pairs: Sequence[Pair], build: PromptBuilder):
         self.pairs, self.build, self.pad = pairs, build, build.tokenizer.pad_token_id
 
-    def __call__(self, rows: Sequence[tuple[int, int]]) -> Batch:
-        inputs, responses = [], []
-        for index, position in rows:
-            pair = self.pairs[index]
-            response = pair.response.token_ids
-            prompt = self.build(pair.example, Placement((position,), pair.response.n_docs))
-            inputs.append(prompt + response[:-1])
-            responses.append(response)
-        input_ids, attention_mask = self._right_aligned(inputs)
-        targets, response_mask = self._right_aligned(responses)
+    def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
+        """Prompt and response of a row."""
+        pair = self.pairs[row.pair]
+        return self.build(pair.example, Placement(row.positions, pair.response.n_docs)), pair.response.token_ids
+
+    def key(self, row: Row) -> str:
+        """sha256 of a row's token ids: what a model reads there."""
+        return digest_of(self.token_ids(row))
+
+    def __call__(self, rows: Sequence[Row]) -> Batch:
+        prompts, responses = zip(*map(self.token_ids, rows))
+        read = [prompt + response[:-1] for prompt, response in zip(prompts, responses)]
+        width = max(map(len, read))
+        predicts = torch.zeros(len(rows), width, dtype=torch.bool)
+        for row, (prompt, ids) in enumerate(zip(prompts, read)):
+            predicts[row, len(prompt) - 1 : len(ids)] = True
         return Batch(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=(attention_mask.cumsum(1) - 1).clamp_min(0),
-            targets=targets,
-            response_mask=response_mask.bool(),
-            pairs=torch.tensor([index for index, _ in rows]),
-            positions=torch.tensor([position for _, position in rows]),
+            rows=list(rows),
+            input_ids=torch.tensor([ids + [self.pad] * (width - len(ids)) for ids in read]),
+            predicts=predicts,
+            targets=torch.tensor([token for response in responses for token in response]),
+            lengths=torch.tensor([len(response) for response in responses]),
         )
 
-    def _right_aligned(self, rows: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-        width = max(map(len, rows))
-        ids = torch.tensor([[self.pad] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        return ids, mask
 
-
-def chunks(rows: Sequence, size: int) -> Iterator[Sequence]:
+def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """`rows` in runs of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

@@ -1,4 +1,4 @@
-"""The one training loop: steps of rows in, an objective's loss, AdamW, over Accelerate.
+"""The one training loop: steps of rows in, an objective's weights, AdamW, over Accelerate.
 
 Accelerate makes the same loop serve one process, several, and DeepSpeed, by how it is launched.
 """
@@ -6,37 +6,36 @@ Accelerate makes the same loop serve one process, several, and DeepSpeed, by how
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from posgap.distillation.batches import Batch, Collator, Draw, share
-from posgap.distillation.processes import rank_and_world
-from posgap.errors import PosgapError
+from posgap.distillation.batches import Batch, Collator, Draw, Row, chunks, share
+from posgap.distillation.checkpoints import Checkpoints, History
+from posgap.distillation.objectives import Objective
+from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.student import Student
+from posgap.errors import PosgapError, Stopped
+from posgap.interruption import deferred_termination
 from posgap.progress import track
 
 log = logging.getLogger(__name__)
 
 
-class Objective(Protocol):
-    """What a method contributes: the rows of a step and the loss of their logits."""
-
-    def rows(self, draws: Sequence[Draw]) -> list[tuple[int, int]]: ...
-
-    def loss(self, logits: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]: ...
-
-
 @dataclass(frozen=True)
 class Optimization:
-    """How parameters move: AdamW without decay, linear warm-up, then linear decay to zero."""
+    """How parameters move: AdamW without decay, linear warm-up, then linear decay to zero.
+
+    `micro_batch_size`: prompts one process reads at once; 0 is all of its share of a step.
+    """
 
     learning_rate: float
-    warmup_steps: int
-    max_grad_norm: float
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    micro_batch_size: int = 0
 
     def rate(self, step: int, steps: int) -> float:
         """Share of the peak learning rate at `step`, counted from 0, of `steps`."""
@@ -45,43 +44,126 @@ class Optimization:
         return (steps - step) / max(steps - self.warmup_steps, 1)
 
 
+class NotFinite(PosgapError):
+    """Loss or gradient are not finite; `rows` are those at fault, or all of the step's."""
+
+    def __init__(self, message: str, step: int, rows: Sequence[Row], losses: Sequence[float]):
+        super().__init__(message)
+        self.step, self.rows, self.losses = step, rows, losses
+
+
 def train(
-    model: PreTrainedModel,
+    student: Student,
     steps: Sequence[Sequence[Draw]],
     objective: Objective,
     collate: Collator,
     optimization: Optimization,
     accelerator: Accelerator,
-    on_step: Callable[[int, dict[str, float]], None],
-) -> torch.nn.Module:
-    """Trains `model` in place; `on_step(step, figures)` is called after every step, from 1.
+    checkpoints: Checkpoints | None = None,
+    save_steps: int = 0,
+    on_step: Callable[[dict[str, float]], None] = lambda figures: None,
+) -> tuple[torch.nn.Module, History]:
+    """Trains `student` in place; returns it as Accelerate wrapped it, and the figures of every step.
 
-    Returns the model as Accelerate wrapped it, which is what knows where its parameters are.
+    `on_step(figures)` is called with each step's figures, those of a checkpoint that is gone on
+    from included. Checkpoints are written every `save_steps` steps, and when SIGTERM comes.
 
-    Logits are computed where the response is and nowhere else. Raises `PosgapError`, before the
-    update, where the loss is not finite.
+    Raises `NotFinite` before the update, and `Stopped` after the checkpoint.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=optimization.learning_rate, weight_decay=0.0)
-    wrapped, optimizer = accelerator.prepare(model, optimizer)
+    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=optimization.learning_rate, weight_decay=0.0)
+    wrapped, optimizer = accelerator.prepare(student, optimizer)
     wrapped.train()
-    rank, world = rank_and_world()
-    if (fewest := min(map(len, steps))) < world:
-        raise PosgapError(f"{world} processes cannot share a step of {fewest} examples; raise batch_size")
-    for step, draws in enumerate(track(steps, len(steps), "distillation steps")):
-        for group in optimizer.param_groups:
-            group["lr"] = optimization.learning_rate * optimization.rate(step, len(steps))
-        batch = collate(objective.rows(share(draws, rank, world))).to(accelerator.device)
-        logits = wrapped(**batch.model_inputs(), use_cache=False, logits_to_keep=batch.window).logits
-        loss, figures = objective.loss(logits, batch)
-        if not math.isfinite(figures["loss"]):
-            raise PosgapError(f"step {step + 1}: the loss is {figures['loss']}; lower the learning rate")
-        # Processes average their gradients; the objective's parts are to be summed.
-        accelerator.backward(loss * world)
-        norm = accelerator.clip_grad_norm_(wrapped.parameters(), optimization.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-        on_step(
-            step + 1, {**figures, "grad_norm": float(norm or 0.0), "learning_rate": optimizer.param_groups[0]["lr"]}
-        )
-    accelerator.wait_for_everyone()
-    return wrapped
+    history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
+    for figures in history:
+        on_step(figures)
+    loop = _Loop(wrapped, optimizer, objective, collate, optimization, accelerator)
+    rest = range(len(history), len(steps))
+    with deferred_termination() as termination:
+        for step in track(rest, len(rest), "distillation steps"):
+            rate = optimization.learning_rate * optimization.rate(step, len(steps))
+            figures = loop.step(step + 1, objective.rows(steps[step]), rate)
+            history.append({"step": step + 1, **figures, "learning_rate": rate})
+            on_step(history[-1])
+            stopping = any(gather(termination.requested))
+            due = save_steps and (step + 1) % save_steps == 0 and step + 1 < len(steps)
+            if checkpoints and (stopping or due):
+                checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
+            if stopping:
+                raise Stopped(f"stopped by SIGTERM after step {step + 1} of {len(steps)}; the same command goes on")
+    return wrapped, history
+
+
+class _Loop:
+    """One optimizer step at a time, in as many micro-batches as memory asks for."""
+
+    def __init__(self, model, optimizer, objective, collate, optimization: Optimization, accelerator: Accelerator):
+        self.model, self.optimizer, self.objective, self.collate = model, optimizer, objective, collate
+        self.optimization, self.accelerator = optimization, accelerator
+        self.rank, self.world = rank_and_world()
+
+    def step(self, number: int, rows: list[Row], rate: float) -> dict[str, float]:
+        """One update from the global batch `rows`; returns its figures."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        mine = share(rows, self.rank, self.world)
+        batches = [
+            self.collate(part).to(self.accelerator.device)
+            for part in chunks(mine, self.optimization.micro_batch_size or len(mine))
+        ]
+        weights = None
+        if not self.objective.weighs_by_loss:
+            weights = self.objective.weights(rows, torch.zeros(len(rows), device=self.accelerator.device))
+        elif len(batches) > 1:
+            # A row's weight depends on all rows' losses, so those come first, without gradients.
+            with torch.no_grad():
+                losses = [self.model(batch) for batch in batches]
+            weights = self.objective.weights(rows, self._everyones(losses, rows, number))
+        losses, start = [], 0
+        for batch in batches:
+            last = batch is batches[-1]
+            row_losses = self.model(batch)
+            losses.append(row_losses.detach())
+            if last:
+                everyones = self._everyones(losses, rows, number)
+                if weights is None:
+                    weights = self.objective.weights(rows, everyones)
+            own = self._own(weights, start, len(batch.rows))
+            self._backward((own * row_losses).sum(), batch, last)
+            start += len(batch.rows)
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.optimization.max_grad_norm) or 0.0)
+        if not math.isfinite(norm):
+            raise NotFinite(f"step {number}: the gradient is not finite; lower learning_rate", number, rows, everyones)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        loss = float((weights * everyones).sum())
+        return {"loss": loss, **self.objective.figures(rows, everyones), "grad_norm": norm}
+
+    def _backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
+        self.accelerator.sync_gradients = last
+        with nullcontext() if last else self.accelerator.no_sync(self.model):
+            # Processes average their gradients; the rows' weighted losses are to be summed.
+            self.accelerator.backward(loss * self.world)
+
+    def _own(self, weights: Tensor, start: int, count: int) -> Tensor:
+        """Weights of this process's rows from its `start`-th on; a row that stands in weighs nothing."""
+        own = weights[self.rank :: self.world][start : start + count]
+        return torch.nn.functional.pad(own, (0, count - len(own)))
+
+    def _everyones(self, losses: list[Tensor], rows: list[Row], number: int) -> Tensor:
+        """The losses `[N]` of the global batch's rows, in their order, on every process."""
+        mine = torch.cat(losses).tolist()
+        everyones = torch.empty(len(rows), device=self.accelerator.device)
+        for rank, theirs in enumerate(gather(mine)):
+            target = everyones[rank :: self.world]
+            target.copy_(torch.tensor(theirs[: len(target)]))
+        if not everyones.isfinite().all():
+            bad = (~everyones.isfinite()).nonzero().flatten().tolist()
+            raise NotFinite(
+                f"step {number}: the loss of {len(bad)} of {len(rows)} prompts is not finite; lower learning_rate, or "
+                "look at those prompts",
+                number,
+                [rows[i] for i in bad],
+                everyones[bad].tolist(),
+            )
+        return everyones

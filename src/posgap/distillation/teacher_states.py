@@ -1,70 +1,115 @@
-"""The teacher's distributions, computed once per example.
+"""The teacher's distributions, computed once per example and kept on disk.
 
-A position's teacher distributions are the same in every epoch and for every trivial position, so
-the frozen model reads each example once, at the advantageous placement. Kept are its final hidden
-states at the T response tokens, which the frozen output head turns back into the logits: at
-7B and a 128k vocabulary some 30 times less than the logits themselves.
+The teacher's distributions over a response are the same in every epoch and for every trivial
+position, so the frozen model reads each example once, at the advantageous placement. Kept are its
+final hidden states at the T response tokens, which the frozen output head turns back into the
+logits: T * D numbers for an example instead of T * V, at 7B and a 128k vocabulary some 30 times
+less. They lie in memory-mapped safetensors, so that neither teacher nor states need memory while
+the student trains.
 """
 
 import copy
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.distillation.batches import Batch, Collator, Pair, chunks
+from posgap.distillation.batches import Batch, Collator, Row, advantageous_rows, chunks
+from posgap.distillation.head import Head, require_plain_head, response_states
 from posgap.errors import PosgapError
+from posgap.files import atomic
 from posgap.progress import track
+
+SHARD_ROWS = 64
 
 
 class TeacherStates:
-    """Final hidden states [T, D] of each pair's response, and the frozen head.
+    """Final hidden states [T, D] by what was read, in a folder of safetensors shards.
 
-    `mixed`: the arithmetic is in bfloat16, as the student's is.
+    `identity` says whose they are (model, prompts, precision): it stands in each shard, and a
+    folder of another teacher is refused. A row is known by the token ids of its prompt and
+    response, so one folder serves every run whose examples it covers.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, pairs: Sequence[Pair], collate: Collator, batch_size: int, mixed: bool = False
-    ):
-        self.mixed = mixed
-        self.head = copy.deepcopy(model.get_output_embeddings()).requires_grad_(False)
-        self.soft_cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-        self.states: list[Tensor] = []
-        rows = [(index, pair.response.placement[0]) for index, pair in enumerate(pairs)]
-        batches = list(chunks(rows, batch_size))
-        for batch_rows in track(batches, len(batches), "teacher distributions"):
-            self._read(model, collate(batch_rows).to(model.device))
+    def __init__(self, folder: Path, identity: dict[str, str]):
+        self.folder, self.identity = Path(folder), identity
+        self.where: dict[str, tuple[Path, int, int]] = {}
+        self.open: dict[Path, object] = {}
+        for shard in sorted(self.folder.glob("states-*.safetensors")):
+            self._index(shard)
 
-    @torch.no_grad()
-    def _read(self, model: PreTrainedModel, batch: Batch) -> None:
-        with self._precision(model.device):
-            hidden = model.base_model(**batch.model_inputs(), use_cache=False).last_hidden_state[:, -batch.window :]
-            if not self.states:
-                self._require_plain_head(model, batch, hidden)
-        self.states += [state[mask].cpu() for state, mask in zip(hidden, batch.response_mask)]
+    def _index(self, shard: Path) -> None:
+        try:
+            self.open[shard] = safe_open(shard, framework="pt")
+            about = self.open[shard].metadata() or {}
+            found, rows = json.loads(about["identity"]), json.loads(about["rows"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise PosgapError(f"{shard}: not a file of teacher states ({error}); delete it") from None
+        if differing := [name for name in self.identity if found.get(name) != self.identity[name]]:
+            raise PosgapError(
+                f"{shard}: teacher states of another {' and '.join(differing)}; delete {self.folder}, or name another"
+            )
+        start = 0
+        for key, length in rows:
+            self.where[key] = (shard, start, start + length)
+            start += length
 
-    def _require_plain_head(self, model: PreTrainedModel, batch: Batch, hidden: Tensor) -> None:
-        """Refuses models that do more to their hidden states than the head can give back."""
-        wanted = model(**batch.model_inputs(), use_cache=False, logits_to_keep=batch.window).logits.float()
-        if not torch.allclose(self._logits(hidden), wanted, atol=1e-3, rtol=1e-2):
-            raise PosgapError(f"{type(model).__name__}: logits are not the output head of the last hidden state")
+    def missing(self, rows: Sequence[Row], collate: Collator) -> list[Row]:
+        """Those of `rows` that are not kept yet."""
+        return [row for row in rows if collate.key(row) not in self.where]
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.head(hidden).float()
-        return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits
+    def add(
+        self, model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int, mixed: bool = False
+    ) -> None:
+        """Reads `rows` with the frozen `model`, `batch_size` at a time, and keeps the states.
 
-    @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
-        """The teacher's logits [R, T, V] for a batch's rows, zero where a row has no response token."""
-        device = batch.input_ids.device
-        width = self.states[0].shape[-1]
-        hidden = torch.zeros(*batch.response_mask.shape, width, dtype=self.states[0].dtype, device=device)
-        for row, index in enumerate(batch.pairs.tolist()):
-            state = self.states[index].to(device)
-            hidden[row, -len(state) :] = state
-        with self._precision(device):
-            return self._logits(hidden)
+        `mixed`: the arithmetic is in bfloat16, as the student's is, and so are the states. What
+        is complete survives an interruption.
+        """
+        dtype = torch.bfloat16 if mixed else model.dtype
+        parts = list(chunks(rows, SHARD_ROWS))
+        for part in track(parts, len(parts), "teacher states (shards)"):
+            states = []
+            for batch_rows in chunks(part, batch_size):
+                batch = collate(batch_rows).to(model.device)
+                with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
+                    if not self.where and not states:
+                        require_plain_head(model, batch)
+                    states.append(response_states(model, batch).to(dtype).cpu())
+            self._write(torch.cat(states), [(collate.key(row), len(collate.token_ids(row)[1])) for row in part])
 
-    def _precision(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.mixed)
+    def _write(self, states: Tensor, rows: list[tuple[str, int]]) -> None:
+        shard = self.folder / f"states-{rows[0][0][:16]}.safetensors"
+        with atomic(shard) as partial:
+            metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
+            save_file({"states": states}, partial, metadata=metadata)
+        self._index(shard)
+
+    def read(self, shard: Path, start: int, end: int) -> Tensor:
+        """The states `[end - start, D]` of a shard, from disk."""
+        return self.open[shard].get_slice("states")[start:end]
+
+
+class Teacher:
+    """The frozen head, and each pair's states at the placement its response was sampled at."""
+
+    def __init__(self, states: TeacherStates, head: Head, collate: Collator):
+        self.states, self.head = states, head
+        self.where = [states.where[collate.key(row)] for row in advantageous_rows(collate.pairs)]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The teacher's states at each response token of `batch`, `[M, D]`, wherever a row's gold stands."""
+        states = [self.states.read(*self.where[row.pair]) for row in batch.rows]
+        return torch.cat(states).to(batch.input_ids.device)
+
+
+def frozen_head(model: PreTrainedModel, mixed: bool) -> Head:
+    """A copy of the model's output head that training does not move."""
+    head = Head.of(model)
+    linear = copy.deepcopy(head.linear).requires_grad_(False)
+    return Head(linear.to(torch.bfloat16) if mixed else linear, head.soft_cap)

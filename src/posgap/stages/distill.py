@@ -1,22 +1,28 @@
 """distill: train the model with its own answers from its best position."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from accelerate.utils import set_seed
 
+from posgap import files
 from posgap.config import DistillConfig
 from posgap.distillation import processes
-from posgap.distillation.batches import Collator, pair_up, plan
-from posgap.distillation.engine import Optimization, train
-from posgap.distillation.r1 import R1
-from posgap.distillation.teacher_states import TeacherStates
-from posgap.errors import PosgapError
-from posgap.files import write_jsonl
-from posgap.models import load_config, load_model, resolve_dtype, save_model
+from posgap.distillation.batches import Collator, Draw, Pair, advantageous_rows, pair_up, plan, with_gold
+from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.engine import NotFinite, Optimization, train
+from posgap.distillation.lora import add_adapters, merged
+from posgap.distillation.objectives import R1, CrossEntropy, Objective
+from posgap.distillation.student import Student
+from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.errors import PosgapError, Rejected
+from posgap.files import write_json, write_jsonl
+from posgap.models import load_config, load_model, model_digest, resolve_dtype, save_model
 from posgap.stage import is_main_process, stage
 from posgap.tasks.examples import read_examples
+from posgap.tasks.placements import all_placements
 from posgap.tasks.responses import read_responses
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
@@ -26,38 +32,120 @@ log = logging.getLogger(__name__)
 
 @stage
 def distill(config: DistillConfig, out: Path, run: Run) -> None:
-    """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step."""
+    """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step.
+
+    Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`.
+    Where a loss is not finite, `non_finite.json` names the prompts at fault.
+    """
     set_seed(config.seed)
-    pairs = pair_up(read_examples(config.examples), read_responses(config.responses))
-    placements = {pair.response.at for pair in pairs}
-    if len(placements) > 1:
-        raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
-    (placement,) = placements
-    (advantageous,) = placement.positions
-    longest = max(len(pair.response.token_ids) for pair in pairs)
-    build = prompt_builder(config.task, config.model, longest)
-    # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
-    model, mixed = load_model(config.model, "float32"), resolve_dtype(config.dtype) == torch.bfloat16
-    collate = Collator(pairs, build)
-    steps = plan(len(pairs), placement.n_docs, advantageous, config.k, config.epochs, config.batch_size, config.seed)
-    # Before Accelerate comes in: ZeRO-3 would load the model in pieces, and the teacher reads it whole.
-    teacher = TeacherStates(model.to(processes.device()), pairs, collate, config.batch_size, mixed)
-    accelerator = processes.accelerator(mixed)
-    objective = R1(teacher, advantageous, config.anchoring)
-    history: list[dict[str, float]] = []
+    mixed = resolve_dtype(config.dtype) == torch.bfloat16
+    work = config.work or config.out.with_name(f".work-{config.out.name}")
+    pairs, collate = _data(config)
+    # Before the processes meet: ZeRO-3 loads models in pieces, and the teacher is read whole.
+    teacher = _teacher(config, work, collate, mixed) if config.method == "r1" else None
+    steps, objective = _plan(config, pairs)
 
-    def record(step: int, figures: dict[str, float]) -> None:
-        history.append({"step": step, **figures})
-        run.metrics(figures, step=step)
+    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
+    processes.meet()
+    student = _student(config, teacher and teacher())
+    checkpoints = Checkpoints(work / f"checkpoints-{_told(config, collate)}")
+    optimization = Optimization(
+        config.learning_rate, config.warmup_steps, config.max_grad_norm, config.micro_batch_size
+    )
 
-    optimization = Optimization(config.learning_rate, config.warmup_steps, config.max_grad_norm)
-    trained = train(model, steps, objective, collate, optimization, accelerator, record)
+    def log_step(figures: dict[str, float]) -> None:
+        run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
+
+    try:
+        trained, history = train(
+            student, steps, objective, collate, optimization, accelerator, checkpoints, config.save_steps, log_step
+        )
+    except NotFinite as error:
+        if is_main_process():
+            write_json(out / "non_finite.json", _at_fault(error, pairs))
+        raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     state = accelerator.get_state_dict(trained)
     if is_main_process():
-        stored = load_config(config.model).dtype or torch.float32
-        save_model(model.to(stored), build.tokenizer, out, {name: tensor.to(stored) for name, tensor in state.items()})
+        _export(config, student.model, state, collate.build.tokenizer, out)
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
-        log.info(
-            "loss %.4f at the first of %d steps, %.4f at the last", history[0]["loss"], len(steps), history[-1]["loss"]
-        )
+        files.remove(checkpoints.folder if config.work else work)
+        first, final = history[0]["loss"], history[-1]["loss"]
+        log.info("loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
+
+
+def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
+    """The examples with the responses to learn, all sampled at one placement."""
+    pairs = pair_up(read_examples(config.examples), read_responses(config.responses))
+    if len(placements := {pair.response.at for pair in pairs}) > 1:
+        raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
+    longest = max(len(pair.response.token_ids) for pair in pairs)
+    build = prompt_builder(config.task, config.model, longest)
+    if config.method == "sft":
+        pairs = [with_gold(pair, build) for pair in pairs]
+    return pairs, Collator(pairs, build)
+
+
+def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], Objective]:
+    """The method: what each step draws, and how it weighs it."""
+    placement = pairs[0].response.at
+    places = [p.positions for p in all_placements(placement.n_docs, len(placement.positions))]
+    objective: Objective = CrossEntropy(pairs)
+    if config.method == "r1":
+        objective = R1(placement.positions, config.alignment, config.anchoring)
+        places.remove(placement.positions)
+    steps = plan(len(pairs), places, config.k, config.epochs, config.batch_size, config.seed)
+    if not objective.rows(steps[0]):
+        raise PosgapError(f"k=0: method {config.method} then reads no prompts")
+    return steps, objective
+
+
+def _teacher(config: DistillConfig, work: Path, collate: Collator, mixed: bool) -> Callable[[], Teacher]:
+    """Has the frozen model read what it has not read before; this process's share of it.
+
+    Returns what opens the states, to be called when every process is done.
+    """
+    identity = {
+        "model": model_digest(config.model),
+        "prompts": collate.build.digest(),
+        "precision": "bfloat16" if mixed else "float32",
+    }
+    folder = work / f"teacher-{files.digest_of(identity)[:16]}"
+    model = load_model(config.model, "stored", compute=config.dtype).to(processes.device())
+    states = TeacherStates(folder, identity)
+    rank, world = processes.launched()
+    mine = advantageous_rows(collate.pairs)[rank::world]
+    states.add(model, states.missing(mine, collate), collate, config.micro_batch_size or config.batch_size, mixed)
+    head = frozen_head(model, mixed)
+    return lambda: Teacher(TeacherStates(folder, identity), head, collate)
+
+
+def _student(config: DistillConfig, teacher: Teacher | None) -> Student:
+    # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
+    model = load_model(config.model, "float32", compute=config.dtype)
+    if config.lora_rank:
+        add_adapters(model, config.lora_rank, config.lora_alpha)
+    if config.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    return Student(model, teacher)
+
+
+def _told(config: DistillConfig, collate: Collator) -> str:
+    """Identifies a training run: checkpoints of another one are not gone on from."""
+    parameters = config.model_dump(mode="json", include=set(config.parameters()))
+    read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
+    return files.digest_of([parameters, model_digest(config.model), read, processes.rank_and_world()[1]])[:16]
+
+
+def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:
+    prompts = [{"id": pairs[row.pair].example.id, "placement": list(row.positions)} for row in error.rows]
+    return {"step": error.step, "prompts": [p | {"loss": str(v)} for p, v in zip(prompts, error.losses)]}
+
+
+def _export(config: DistillConfig, model, state: dict, tokenizer, out: Path) -> None:
+    """Saves the trained parameters in the dtype of the model they came from."""
+    state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    if config.lora_rank:
+        state = merged(state, config.lora_rank, config.lora_alpha)
+    stored = load_config(config.model).dtype or torch.float32
+    save_model(model.to(stored), tokenizer, out, {name: tensor.to(stored) for name, tensor in state.items()})

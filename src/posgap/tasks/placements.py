@@ -1,6 +1,7 @@
 """Where the gold documents stand among the n documents of a prompt."""
 
 from dataclasses import dataclass
+from itertools import permutations
 
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
@@ -46,3 +47,8 @@ def arrange(example: AnyExample, placement: Placement) -> list[Document]:
     for position, document in sorted(zip(placement.positions, gold), key=lambda pair: pair[0]):
         documents.insert(position - 1, document)
     return documents
+
+
+def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
+    """Every placement of `n_gold` gold documents among `n_docs`, in order of their positions."""
+    return [Placement(positions, n_docs) for positions in permutations(range(1, n_docs + 1), n_gold)]

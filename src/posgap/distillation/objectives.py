@@ -1,0 +1,93 @@
+"""The methods: which placements a step reads, and how much each row's loss weighs.
+
+A step's loss is sum_r w_r L_r over the rows of the global batch, with weights that are constants
+to the gradient. A method is a rule for w.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from posgap.distillation.batches import Draw, Pair, Positions, Row
+from posgap.distillation.losses import alignment_weights
+
+
+class Objective(Protocol):
+    """What a method contributes to the training loop."""
+
+    weighs_by_loss: bool  # whether `weights` needs the losses of the whole global batch
+
+    def rows(self, draws: Sequence[Draw]) -> list[Row]:
+        """The prompts of a step."""
+        ...
+
+    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+        """w `[N]` of a global batch's `rows`, given their `losses [N]`."""
+        ...
+
+    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
+        """What to log of a step beside its loss."""
+        ...
+
+
+class R1:
+    """Pos2Distill-R1, for retrieval: L = sum_ij alpha_ij L_ij + lambda mean_j L_Anc,j.
+
+    L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial
+    placement i, L_Anc,j the same where the student too reads the advantageous placement.
+    """
+
+    def __init__(self, advantageous: Positions, alignment: str, anchoring: float):
+        self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
+        self.weighs_by_loss = alignment != "none"
+
+    def rows(self, draws: Sequence[Draw]) -> list[Row]:
+        anchors = (self.advantageous,) if self.anchoring else ()
+        return [Row(draw.pair, positions) for draw in draws for positions in (*anchors, *draw.placements)]
+
+    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+        anchor = self._anchors(rows, losses)
+        weights = torch.zeros_like(losses)
+        if anchor.any():
+            weights[anchor] = self.anchoring / anchor.sum()
+        trivial = [row.positions for row in rows if row.positions != self.advantageous]
+        if trivial:
+            number = {positions: i for i, positions in enumerate(sorted(set(trivial)))}
+            bins = torch.tensor([number[positions] for positions in trivial], device=losses.device)
+            weights[~anchor] = alignment_weights(losses[~anchor], bins, self.alignment)
+        return weights
+
+    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
+        anchor = self._anchors(rows, losses)
+        named = {"activation_kl": losses[~anchor], "anchoring_kl": losses[anchor]}
+        return {name: float(values.mean()) for name, values in named.items() if len(values)}
+
+    def _anchors(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+        return torch.tensor([row.positions == self.advantageous for row in rows], device=losses.device)
+
+
+class CrossEntropy:
+    """L = -sum log q(response | prompt) over the step's tokens, divided by their number.
+
+    The loss of Pos2Distill-R2 (the teacher's chains of thought at K pairs of positions) and of
+    the baselines seqkd (its responses) and sft (gold answers).
+    """
+
+    weighs_by_loss = False
+
+    def __init__(self, pairs: Sequence[Pair]):
+        self.pairs = pairs
+
+    def rows(self, draws: Sequence[Draw]) -> list[Row]:
+        return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]
+
+    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
+        return torch.full_like(losses, 1 / self._tokens(rows))
+
+    def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
+        return {"cross_entropy": float(losses.sum()) / self._tokens(rows)}
+
+    def _tokens(self, rows: Sequence[Row]) -> int:
+        return sum(len(self.pairs[row.pair].response.token_ids) for row in rows)
