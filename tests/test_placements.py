@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
-from posgap.tasks.placements import Placement, arrange, single_placements
+from posgap.tasks.placements import Placement, all_placements, arrange
 
 
 @given(st.integers(1, 12), st.data())
@@ -25,7 +25,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
 
 def test_prompts_of_one_example_differ_only_in_the_gold_position():
     example = kv_example(n_records=6)
-    for placement in single_placements(5):
+    for placement in all_placements(5):
         arranged = arrange(example, placement)
         assert arranged[placement.positions[0] - 1] == example.gold[0]
         assert [d for d in arranged if d != example.gold[0]] == example.distractors[:4]
@@ -43,5 +43,5 @@ def test_too_few_distractors_name_the_example():
 
 
 def test_the_positions_asked_for_are_swept_in_order():
-    assert [p.positions for p in single_placements(20, [5, 1])] == [(5,), (1,)]
-    assert len(single_placements(20)) == 20
+    assert [p.positions for p in all_placements(20, [5, 1])] == [(5,), (1,)]
+    assert len(all_placements(20)) == 20

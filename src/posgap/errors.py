@@ -1,5 +1,7 @@
 """What goes wrong in ways a user can mend, and the exit codes that say so."""
 
+from pydantic import ValidationError
+
 
 class PosgapError(Exception):
     """Bad input: one line that says what is wrong, where, and what to do. Exit code 2."""
@@ -15,3 +17,9 @@ class GateFailed(PosgapError):
     """The gate refused the model. Exit code 3."""
 
     exit_code = 3
+
+
+def first_fault(error: ValidationError) -> str:
+    """Field and complaint of the first thing that pydantic found wrong."""
+    first = error.errors()[0]
+    return f"field `{'.'.join(map(str, first['loc']))}`: {first['msg'].removeprefix('Value error, ')}"
