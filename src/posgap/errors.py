@@ -22,4 +22,5 @@ class GateFailed(PosgapError):
 def first_fault(error: ValidationError) -> str:
     """Field and complaint of the first thing that pydantic found wrong."""
     first = error.errors()[0]
-    return f"field `{'.'.join(map(str, first['loc']))}`: {first['msg'].removeprefix('Value error, ')}"
+    where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"field `{where}`: {complaint}" if where else complaint

@@ -18,13 +18,15 @@ from posgap.tasks.metrics import sub_exact_match
 M = TypeVar("M", bound=BaseModel)
 
 
-def _in_pairs(*names: str):
+def _in_pairs(left: str, right: str) -> BeforeValidator:
     """Makes a list of pairs of the dict of lists that other copies of a file have in its place."""
 
     def pairs(value: Any) -> Any:
-        if isinstance(value, dict) and all(isinstance(value.get(name), list) for name in names):
-            return list(zip(*(value[name] for name in names), strict=True))
-        return value
+        if not (isinstance(value, dict) and all(isinstance(value.get(name), list) for name in (left, right))):
+            return value
+        if len(value[left]) != len(value[right]):
+            raise ValueError(f"`{left}` and `{right}` differ in length")
+        return list(zip(value[left], value[right]))
 
     return BeforeValidator(pairs)
 
