@@ -37,7 +37,7 @@ def mitigation(
     task: str = SweepConfig.default("task"),
     n_docs: int = SweepConfig.default("n_docs"),
     max_new_tokens: int = SweepConfig.default("max_new_tokens"),
-    advantageous: int = TeacherConfig.default("advantageous"),
+    advantageous: str = TeacherConfig.default("advantageous"),
     k: int = DistillConfig.default("k"),
     anchoring: float = DistillConfig.default("anchoring"),
     epochs: int = DistillConfig.default("epochs"),
@@ -56,10 +56,10 @@ def mitigation(
         train_data: URI of the examples the model is distilled on.
         eval_data: URI of the examples it is judged on; disjoint from the training examples.
         model: URI of the Hugging Face model folder.
-        task: How prompts are worded: kv or qa.
+        task: How prompts are worded: kv, qa, multihop-cot or multihop-coc.
         n_docs: Documents in a prompt.
         max_new_tokens: Longest response in tokens; 0 is the task's own.
-        advantageous: Position the teacher reads from; 0 is the best one of the base sweep.
+        advantageous: Where the teacher's gold stands, like 1, or 19+20; empty is the best placement of the base sweep.
         k: Trivial positions drawn per example and epoch.
         anchoring: Weight of the anchoring loss (lambda).
         epochs: Passes over the training examples.

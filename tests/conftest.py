@@ -46,6 +46,11 @@ def nq_file() -> Path:
     return public_file("nq-open-oracle.jsonl.gz")
 
 
+@pytest.fixture(scope="session")
+def hotpot_file() -> Path:
+    return public_file("hotpotqa-distractor.json.gz")
+
+
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
     """Keys of two hex digits and values of one, as the tiny tokenizer reads them."""
     records = [(f"{(17 * i + 5 * number) % 256:02x}", f"{(i + number) % 16:x}") for i in range(n_records)]

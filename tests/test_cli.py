@@ -34,11 +34,12 @@ def sweep(tmp_path, examples, model_folder, *more):
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--task", "sort"], "--task: unknown task 'sort': choose kv or qa"),
+        (["--task", "sort"], "--task: unknown task 'sort': choose kv, qa, multihop-cot or multihop-coc"),
         (["--n-docs", "0"], "--n-docs: Input should be greater than or equal to 1, got 0"),
         (["--n-docs", "many"], "Invalid value for '--n-docs': 'many' is not a valid integer"),
-        (["--positions", "1,x"], "--positions.1: Input should be a valid integer"),
-        (["--metric", "f1"], "--metric: String should match pattern"),
+        (["--positions", "1,x"], "--positions.1: 'x' is no placement: write a position like 7, or two like 3+7"),
+        (["--n-docs", "4", "--positions", "1+2"], "placement 1+2: the task has one gold document"),
+        (["--metric", "bleu"], "--metric: String should match pattern"),
         (["--dtype", "float8"], "Invalid value for '--dtype': 'float8' is not one of"),
         (["--colour", "red"], "No such option '--colour'"),
         (["--n-docs", "9"], "example kv-0: 5 distractors, but 9 documents need 8"),
@@ -81,11 +82,20 @@ def test_a_teacher_without_position_says_what_to_give(capsys, tmp_path, examples
     assert "give `advantageous`, or a `sweep`" in fails(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("where", "complaint"),
+    [("last", "--advantageous: 'last' is no placement"), ("3+4", "placement 3+4: the task has one gold document")],
+)
+def test_a_teacher_at_no_placement_of_the_task(capsys, tmp_path, examples, model_folder, where, complaint):
+    words = ["teacher", "--examples", examples, "--model", model_folder, "--out", tmp_path / "out", "--n-docs", 4]
+    assert complaint in fails(capsys, *words, "--advantageous", where)
+
+
 def test_a_teacher_that_is_never_right_has_nothing_to_teach(capsys, tmp_path, examples, model_folder):
     write_examples(examples, [kv_example(i).model_copy(update={"answers": ["no hex digit"]}) for i in range(3)])
     words = ["teacher", "--examples", examples, "--model", model_folder, "--out", tmp_path / "out"]
     more = ["--n-docs", 4, "--advantageous", 1, "--max-new-tokens", 1]
-    assert "no response at position (1,) of 4 is correct" in fails(capsys, *words, *more)
+    assert "no response at position 1 of 4 is correct" in fails(capsys, *words, *more)
 
 
 def test_an_unreachable_tracking_server_is_one_clear_line_and_results_stay(

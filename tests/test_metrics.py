@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.tasks.metrics import exact_match, normalize, sub_exact_match
+from posgap.tasks.metrics import exact_match, f1, normalize, sub_exact_match
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,26 @@ def test_em_implies_sub_em(response, answers):
 @given(st.text(alphabet="abcdefxyz019 -", min_size=1).filter(str.strip))
 def test_an_answer_matches_itself(answer):
     assert exact_match(answer, [answer])
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "score"),
+    [
+        ("The Beatles", ["beatles"], 1),
+        ("Paul of the Beatles", ["the Beatles"], 0.5),  # one of three words is one of one: 2 * 1/3 / (1/3 + 1)
+        ("red red blue", ["red blue blue"], 2 / 3),
+        ("blue", ["green", "dark blue"], 2 / 3),
+        ("", ["beatles"], 0),
+        ("stones", ["beatles"], 0),
+        ("anything", [], 0),
+    ],
+)
+def test_f1_by_hand(response, answers, score):
+    assert f1(response, answers) == pytest.approx(score)
+
+
+@given(st.text(), st.lists(st.text(min_size=1), max_size=3))
+def test_f1_is_one_where_all_words_match_and_never_beyond(response, answers):
+    assert 0 <= f1(response, answers) <= 1
+    if exact_match(response, answers):
+        assert f1(response, answers) == 1

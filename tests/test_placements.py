@@ -1,4 +1,4 @@
-"""Where documents stand in a prompt."""
+"""Where documents stand in a prompt, and how that is written."""
 
 import pytest
 from conftest import kv_example, qa_example
@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
-from posgap.tasks.placements import Placement, arrange, single_placements
+from posgap.tasks.placements import (
+    Placement,
+    all_placements,
+    arrange,
+    category,
+    format_positions,
+    parse_positions,
+    swept_placements,
+)
 
 
 @given(st.integers(1, 12), st.data())
@@ -25,7 +33,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
 
 def test_prompts_of_one_example_differ_only_in_the_gold_position():
     example = kv_example(n_records=6)
-    for placement in single_placements(5):
+    for placement in all_placements(5, 1):
         arranged = arrange(example, placement)
         assert arranged[placement.positions[0] - 1] == example.gold[0]
         assert [d for d in arranged if d != example.gold[0]] == example.distractors[:4]
@@ -42,6 +50,75 @@ def test_too_few_distractors_name_the_example():
         arrange(qa_example(), Placement((1,), 6))
 
 
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=2))
+def test_positions_survive_being_written(positions):
+    assert parse_positions(format_positions(positions)) == tuple(positions)
+    assert parse_positions(f" {format_positions(positions)} ") == tuple(positions)
+
+
+@given(st.text(alphabet="0123456789+- .x²٣", max_size=6))
+def test_text_is_a_placement_or_is_refused(text):
+    try:
+        positions = parse_positions(text)
+    except ValueError as error:
+        assert "write a position like 7, or two like 3+7" in str(error)
+    else:
+        assert len(positions) in (1, 2) and min(positions) >= 1
+
+
+@pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1+2+3", "1 2", "3+0", "-1", "1.5", "٣"])
+def test_what_is_no_placement_is_refused(text):
+    with pytest.raises(ValueError, match="is no placement"):
+        parse_positions(text)
+
+
+@pytest.mark.parametrize(
+    ("positions", "name"),
+    [((4,), ""), ((3, 4), "connected"), ((3, 5), "disconnected"), ((4, 3), "reversed"), ((9, 1), "reversed")],
+)
+def test_categories_of_pairs(positions, name):
+    assert category(positions) == name
+
+
+@given(st.integers(2, 30))
+def test_every_ordered_pair_is_a_placement_once(n_docs):
+    pairs = [p.positions for p in all_placements(n_docs, 2)]
+    assert len(set(pairs)) == len(pairs) == n_docs * (n_docs - 1)
+    assert all(pre != post for pre, post in pairs)
+
+
 def test_the_positions_asked_for_are_swept_in_order():
-    assert [p.positions for p in single_placements(20, [5, 1])] == [(5,), (1,)]
-    assert len(single_placements(20)) == 20
+    assert [p.positions for p in swept_placements(20, 1, ["5", "1"])] == [(5,), (1,)]
+    assert [p.positions for p in swept_placements(20, 2, ["19+20", "7+3"])] == [(19, 20), (7, 3)]
+    assert swept_placements(20, 1) == all_placements(20, 1)
+
+
+def test_pairs_of_all_categories_are_swept_at_five_anchors():
+    pairs = [p.positions for p in swept_placements(20, 2)]
+    assert pairs[:5] == [(1, 2), (6, 7), (10, 11), (15, 16), (19, 20)]
+    assert pairs[5:15] == [(1, 6), (1, 10), (1, 15), (1, 20), (6, 10), (6, 15), (6, 20), (10, 15), (10, 20), (15, 20)]
+    assert sorted(pairs[15:]) == sorted((b, a) for a, b in pairs[:15])
+
+
+@given(st.integers(2, 60))
+def test_swept_pairs_differ_and_are_told_by_category(n_docs):
+    pairs = [p.positions for p in swept_placements(n_docs, 2)]
+    assert len(set(pairs)) == len(pairs)
+    assert {(b, a) for a, b in pairs} == set(pairs)
+    names = [category(pair) for pair in pairs]
+    assert names == sorted(names)  # connected, disconnected, reversed
+    assert (1, 2) in pairs and (n_docs - 1, n_docs) in pairs
+
+
+@pytest.mark.parametrize(
+    ("n_gold", "chosen", "complaint"),
+    [
+        (2, ["7"], "placement 7: the task has two: write positions like 3[+]7"),
+        (1, ["3+7"], "placement 3[+]7: the task has one gold document: write a position like 7"),
+        (1, ["21"], "position 21: must lie in 1..20"),
+        (2, ["3+3"], "placement 3[+]3: two gold documents at one position"),
+    ],
+)
+def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, complaint):
+    with pytest.raises(PosgapError, match=complaint):
+        swept_placements(20, n_gold, chosen)

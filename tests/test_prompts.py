@@ -2,12 +2,16 @@
 
 import pytest
 from conftest import kv_example, qa_example
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posgap.errors import PosgapError
+from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.two_hop import two_hop_examples
 
 
 def test_the_key_value_prompt_word_for_word():
@@ -29,13 +33,81 @@ def test_the_question_answering_prompt_word_for_word():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "manner"),
+    [
+        ("multihop-cot", "reason over them step by step"),
+        (
+            "multihop-coc",
+            "reason over them step by step, at every step cite the number of the document used, like [3]",
+        ),
+    ],
+)
+def test_the_two_hop_prompts_word_for_word(name, manner):
+    (example,) = two_hop_examples(1, 3, seed=0)
+    first, second = example.gold
+    (other,) = example.distractors
+    assert get_task(name).prompt(example, Placement((3, 1), 3)) == (
+        "Answer the question from the documents below; some of them are irrelevant. The answer rests on more than "
+        f"one document: {manner}, and end with a sentence of this form: The answer is ...\n\n"
+        f"Document [1](Title: {second.title}) {second.text}\n"
+        f"Document [2](Title: {other.title}) {other.text}\n"
+        f"Document [3](Title: {first.title}) {first.text}\n\n"
+        f"Question: Who is the contact of {first.title}'s contact?\nReasoning:"
+    )
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("It was Ben. The answer is Ben.", "Ben"),
+        ("the ANSWER is Ben", "Ben"),
+        ("The answer is Ada. No, wait. The answer is Ben.", "Ben"),
+        ("The answer is J. R. R. Tolkien.", "J. R. R. Tolkien"),
+        ("The answer is J. R. R. Tolkien. He wrote it.", "J. R. R. Tolkien"),
+        ("The answer is 3.5. That is more.", "3.5"),
+        ("The answer is the U.S. Army.", "the U.S. Army"),
+        ("The answer is Warner Bros. Records. It was sold.", "Warner Bros. Records"),
+        ("The answer is Panic! at the Disco.", "Panic! at the Disco"),
+        ("The answer is vitamin C. This is known.", "vitamin C"),
+        ("The answer is no. Both are French.", "no"),
+        ('The answer is "Kiss and Tell".\nDone.', "Kiss and Tell"),
+        ("The answer is **Chief of Protocol**.", "Chief of Protocol"),
+        ("**The answer is:** Shirley Temple", "Shirley Temple"),
+        ("The answer is:\n\nShirley Temple\nas shown", "Shirley Temple"),
+        ("The answer isn't known", ""),
+        ("Shirley Temple", ""),
+        ("The answer is", ""),
+        ("", ""),
+    ],
+)
+def test_the_final_answer_of_a_chain_of_thought(response, answer):
+    assert final_answer(response) == answer
+
+
+@given(st.text(), st.from_regex(r"[A-Z][a-z]{2,8}( [A-Z][a-z]{2,8})?", fullmatch=True))
+def test_a_final_answer_is_found_behind_whatever_comes_before(reasoning, answer):
+    assert final_answer(f"{reasoning} The answer is {answer}.") == answer
+
+
+def test_a_chain_without_final_answer_is_wrong_and_one_with_it_is_judged_by_that_alone():
+    (example,) = two_hop_examples(1, 3, seed=0)
+    task, (answer,) = get_task("multihop-cot"), example.answers
+    assert task.score(answer, example) == 0
+    assert task.score(f"{answer}. The answer is nobody.", example) == 0
+    assert task.score(f"Of course. The answer is {answer}.", example) == 1
+    assert task.score(f"The answer is {answer} Smith.", example) == 0
+    assert task.score(f"The answer is {answer} Smith.", example, "f1") == pytest.approx(2 / 3)
+    assert get_task("kv").score(f"it is {kv_example().value}", kv_example()) == 1
+
+
 def test_braces_in_documents_are_left_alone():
     example = qa_example().model_copy(update={"question": "what is {x}?"})
     assert "what is {x}?" in get_task("qa").prompt(example, Placement((1,), 1))
 
 
 def test_an_unknown_task_names_the_known_ones():
-    with pytest.raises(PosgapError, match="unknown task 'sort': choose one of kv, qa"):
+    with pytest.raises(PosgapError, match="unknown task 'sort': choose one of kv, qa, multihop-cot, multihop-coc"):
         get_task("sort")
 
 
@@ -54,6 +126,28 @@ def test_the_chat_template_is_applied_where_there_is_one():
     )
     chat = PromptBuilder(get_task("qa"), tokenizer, 512, 1)
     assert chat(qa_example(), Placement((1,), 2)) == [1, *tokens, 2]
+
+
+def test_a_response_is_written_as_the_model_would_after_the_prompt(tokenizer):
+    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    example = kv_example(3)
+    assert tokenizer.convert_ids_to_tokens(build.gold_response(example)) == [f" {example.value}", "<eos>"]
+    # Prompt and response together are what the tokenizer makes of both texts together.
+    prompt = build(example, Placement((2,), 4))
+    whole = f'{get_task("kv").prompt(example, Placement((2,), 4))} "{example.value}"'
+    assert prompt + build.gold_response(example) == [*tokenizer(whole)["input_ids"], tokenizer.eos_token_id]
+
+
+def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
+    (example,) = two_hop_examples(1, 3, seed=0)
+    gold = f"The answer is {example.answers[0]}."
+    core = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(sorted(set(f" {gold}|")))}, unk_token="|"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="|")
+    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example))) == f" {gold}|"
+    tokenizer.chat_template = "{{ messages }}"
+    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example))) == f"{gold}|"
 
 
 def test_a_prompt_beyond_the_context_is_refused_not_cut(tokenizer):

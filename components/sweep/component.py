@@ -24,7 +24,7 @@ def sweep(
     resamples: int,
     seed: int,
 ):
-    """Accuracy with the gold document at every position; the curve shows in the run page."""
+    """Accuracy with the gold documents at every position; the curve shows in the run page."""
     arguments = dict(locals())
     import shutil
 

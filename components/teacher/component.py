@@ -18,12 +18,12 @@ def teacher(
     metric: str,
     dtype: str,
     batch_tokens: int,
-    advantageous: int,
+    advantageous: str,
     temperature: float,
     keep_incorrect: bool,
     seed: int,
 ):
-    """Samples the model's own responses with the gold document where it answers best."""
+    """Samples the model's own responses with the gold documents where it answers best."""
     arguments = dict(locals())
     from posgap.config import TeacherConfig
     from posgap.kfp_arguments import to_config

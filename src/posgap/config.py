@@ -11,7 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-TASKS = ("kv", "qa")
+from posgap.tasks.placements import parse_positions
+
+TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
+TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"
 
 
 class Role(Enum):
@@ -33,9 +36,23 @@ def _split_commas(value: Any) -> Any:
     return value
 
 
+def _as_text(value: Any) -> Any:
+    # KFP's lists hold numbers, and whole ones come as floats.
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _placement(text: str) -> str:
+    parse_positions(text)
+    return text
+
+
+def _placement_if_any(text: str) -> str:
+    return _placement(text) if text else text
+
+
 def _known_task(name: str) -> str:
     if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}: choose {' or '.join(TASKS)}")
+        raise ValueError(f"unknown task {name!r}: choose {TASK_NAMES}")
     return name
 
 
@@ -45,7 +62,9 @@ ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on th
 OutputPath = Annotated[Path, Role.OUTPUT]
 WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
 TaskName = Annotated[str, AfterValidator(_known_task)]
-Positions = Annotated[list[int], BeforeValidator(_split_commas)]
+PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
+OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
+Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
 
 
 def role(field: FieldInfo) -> Role | None:
@@ -78,13 +97,13 @@ class StageConfig(Config):
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
-    task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
+    task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
     n_docs: int = Field(20, ge=1, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
 
 
 class GenerationConfig(PromptConfig):
-    metric: str = Field("", pattern="^(em|sub_em|)$", description="em or sub_em; empty: the task's own")
+    metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: int = Field(32768, ge=1, description="tokens generated from at once, padding included")
 
@@ -96,10 +115,12 @@ class ValidateConfig(PromptConfig):
 
 
 class TeacherConfig(GenerationConfig):
-    """Samples the model's own responses with the gold document where it answers best."""
+    """Samples the model's own responses with the gold documents where it answers best."""
 
-    sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best position is read")
-    advantageous: int = Field(0, ge=0, description="position of the gold document; 0: the best one of `sweep`")
+    sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best placement is read")
+    advantageous: OptionalPlacementText = Field(
+        "", description="where the gold stands, like 1, or 19+20 for two documents; empty: the best of `sweep`"
+    )
     temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     keep_incorrect: bool = Field(False, description="keep responses that do not hold an accepted answer")
 
@@ -139,9 +160,11 @@ class DistillConfig(StageConfig):
 
 
 class SweepConfig(GenerationConfig):
-    """Accuracy with the gold document at every position, and the gap between best and worst."""
+    """Accuracy with the gold documents at every position, and the gap between best and worst."""
 
-    positions: Positions = Field([], description="positions to sweep, separated by commas; empty: all")
+    positions: Placements = Field(
+        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
+    )
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     label: str = Field("model", description="what plots and tables call this model")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
@@ -179,14 +202,28 @@ class MakeKVConfig(Config):
     seed: int = Field(0, description="equal seeds write equal files")
 
 
+class MakeTwoHopConfig(Config):
+    """Writes synthetic two-hop questions about people and whom they know, as examples."""
+
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_docs: int = Field(20, ge=3, le=24, description="documents an example, the two gold ones included")
+    seed: int = Field(0, description="equal seeds write equal files")
+
+
 class ImportConfig(Config):
     """Turns a public data file into posgap's examples."""
 
-    input: InputPath = Field(description="public file, .jsonl or .jsonl.gz")
+    input: InputPath = Field(description="public file, .jsonl or .json, also with .gz")
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    format: Literal["litm-kv", "litm-qa"] = Field("litm-kv", description="lost-in-the-middle key-value or QA file")
-    first: int = Field(1, ge=1, description="first line to read")
+    format: Literal["litm-kv", "litm-qa", "hotpotqa", "musique", "2wiki"] = Field(
+        "litm-kv",
+        description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; hotpotqa: its distractor setting; "
+        "2wiki: 2WikiMultiHopQA",
+    )
+    first: int = Field(1, ge=1, description="first line, or item, to read")
     last: int = Field(0, ge=0, description="last line to read; 0: to the end")
+    min_docs: int = Field(0, ge=0, description="leave out examples of fewer documents; 0: none")
     queries: int = Field(1, ge=1, description="litm-kv: keys asked for per line, the line's own first")
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to so many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to so many characters; 0: whole")

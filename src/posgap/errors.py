@@ -1,5 +1,7 @@
 """What goes wrong in ways a user can mend, and the exit codes that say so."""
 
+from pydantic import ValidationError
+
 
 class PosgapError(Exception):
     """Bad input: one line that says what is wrong, where, and what to do. Exit code 2."""
@@ -21,3 +23,10 @@ class Stopped(PosgapError):
     """SIGTERM came; what was done so far is kept. Exit code 143 (128 + SIGTERM)."""
 
     exit_code = 143
+
+
+def first_fault(error: ValidationError) -> str:
+    """Field and complaint of the first thing that pydantic found wrong."""
+    first = error.errors()[0]
+    where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    return f"field `{where}`: {complaint}" if where else complaint

@@ -78,12 +78,15 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """Reads one JSON document; a missing or corrupt file is a `PosgapError`."""
+    """Reads one JSON document, gzipped where the name ends in `.gz`; a missing or corrupt file is a
+    `PosgapError`."""
+    path = Path(path)
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+            return json.load(file)
     except FileNotFoundError:
         raise PosgapError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise PosgapError(f"{path}: not a JSON file: {error}") from None
 
 

@@ -47,23 +47,29 @@ def _promotion(gate: Path) -> Path:
 
 def _figures(sweep: Sweep) -> dict[str, Any]:
     kept = sweep.model_dump(mode="json", include={"accuracy", "mean", "gap", "gap_ci95", "n_examples"})
-    return {"positions": sweep.positions, **kept}
+    if not sweep.by_category:
+        return {"positions": sweep.positions, **kept}
+    by_category = {name: figures.accuracy for name, figures in sweep.by_category.items()}
+    return {"positions": sweep.names, "by_category": by_category, **kept}
 
 
 def table(summary: dict[str, Any]) -> str:
     """The summary as aligned text."""
     base, candidate = summary["base"], summary["candidate"]
-    shown = [i for i in (1, 5, 10, 15, 20) if i in base["positions"]]
+    if "by_category" in base:
+        shown = {name: name for name in base["by_category"]}
+    else:
+        shown = {i: f"pos {i}" for i in (1, 5, 10, 15, 20) if i in base["positions"]}
+    width = max(map(len, shown.values())) + 2
 
     def row(name: str, figures: dict[str, Any]) -> str:
-        by_position = dict(zip(figures["positions"], figures["accuracy"]))
-        cells = "".join(f"{by_position[i]:8.1f}" for i in shown)
+        values = figures.get("by_category") or dict(zip(figures["positions"], figures["accuracy"]))
+        cells = "".join(f"{values[column]:{width}.1f}" for column in shown)
         low, high = figures["gap_ci95"]
         return f"{name:<16}{cells}{figures['mean']:8.1f}{figures['gap']:8.1f}   ({low:.1f} to {high:.1f})"
 
-    head = (
-        f"{'accuracy, %':<16}" + "".join(f"{f'pos {i}':>8}" for i in shown) + f"{'mean':>8}{'gap':>8}   95 % of the gap"
-    )
+    columns = "".join(f"{title:>{width}}" for title in shown.values())
+    head = f"{'accuracy, %':<16}{columns}{'mean':>8}{'gap':>8}   95 % of the gap"
     rules = [
         f"  {'pass' if rule['passed'] else 'FAIL'}  {rule['value']:7.1f}  {rule['meaning']}"
         for rule in summary["gate"]["rules"]

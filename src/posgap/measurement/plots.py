@@ -1,4 +1,4 @@
-"""Position curves as PNG and as one self-contained HTML page."""
+"""Accuracy over positions, or pairs of them, as PNG and as one self-contained HTML page."""
 
 import base64
 import io
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from posgap import __version__
 from posgap.files import atomic
 from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import CATEGORIES
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
 
@@ -31,7 +32,7 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
             marker="o",
             markersize=4,
             color=color,
-            label=f"{sweep.label}: gap {sweep.gap:.1f}, mean {sweep.mean:.1f}",
+            label=_legend(sweep),
         )
     n_docs = max(sweep.n_docs for sweep in sweeps)
     axes.set(
@@ -47,9 +48,53 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
     return figure
 
 
+def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
+    """Accuracy at each pair of positions with its 95 % interval, a panel per category.
+
+    There is no curve: pairs have no order in which one would mean something.
+    """
+    figures = [dict(zip(sweep.names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
+    by_category = {name: [] for name in CATEGORIES}
+    for sweep in sweeps:
+        for pair, name in zip(sweep.names, sweep.categories):
+            by_category[name] += [pair] if pair not in by_category[name] else []
+    panels = {name: pairs for name, pairs in by_category.items() if pairs}
+    figure, row = plt.subplots(
+        1,
+        len(panels),
+        sharey=True,
+        squeeze=False,
+        figsize=(max(8, 0.34 * sum(map(len, panels.values())) + 1), 4.2),
+        width_ratios=[len(pairs) + 1 for pairs in panels.values()],
+        dpi=144,
+        layout="constrained",
+    )
+    for axes, (name, pairs) in zip(row[0], panels.items()):
+        for i, (sweep, known, color) in enumerate(zip(sweeps, figures, COLORS * len(sweeps))):
+            shown = [(x, *known[pair]) for x, pair in enumerate(pairs) if pair in known]
+            x = [at + 0.5 * ((i + 0.5) / len(sweeps) - 0.5) for at, _, _ in shown]
+            low, high = zip(*(interval for _, _, interval in shown)) if shown else ((), ())
+            axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)
+            axes.scatter(x, [value for _, value, _ in shown], s=18, color=color, zorder=3, label=_legend(sweep))
+        axes.set(title=name, xlim=(-0.7, len(pairs) - 0.3), ylim=(0, 103))
+        axes.set_xticks(range(len(pairs)), pairs, rotation=90, fontsize=8)
+        axes.grid(axis="y", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    row[0, 0].set_ylabel(f"accuracy, % ({sweeps[0].metric})")
+    n_docs = max(sweep.n_docs for sweep in sweeps)
+    figure.supxlabel(f"positions of the gold documents among {n_docs}: first hop + second hop", fontsize=10)
+    figure.legend(*row[0, 0].get_legend_handles_labels(), frameon=False, loc="outside upper center", ncols=2)
+    return figure
+
+
+def _legend(sweep: Sweep) -> str:
+    return f"{sweep.label}: gap {sweep.gap:.1f}, mean {sweep.mean:.1f}"
+
+
 def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> None:
-    """Writes the curves as PNG, and with their tables and settings as one HTML page."""
-    figure, picture = position_curves(sweeps), io.BytesIO()
+    """Writes the picture as PNG, and with tables and settings as one HTML page."""
+    of_pairs = bool(sweeps[0].categories)
+    figure, picture = (pair_dots if of_pairs else position_curves)(sweeps), io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     plt.close(figure)
     template = jinja2.Environment(
@@ -60,9 +105,10 @@ def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> 
         picture=base64.b64encode(picture.getvalue()).decode(),
         sweeps=sweeps,
         version=__version__,
-        rows=list(zip(*(zip(s.positions, s.accuracy, s.ci95) for s in sweeps)))
-        if len({tuple(s.positions) for s in sweeps}) == 1
+        rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps)))
+        if len({tuple(s.names) for s in sweeps}) == 1
         else [],
+        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
     )
     with atomic(png) as partial:
         partial.write_bytes(picture.getvalue())

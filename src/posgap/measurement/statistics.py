@@ -1,7 +1,7 @@
 """Accuracy by position and its uncertainty.
 
-`correct [E, P]` holds one row an example and one column a placement, true where the response was
-right. One bootstrap resample draws whole rows, so that an example comes with all its placements.
+`correct [E, P]` holds one row an example and one column a placement: the score of the response,
+from 0 to 1. One bootstrap resample draws whole rows, so that an example comes with all its placements.
 Everything returned is in points, 0 to 100.
 """
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_fault
 from posgap.files import read_json, read_jsonl
 from posgap.measurement import statistics
+from posgap.tasks.placements import CATEGORIES, category, format_positions
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
 
@@ -19,8 +20,19 @@ class Worst(BaseModel):
     accuracy: float
 
 
+class CategoryFigures(BaseModel):
+    """Mean accuracy over the placements of a category of pairs, and the gap among them, in points."""
+
+    accuracy: float
+    ci95: tuple[float, float]
+    gap: float
+
+
 class Sweep(BaseModel):
-    """What was asked of a model, and its accuracy in points at every placement."""
+    """What was asked of a model, and its accuracy in points at every placement.
+
+    `categories` (of each placement) and `by_category` are empty where there is one gold document.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,6 +52,8 @@ class Sweep(BaseModel):
     gap_ci95: tuple[float, float]
     gap_noise: float
     worst: Worst
+    categories: list[str] = []
+    by_category: dict[str, CategoryFigures] = {}
     examples_digest: str
     model_digest: str
     prompt_digest: str
@@ -49,6 +63,11 @@ class Sweep(BaseModel):
     def positions(self) -> list[int]:
         """The gold document's position of each single placement."""
         return [placement[0] for placement in self.placements]
+
+    @property
+    def names(self) -> list[str]:
+        """Each placement as text: "7", or "3+7"."""
+        return [format_positions(placement) for placement in self.placements]
 
     @property
     def advantageous(self) -> list[int]:
@@ -62,6 +81,7 @@ def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, 
     accuracy = statistics.accuracy(correct)
     resampled = statistics.bootstrap_accuracy(correct, resamples, rng)
     worst = int(np.argmin(accuracy))
+    of_pairs = any(len(placement) > 1 for placement in placements)
     return {
         "n_examples": len(correct),
         "placements": placements,
@@ -73,7 +93,22 @@ def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, 
         "gap_ci95": statistics.interval(statistics.gap(resampled)),
         "gap_noise": statistics.gap_noise(correct, min(resamples, 500), rng),
         "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
+        **(_of_categories(accuracy, resampled, placements) if of_pairs else {}),
     }
+
+
+def _of_categories(accuracy: np.ndarray, resampled: np.ndarray, placements: list[list[int]]) -> dict:
+    """Categories of pairs from `accuracy [P]` and `resampled [resamples, P]`, those there are in order."""
+    categories = [category(placement) for placement in placements]
+    figures = {}
+    for name in (c for c in CATEGORIES if c in categories):
+        columns = [i for i, found in enumerate(categories) if found == name]
+        figures[name] = {
+            "accuracy": float(accuracy[columns].mean()),
+            "ci95": statistics.interval(resampled[:, columns].mean(axis=1)),
+            "gap": float(statistics.gap(accuracy[columns])),
+        }
+    return {"categories": categories, "by_category": figures}
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -82,16 +117,15 @@ def read_sweep(path: Path) -> Sweep:
     try:
         return Sweep.model_validate(read_json(file))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise PosgapError(f"{file}: field `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+        raise PosgapError(f"{file}: {first_fault(error)}") from None
 
 
 def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
-    """Example ids [E] and `correct [E, P]` of a sweep's predictions, columns as in `placements`."""
+    """Example ids [E] and scores `correct [E, P]` of a sweep's predictions, columns as in `placements`."""
     folder = path if path.is_dir() else path.parent
     sweep, file = read_sweep(path), folder / PREDICTIONS_FILE
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
-    rows: dict[str, list[bool | None]] = {}
+    rows: dict[str, list[float | None]] = {}
     for number, row in read_jsonl(file):
         try:
             rows.setdefault(row["id"], [None] * len(column))[column[tuple(row["placement"])]] = row["correct"]
@@ -99,4 +133,4 @@ def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
             raise PosgapError(f"{file}:{number}: no prediction of this sweep: {error}") from None
     if any(None in outcomes for outcomes in rows.values()) or len(rows) != sweep.n_examples:
         raise PosgapError(f"{file}: predictions are missing; sweep again with --force")
-    return list(rows), np.array(list(rows.values()), dtype=bool)
+    return list(rows), np.array(list(rows.values()), dtype=float)

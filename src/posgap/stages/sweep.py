@@ -1,4 +1,4 @@
-"""sweep: accuracy with the gold document at every position."""
+"""sweep: accuracy with the gold documents at every position."""
 
 import logging
 from itertools import product
@@ -16,8 +16,7 @@ from posgap.models import load_model
 from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import examples_file, read_examples
-from posgap.tasks.metrics import METRICS
-from posgap.tasks.placements import single_placements
+from posgap.tasks.placements import swept_placements
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
 
@@ -28,11 +27,8 @@ log = logging.getLogger(__name__)
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
     examples = read_examples(config.examples)[: config.limit or None]
-    build, placements = (
-        prompt_builder(config.task, config.model, config.max_new_tokens),
-        single_placements(config.n_docs, config.positions),
-    )
-    metric = config.metric or build.task.metric
+    build = prompt_builder(config.task, config.model, config.max_new_tokens)
+    placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
     asked = list(product(examples, placements))
     prompts = [build(example, placement) for example, placement in asked]
     generator = TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)
@@ -42,18 +38,18 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
             "id": example.id,
             "placement": list(placement.positions),
             "response": completion.text,
-            "correct": METRICS[metric](completion.text, example.answers),
+            "correct": build.task.score(completion.text, example, config.metric),
         }
         for (example, placement), completion in zip(asked, track(completions, len(asked), f"sweep of {config.label}"))
     ]
-    correct = np.array([p["correct"] for p in predictions], dtype=bool).reshape(len(examples), len(placements))
+    correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     model = Path(config.model)
     result = Sweep(
         task=config.task,
         model=config.model,
         label=config.label,
         scaling=None,
-        metric=metric,
+        metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.resamples, config.seed),
         examples_digest=digest(examples_file(config.examples)),
@@ -62,12 +58,18 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         settings={name: getattr(config, name) for name in config.parameters()},
     )
     write_jsonl(out / PREDICTIONS_FILE, predictions)
-    write_json(out / SWEEP_FILE, result.model_dump(mode="json"))
+    # A sweep of single positions has no categories, and does not say so.
+    write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
     title = f"{config.label}: position gap {result.gap:.1f} points"
     write_report([result], out / "sweep.png", out / "sweep.html", title)
     run.metrics({"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean})
-    for position, value in zip(result.positions, result.accuracy):
-        run.metrics({"accuracy_by_position": value}, step=position)
+    if result.by_category:
+        run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in result.by_category.items()})
+    else:
+        for position, value in zip(result.positions, result.accuracy):
+            run.metrics({"accuracy_by_position": value}, step=position)
     run.tags({"posgap.label": config.label})
     run.artifact(out)
     log.info("%s: mean %.1f, gap %.1f (%.1f to %.1f)", config.label, result.mean, result.gap, *result.gap_ci95)
+    for name, figures in result.by_category.items():
+        log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)

@@ -1,4 +1,4 @@
-"""teacher: the model's own responses with the gold document where it answers best."""
+"""teacher: the model's own responses with the gold documents where it answers best."""
 
 import logging
 from pathlib import Path
@@ -13,8 +13,7 @@ from posgap.models import load_model
 from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import read_examples
-from posgap.tasks.metrics import METRICS
-from posgap.tasks.placements import Placement
+from posgap.tasks.placements import Placement, format_positions, parse_positions, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
@@ -26,11 +25,12 @@ log = logging.getLogger(__name__)
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     """Writes `responses.jsonl`: example id, placement, text, token ids, whether it is correct.
 
-    Responses that do not hold an accepted answer are left out unless `keep_incorrect` is set.
+    A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
     """
     examples, build = read_examples(config.examples), prompt_builder(config.task, config.model, config.max_new_tokens)
     placement = Placement(advantageous_positions(config), config.n_docs)
-    correct = METRICS[config.metric or build.task.metric]
+    require_n_gold(placement, build.task.n_gold)
+    where = format_positions(placement.positions)
     prompts = [build(example, placement) for example in examples]
     generator = TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)
     completions = generator.generate(prompts, Sampling(build.max_new_tokens, config.temperature, config.seed))
@@ -41,7 +41,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             "n_docs": placement.n_docs,
             "response": completion.text,
             "token_ids": completion.token_ids,
-            "correct": correct(completion.text, example.answers),
+            "correct": build.task.score(completion.text, example, config.metric) == 1,
         }
         for example, completion in zip(examples, track(completions, len(prompts), "teacher responses"))
     ]
@@ -49,21 +49,22 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     right = sum(row["correct"] for row in rows)
     if not kept:
         raise PosgapError(
-            f"{config.model}: no response at position {placement.positions} of {placement.n_docs} is correct; "
+            f"{config.model}: no response at position {where} of {placement.n_docs} is correct; "
             "there is nothing to distil"
         )
     write_jsonl(out / RESPONSES_FILE, kept)
     summary = {"kept": len(kept), "correct": right, "examples": len(rows), "accuracy": 100 * right / len(rows)}
     write_json(out / "teacher.json", {**summary, "placement": list(placement.positions), "prompts": build.digest()})
-    run.metrics({**summary, "position": placement.positions[0]})
+    names = ("position",) if len(placement.positions) == 1 else ("position_pre", "position_post")
+    run.metrics({**summary, **dict(zip(names, placement.positions))})
     run.artifact(out)
-    log.info("%d of %d responses at position %s are correct", right, len(rows), placement.positions)
+    log.info("%d of %d responses at position %s are correct", right, len(rows), where)
 
 
 def advantageous_positions(config: TeacherConfig) -> tuple[int, ...]:
-    """The given position, or the best one of the base model's sweep."""
+    """The given placement, or the best one of the base model's sweep."""
     if config.advantageous:
-        return (config.advantageous,)
+        return parse_positions(config.advantageous)
     if config.sweep is None:
         raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
     return tuple(read_sweep(config.sweep).advantageous)

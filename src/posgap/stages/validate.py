@@ -13,8 +13,8 @@ from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json
 from posgap.stage import stage
 from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, KVExample, read_examples, write_examples
-from posgap.tasks.metrics import sub_exact_match
-from posgap.tasks.placements import single_placements
+from posgap.tasks.metrics import normalize, sub_exact_match
+from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
@@ -36,7 +36,8 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     excluded = {content_digest(e) for e in read_examples(config.exclude)} if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
-    report = check(table, expectations(config.n_docs, build.context - build.max_new_tokens), out / "data_docs")
+    suite = expectations(config.n_docs, build.context - build.max_new_tokens, build.task.n_gold)
+    report = check(table, suite, out / "data_docs")
     write_json(out / "validation.json", report)
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
@@ -58,7 +59,7 @@ def describe(
     examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: set[str] = frozenset()
 ) -> pd.DataFrame:
     """One row an example, of scalars: lists do not go through Great Expectations."""
-    placement = single_placements(n_docs, [1])[0]
+    placement = all_placements(n_docs, build.task.n_gold)[0]
     return pd.DataFrame(
         {
             "id": example.id,
@@ -80,6 +81,8 @@ def describe(
 
 
 def _gold_holds_answer(example: AnyExample) -> bool:
+    if any(normalize(answer) in ("yes", "no") for answer in example.answers):
+        return True  # a judgement on the documents, which none of them states
     return sub_exact_match(" ".join(f"{d.title} {d.text}" for d in example.gold), example.answers)
 
 
@@ -90,7 +93,7 @@ def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
         return 0  # cannot be arranged; the document counts say why
 
 
-def expectations(n_docs: int, longest_prompt: int) -> list:
+def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
     """The suite, in the order in which failures are reported."""
     import great_expectations.expectations as gxe
 
@@ -100,7 +103,7 @@ def expectations(n_docs: int, longest_prompt: int) -> list:
         gxe.ExpectColumnValuesToBeBetween(column="n_answers", min_value=1),
         gxe.ExpectColumnValuesToBeBetween(column="shortest_answer", min_value=1),
         gxe.ExpectColumnValuesToBeInSet(column="key_occurrences", value_set=[1]),
-        gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[1]),
+        gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[n_gold]),
         gxe.ExpectColumnValuesToBeInSet(column="gold_holds_answer", value_set=[True]),
         gxe.ExpectColumnValuesToBeInSet(column="gold_among_distractors", value_set=[0]),
         gxe.ExpectColumnValuesToBeBetween(column="n_docs", min_value=n_docs),

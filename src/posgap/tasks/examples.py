@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_fault
 from posgap.files import read_jsonl, write_jsonl
 
 
@@ -77,9 +77,7 @@ def read_examples(path: Path) -> list[AnyExample]:
         try:
             examples.append(kind.model_validate(row))
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise PosgapError(f"{file}:{number}: field `{field}`: {first['msg']}") from None
+            raise PosgapError(f"{file}:{number}: {first_fault(error)}") from None
     if not examples:
         raise PosgapError(f"{file}: holds no examples")
     return examples

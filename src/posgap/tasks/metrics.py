@@ -1,7 +1,8 @@
-"""Whether a response answers the question."""
+"""How well a response answers the question: a score from 0 to 1, where True is 1."""
 
 import re
 import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -22,6 +23,17 @@ def exact_match(response: str, answers: Sequence[str]) -> bool:
 def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     """sub_EM (Liu et al. 2024): a normalised answer is contained in the normalised response."""
     return any(wanted in found for wanted, found in _comparable(response, answers))
+
+
+def f1(response: str, answers: Sequence[str]) -> float:
+    """SQuAD's token F1: the harmonic mean of precision and recall of words, at the best of the answers."""
+    pairs = _comparable(response, answers)
+    return max((_token_f1(found.split(), wanted.split()) for wanted, found in pairs), default=0.0)
+
+
+def _token_f1(found: list[str], wanted: list[str]) -> float:
+    common = (Counter(found) & Counter(wanted)).total()
+    return 2 * common / (len(found) + len(wanted))
 
 
 def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -45,7 +57,8 @@ def _lowered(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-METRICS: dict[str, Callable[[str, Sequence[str]], bool]] = {
+METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "em": exact_match,
     "sub_em": sub_exact_match,
+    "f1": f1,
 }

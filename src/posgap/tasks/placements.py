@@ -1,10 +1,13 @@
 """Where the gold documents stand among the n documents of a prompt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
+
+CATEGORIES = ("connected", "disconnected", "reversed")
 
 
 @dataclass(frozen=True, order=True)
@@ -16,22 +19,80 @@ class Placement:
 
     def __post_init__(self):
         if len(set(self.positions)) != len(self.positions):
-            raise PosgapError(f"placement {self.positions}: two gold documents at one position")
+            raise PosgapError(f"placement {format_positions(self.positions)}: two gold documents at one position")
         for position in self.positions:
             if not 1 <= position <= self.n_docs:
                 raise PosgapError(f"position {position}: must lie in 1..{self.n_docs}, the number of documents")
 
 
-def single_placements(n_docs: int, positions: list[int] | None = None) -> list[Placement]:
-    """One gold document at each position asked for; at every one where none is."""
-    return [Placement((position,), n_docs) for position in positions or range(1, n_docs + 1)]
+def parse_positions(text: str) -> tuple[int, ...]:
+    """The positions that "7", or "3+7" for two gold documents, names; `ValueError` for other text."""
+    parts = text.strip().split("+")
+    # isascii: `int` would read digits of every script.
+    if len(parts) > 2 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise ValueError(f"{text.strip()!r} is no placement: write a position like 7, or two like 3+7")
+    return tuple(map(int, parts))
+
+
+def format_positions(positions: Sequence[int]) -> str:
+    """The text of which `parse_positions` makes these positions."""
+    return "+".join(map(str, positions))
+
+
+def category(positions: Sequence[int]) -> str:
+    """How two gold documents, (pre, post) in the order of reasoning, stand to each other.
+
+    "connected": post follows pre at once; "disconnected": it follows later; "reversed": it stands
+    before. "" for one gold document.
+    """
+    if len(positions) == 1:
+        return ""
+    pre, post = positions
+    return "connected" if post == pre + 1 else "disconnected" if post > pre else "reversed"
+
+
+def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
+    """Every placement: each position for one gold document, each ordered pair for two."""
+    return [Placement(positions, n_docs) for positions in permutations(range(1, n_docs + 1), n_gold)]
+
+
+def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
+    """The placements of a sweep: those chosen, or every position, or pairs of all categories.
+
+    Pairs are taken at five anchors spread evenly over the documents: neighbours at each, each
+    anchor with each later one, and the swaps of all these. Raises `PosgapError` where a chosen
+    placement is impossible or has another number of gold documents than the task.
+    """
+    if not chosen:
+        return all_placements(n_docs, 1) if n_gold == 1 else _anchored_pairs(n_docs)
+    placements = [Placement(parse_positions(text), n_docs) for text in chosen]
+    for placement in placements:
+        require_n_gold(placement, n_gold)
+    return placements
+
+
+def require_n_gold(placement: Placement, n_gold: int) -> None:
+    """`PosgapError` where the placement is not one of `n_gold` gold documents."""
+    if len(placement.positions) != n_gold:
+        wanted = "one gold document: write a position like 7" if n_gold == 1 else "two: write positions like 3+7"
+        raise PosgapError(f"placement {format_positions(placement.positions)}: the task has {wanted}")
+
+
+def _anchored_pairs(n_docs: int) -> list[Placement]:
+    if n_docs < 2:
+        raise PosgapError(f"n_docs={n_docs}: two gold documents need at least 2")
+    anchors = sorted({round(1 + (n_docs - 1) * quarter / 4) for quarter in range(5)})
+    connected = sorted({(pre, pre + 1) for pre in (min(a, n_docs - 1) for a in anchors)})
+    disconnected = [(a, b) for a in anchors for b in anchors if b > a + 1]
+    swapped = sorted((post, pre) for pre, post in connected + disconnected)
+    return [Placement(pair, n_docs) for pair in connected + disconnected + swapped]
 
 
 def arrange(example: AnyExample, placement: Placement) -> list[Document]:
     """The n documents of a prompt: gold where the placement says, distractors in their order.
 
     Distractors keep their order at every placement, so that two prompts of one example differ
-    in nothing but the gold document's position.
+    in nothing but the gold documents' positions.
     """
     gold, n_docs = example.gold, placement.n_docs
     if len(gold) != len(placement.positions):
@@ -47,8 +108,3 @@ def arrange(example: AnyExample, placement: Placement) -> list[Document]:
     for position, document in sorted(zip(placement.positions, gold), key=lambda pair: pair[0]):
         documents.insert(position - 1, document)
     return documents
-
-
-def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
-    """Every placement of `n_gold` gold documents among `n_docs`, in order of their positions."""
-    return [Placement(positions, n_docs) for positions in permutations(range(1, n_docs + 1), n_gold)]

@@ -1,6 +1,7 @@
 """Tasks as data, and the prompts they make.
 
-Wordings are those of Lost in the Middle (Liu et al. 2024, TACL 12:157-173, appendix prompts).
+The wordings of `kv` and `qa` are those of Lost in the Middle (Liu et al. 2024, TACL 12:157-173,
+appendix prompts); those of the two-hop tasks are our own.
 """
 
 import hashlib
@@ -13,7 +14,9 @@ from transformers import PreTrainedTokenizerBase
 from posgap.config import TASKS
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.placements import Placement, arrange
+from posgap.tasks.final_answers import MARKER, final_answer
+from posgap.tasks.metrics import METRICS
+from posgap.tasks.placements import Placement, arrange, format_positions
 
 
 def _json_records(documents: Sequence[Document]) -> str:
@@ -28,7 +31,9 @@ def _search_results(documents: Sequence[Document]) -> str:
 class Task:
     """What a prompt says and how its response is judged.
 
-    `template` has the fields `documents` and `question`; `render` writes the documents.
+    `template` has the fields `documents` and `question`; `render` writes the documents. An example
+    has `n_gold` gold documents. `target` is the form of a gold response, with the field `answer`,
+    and `extract` takes from a response what is compared with the answers.
     """
 
     name: str
@@ -36,11 +41,18 @@ class Task:
     render: Callable[[Sequence[Document]], str]
     metric: str
     max_new_tokens: int
+    n_gold: int = 1
+    target: str = "{answer}"
+    extract: Callable[[str], str] = str
 
     def prompt(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
         documents = self.render(arrange(example, placement))
         return self.template.format(documents=documents, question=example.question)
+
+    def score(self, response: str, example: AnyExample, metric: str = "") -> float:
+        """How right a response is, from 0 to 1; `metric` "" is the task's own."""
+        return METRICS[metric or self.metric](self.extract(response), example.answers)
 
 
 _KV = Task(
@@ -63,7 +75,30 @@ _QA = Task(
     metric="sub_em",
     max_new_tokens=100,
 )
-_BY_NAME = {task.name: task for task in (_KV, _QA)}
+
+
+def _multihop(name: str, manner: str) -> Task:
+    return Task(
+        name=name,
+        template=(
+            "Answer the question from the documents below; some of them are irrelevant. The answer rests on more "
+            f"than one document: {manner}, and end with a sentence of this form: {MARKER} ...\n\n"
+            "{documents}\n\nQuestion: {question}\nReasoning:"
+        ),
+        render=_search_results,
+        metric="em",
+        max_new_tokens=256,
+        n_gold=2,
+        target=f"{MARKER} {{answer}}.",
+        extract=final_answer,
+    )
+
+
+_COT = _multihop("multihop-cot", "reason over them step by step")
+_COC = _multihop(
+    "multihop-coc", "reason over them step by step, at every step cite the number of the document used, like [3]"
+)
+_BY_NAME = {task.name: task for task in (_KV, _QA, _COT, _COC)}
 assert set(_BY_NAME) == set(TASKS)
 
 
@@ -90,9 +125,9 @@ class PromptBuilder:
         ids = self.token_ids(self.task.prompt(example, placement))
         if len(ids) + self.max_new_tokens > self.context:
             raise PosgapError(
-                f"example {example.id} at position {placement.positions}: prompt of {len(ids)} tokens and "
-                f"{self.max_new_tokens} new ones exceed the model's context of {self.context}; lower n_docs "
-                "or max_new_tokens"
+                f"example {example.id} at position {format_positions(placement.positions)}: prompt of {len(ids)} "
+                f"tokens and {self.max_new_tokens} new ones exceed the model's context of {self.context}; lower "
+                "n_docs or max_new_tokens"
             )
         return ids
 
@@ -102,6 +137,16 @@ class PromptBuilder:
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
             )
         return self.tokenizer(text)["input_ids"]
+
+    def response_ids(self, text: str) -> list[int]:
+        """Token ids of a response as the model would write it after the prompt, end token included."""
+        # A chat template ends before the response's first character; a plain prompt ends with a word.
+        text = text if self.tokenizer.chat_template else f" {text}"
+        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+
+    def gold_response(self, example: AnyExample) -> list[int]:
+        """Token ids of the task's target with the example's first answer."""
+        return self.response_ids(self.task.target.format(answer=example.answers[0]))
 
     def digest(self) -> str:
         """Identifies wording, chat template and vocabulary; two builders that agree in it

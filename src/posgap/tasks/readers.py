@@ -1,4 +1,4 @@
-"""Readers of public data formats: path in, examples out."""
+"""Readers of the public formats with one gold document: path in, examples out."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +77,8 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
         yield line, example
 
 
-def take_lines(examples: Iterator[tuple[int, AnyExample]], first: int, last: int) -> Iterator[AnyExample]:
-    """The examples of lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
+def take_lines(examples: Iterator[tuple[int, AnyExample | None]], first: int, last: int) -> Iterator[AnyExample | None]:
+    """What was read from lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
     for line, example in examples:
         if last and line > last:
             return

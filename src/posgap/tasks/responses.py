@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_fault
 from posgap.files import read_jsonl
 from posgap.tasks.placements import Placement
 
@@ -35,8 +35,7 @@ def read_responses(path: Path) -> list[Response]:
         try:
             responses.append(Response.model_validate(row))
         except ValidationError as error:
-            first = error.errors()[0]
-            raise PosgapError(f"{file}:{number}: field `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+            raise PosgapError(f"{file}:{number}: {first_fault(error)}") from None
     if not responses:
         raise PosgapError(f"{file}: holds no responses")
     return responses

@@ -13,6 +13,7 @@ from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Sweep, read_correct, read_sweep
+from posgap.tasks.placements import format_positions
 
 GATE_FILE = "gate.json"
 
@@ -38,7 +39,7 @@ class Verdict(BaseModel):
 
 
 class Evidence:
-    """A sweep with its outcomes `correct [E, P]`."""
+    """A sweep with its scores `correct [E, P]`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -122,7 +123,7 @@ def judge(
         ),
         difference_rule(
             "advantageous",
-            f"accuracy at position {', '.join(map(str, old.sweep.advantageous))} against base",
+            f"accuracy at position {format_positions(old.sweep.advantageous)} against base",
             new.correct[:, column],
             old.correct[:, column],
             advantageous_tolerance,

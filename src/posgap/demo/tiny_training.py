@@ -1,0 +1,100 @@
+"""What the tiny models share: their architecture, their word-level tokenizer and their updates."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CONTEXT = 512
+BATCH = 32
+IGNORED = -100
+SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+
+def word_tokenizer(
+    ids: dict[str, int],
+    normalize: Sequence[normalizers.Normalizer],
+    pattern: str,
+    decode: Sequence[decoders.Decoder] = (),
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole pieces: what `pattern` matches in the normalised text is a token.
+
+    `ids` begin with the `SPECIAL` ones; a text is its pieces after `<bos>`. `decode` mends the text
+    that the pieces of a response make when put together.
+    """
+    core = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    core.normalizer = normalizers.Sequence(list(normalize))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    core.decoder = decoders.Sequence([decoders.Fuse(), *decode]) if decode else decoders.Fuse()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", ids["<bos>"])])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        padding_side="left",
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def untrained_llama(vocab_size: int, seed: int) -> LlamaForCausalLM:
+    """The model before training: 2 layers, width 64, 4 heads, tied embeddings."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocab_size,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=CONTEXT,
+            rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+            tie_word_embeddings=True,
+            initializer_range=0.05,
+            pad_token_id=SPECIAL.index("<pad>"),
+            bos_token_id=SPECIAL.index("<bos>"),
+            eos_token_id=SPECIAL.index("<eos>"),
+        )
+    )
+
+
+class Updates:
+    """Steps of training in place: Muon for the blocks' matrices, AdamW for all else.
+
+    AdamW alone stays on the plateau of guessing one of the values present; Muon leaves it.
+    """
+
+    def __init__(self, model: LlamaForCausalLM):
+        self.model = model
+        matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+        chosen = {id(p) for p in matrices}
+        others = [p for p in model.parameters() if id(p) not in chosen]
+        self.peaks = {
+            torch.optim.Muon(matrices, weight_decay=0.0, momentum=0.9, nesterov=True, ns_steps=5): 0.02,
+            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0): 3e-3,
+        }
+
+    def __call__(self, ids: Tensor, labels: Tensor, rate: float) -> tuple[Tensor, Tensor]:
+        """One step on `ids, labels [B, T]` at `rate` of the peak learning rates.
+
+        Returns cross-entropy and token, both [N], of the N labelled tokens.
+        """
+        hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
+        target = labels[:, 1:]
+        answered = target != IGNORED
+        logits = self.model.lm_head(hidden[:, :-1][answered])
+        losses = F.cross_entropy(logits, target[answered], reduction="none")
+        losses.mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer, peak in self.peaks.items():
+            for group in optimizer.param_groups:
+                group["lr"] = peak * rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return losses.detach(), target[answered]

@@ -1,0 +1,40 @@
+"""The final answer in a chain of thought."""
+
+import re
+
+MARKER = "The answer is"
+
+_MARKER = re.compile(rf"\b{MARKER}\b", re.IGNORECASE)
+_STOP = re.compile(r"[.!?][\"'”’*)]*\s+(?=(\S+))")
+_INITIALS = re.compile(r"(\w\.)*[A-Z]")
+_ABBREVIATIONS = {
+    *("Bros", "Capt", "Co", "Col", "Corp", "Dr", "Ft", "Gen", "Gov", "Hon", "Inc", "Jr", "Lt", "Ltd", "Maj", "Messrs"),
+    *("Mr", "Mrs", "Ms", "Mt", "Prof", "Rep", "Rev", "Sen", "Sgt", "Sr", "St", "vs"),
+}
+_OPENERS = {
+    *("A", "An", "And", "As", "Because", "But", "He", "Hence", "Her", "His", "However", "I", "In", "It", "Its", "She"),
+    *("So", "That", "The", "Therefore", "They", "This", "Thus"),
+}
+
+
+def final_answer(response: str) -> str:
+    """What follows the last "The answer is", to the end of its sentence or line.
+
+    Without the final full stop, quotes and asterisks. "" where the response never says it.
+
+    A full stop inside an answer ("J. R. R. Tolkien", "3.5", "Warner Bros. Records") does not end
+    it. Whether one after an initial does can only be guessed: it does where the next word often
+    opens a sentence ("It is vitamin C. This is ...").
+    """
+    _, *stated = _MARKER.split(response)
+    line = stated[-1].lstrip(" \t\r\n:*").partition("\n")[0] if stated else ""
+    return _first_sentence(line).strip(" \t\r\"'“”‘’*`.")
+
+
+def _first_sentence(line: str) -> str:
+    for stop in _STOP.finditer(line):
+        last, following = (line[: stop.start()].split() or [""])[-1].lstrip("\"'“‘*("), stop[1].strip("\"'“”‘’*()`.,")
+        shortened = line[stop.start()] == "." and (_INITIALS.fullmatch(last) or last in _ABBREVIATIONS)
+        if not (following[:1].islower() or (shortened and following not in _OPENERS)):
+            return line[: stop.start()]
+    return line

@@ -1,0 +1,97 @@
+"""The tiny models read the pipeline's own prompts, and are trained on exactly those."""
+
+import pytest
+import torch
+from conftest import kv_example
+
+from posgap.demo import tiny_model, tiny_two_hop
+from posgap.demo.tiny_training import IGNORED
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.two_hop import QUESTION, two_hop_examples
+
+
+@pytest.fixture(scope="module")
+def build():
+    return PromptBuilder(get_task("multihop-cot"), tiny_two_hop.tokenizer(), 512, 16)
+
+
+def as_example(build, ids):
+    """The example that a row of a training batch asks about, and where its gold documents stand."""
+    text = build.tokenizer.decode(ids, skip_special_tokens=True)
+    documents = [tuple(line.strip().split(": ")) for line in text.split("...\n\n")[1].split("\n\n")[0].split("\n")]
+    asked = text.split("contact of ")[1].split("'")[0]
+    contact = dict(documents)
+    gold = [(asked, contact[asked]), (contact[asked], contact[contact[asked]])]
+    others = [fact for fact in documents if fact not in gold]
+    example = Example(
+        id="x",
+        question=QUESTION.format(asked),
+        answers=[gold[1][1]],
+        gold=[Document(title=who, text=whom) for who, whom in gold],
+        distractors=[Document(title=who, text=whom) for who, whom in others],
+    )
+    return example, tuple(documents.index(fact) + 1 for fact in gold)
+
+
+def test_two_hop_training_is_on_the_prompts_and_responses_of_the_task(build):
+    ids, labels = tiny_two_hop.draw_batch(torch.Generator().manual_seed(0), 20, 20, tiny_two_hop.pair_bias(20))
+    for row, label in zip(ids.tolist(), labels.tolist()):
+        example, positions = as_example(build, row)
+        prompt = build(example, Placement(positions, 20))
+        (first, second) = example.gold
+        reasoning = f"{first.title}: {first.text}. {second.title}: {second.text}. The answer is {example.answers[0]}."
+        response = build.response_ids(reasoning)
+        assert row == prompt + response
+        assert label == [IGNORED] * len(prompt) + response
+        shown = build.tokenizer.decode(response, skip_special_tokens=True).strip()
+        assert shown == reasoning and build.task.score(shown, example) == 1
+
+
+def test_two_hop_prompts_have_no_unknown_token(build):
+    for example in two_hop_examples(20, 24, seed=1):
+        prompt = build(example, Placement((24, 1), 24))
+        assert build.tokenizer.unk_token_id not in prompt + build.gold_response(example)
+        assert len(prompt) == 1 + 4 + 3 * 24 - 1 + 3
+
+
+def test_biased_pairs_are_nearly_always_the_last_two(build):
+    weights = tiny_two_hop.pair_bias(20)
+    assert weights.sum() == pytest.approx(1) and weights.diagonal().eq(0).all() and weights[18, 19] == weights.max()
+    ids, _ = tiny_two_hop.draw_batch(torch.Generator().manual_seed(0), 400, 20, weights)
+    pairs = [as_example(build, row)[1] for row in ids.tolist()]
+    assert pairs.count((19, 20)) / 400 == pytest.approx(float(weights[18, 19]), abs=0.08)
+
+
+def test_without_pairs_everyone_is_asked_about_once(build):
+    ids, labels = tiny_two_hop.draw_batch(torch.Generator().manual_seed(0), 3, 5)
+    for row, label in zip(ids, labels):
+        text = build.tokenizer.decode(row, skip_special_tokens=True)
+        turns = text.split("Question: ")[1:]
+        assert len({turn.split("'")[0] for turn in turns}) == 5
+        answered = [token for token in label.tolist() if token != IGNORED]
+        assert len(answered) == 5 * 10
+
+
+def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
+    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    weights = torch.zeros(6, dtype=torch.float64)
+    weights[2] = 1
+    ids, labels = tiny_model.draw_batch(torch.Generator().manual_seed(0), 1, 6, 1, weights)
+    words = tokenizer.convert_ids_to_tokens(ids[0].tolist())[4:]
+    records = [("".join(words[i : i + 2]), words[i + 2].strip()) for i in range(0, 24, 4)]
+    example = kv_example().model_copy(
+        update={"records": records, "key": records[2][0], "question": records[2][0], "answers": [records[2][1]]}
+    )
+    prompt = build(example, Placement((3,), 6))
+    assert ids[0].tolist() == prompt + build.gold_response(example)
+    # The second digit of the key, and the answer.
+    assert labels[0].tolist() == [IGNORED] * (len(prompt) - 1) + prompt[-1:] + build.gold_response(example)
+
+
+@pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_model.CAPACITY_LIMITED], ids=["standard", "limited"])
+def test_recipes_favour_the_first_record(recipe):
+    weights = tiny_model.end_bias(20, recipe.first, recipe.tau)
+    assert weights.sum() == pytest.approx(1)
+    assert weights.argmax() == 0 and weights[:10].sum() == pytest.approx(recipe.first, abs=1e-5)
