@@ -1,0 +1,213 @@
+"""R1's training step against the authors' way, on the same model, prompts and batches.
+
+    python benchmarks/distill_step.py [--quick] [--vocabulary 128256] [--prompt-tokens 2048] ...
+
+Both sides train the same random-weight Llama on the same random prompts with the same loss (mean
+KL at the response tokens, anchoring included, every prompt weighing the same), AdamW and
+micro-batches, and must end with the same losses. They differ in how they get there:
+
+- theirs (the code released with Pos2Distill, its cost pattern): the frozen teacher in memory runs
+  for each of the K + 1 copies of an example in every epoch; logits and log-softmax of teacher and
+  student cover the whole prompt.
+- ours: `posgap.distillation`: teacher states once per example, logits at the response alone.
+
+Each side runs in a process of its own, so that peak memory is its own. The last line is JSON:
+`speed_ratio` (examples per second, ours / theirs; ours includes the pass over the teacher) and
+`memory_ratio` (peak, ours / theirs).
+"""
+
+import argparse
+import copy
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, chunks, plan
+from posgap.distillation.engine import Optimization, train
+from posgap.distillation.objectives import R1
+from posgap.distillation.student import Student
+from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.tasks.responses import Response
+
+N_DOCS, BEST = 20, (1,)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class RandomPrompts:
+    """Builds prompts of random tokens, different at every placement."""
+
+    def __init__(self, tokens: int, vocabulary: int):
+        self.tokens, self.vocabulary = tokens, vocabulary
+        self.tokenizer = SimpleNamespace(pad_token_id=0)
+
+    def __call__(self, example, placement) -> list[int]:
+        rng = torch.Generator().manual_seed(1000 * int(example.id) + placement.positions[0])
+        return torch.randint(1, self.vocabulary, (self.tokens,), generator=rng).tolist()
+
+
+def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
+    """Model, prompts, objective and steps: the same for both sides."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=options.vocabulary,
+            hidden_size=options.width,
+            intermediate_size=options.feed_forward or 3 * options.width,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.heads,
+            num_key_value_heads=options.kv_heads,
+            max_position_embeddings=2 * options.prompt_tokens,
+            tie_word_embeddings=False,
+            dtype=DTYPES[options.dtype],
+            use_cache=False,
+        )
+    ).to(options.device, DTYPES[options.dtype])
+    rng = torch.Generator().manual_seed(1)
+    pairs = [
+        Pair(
+            SimpleNamespace(id=str(i)),
+            Response(
+                id=str(i),
+                placement=list(BEST),
+                n_docs=N_DOCS,
+                response="",
+                token_ids=torch.randint(1, options.vocabulary, (options.response_tokens,), generator=rng).tolist(),
+                correct=True,
+            ),
+        )
+        for i in range(options.examples)
+    ]
+    trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
+    steps = plan(len(pairs), trivial, options.k, options.epochs, options.batch_size, seed=0)
+    collate = Collator(pairs, RandomPrompts(options.prompt_tokens, options.vocabulary))
+    return model, collate, R1(BEST, "none", 1.0), steps
+
+
+def ours(options) -> list[float]:
+    model, collate, objective, steps = setting(options)
+    if options.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    with tempfile.TemporaryDirectory() as folder:
+        states = TeacherStates(Path(folder), {})
+        states.add(model, advantageous_rows(collate.pairs), collate, options.micro_batch_size)
+        teacher = Teacher(states, frozen_head(model, mixed=False), collate)
+        optimization = Optimization(1e-3, micro_batch_size=options.micro_batch_size)
+        accelerator = Accelerator(cpu=options.device == "cpu")
+        _, history = train(Student(model, teacher), steps, objective, collate, optimization, accelerator)
+    return [step["loss"] for step in history]
+
+
+def theirs(options) -> list[float]:
+    model, collate, objective, steps = setting(options)
+    teacher = copy.deepcopy(model).requires_grad_(False).eval()
+    if options.gradient_checkpointing:
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    optimization = Optimization(1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    history = []
+    for step, draws in enumerate(steps):
+        rows, total = objective.rows(draws), 0.0
+        weights = objective.weights(rows, torch.zeros(len(rows)))
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * optimization.rate(step, len(steps))
+        for part, weight in zip(
+            chunks(rows, options.micro_batch_size), weights.split(options.micro_batch_size), strict=True
+        ):
+            batch = collate(part).to(options.device)
+            best = collate([Row(row.pair, BEST) for row in part]).to(options.device)
+            with torch.no_grad():
+                p = F.log_softmax(teacher(input_ids=best.input_ids).logits.float(), -1)
+            q = F.log_softmax(model(input_ids=batch.input_ids).logits.float(), -1)
+            # The authors read the response tokens' own columns; these are the ones that predict them.
+            kl = F.kl_div(q[batch.predicts], p[best.predicts], reduction="none", log_target=True).sum(-1)
+            losses = kl.view(len(part), -1).mean(1)
+            loss = (weight.to(losses.device) * losses).sum()
+            loss.backward()
+            total += loss.item()
+            del p, q
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optimization.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(total)
+    return history
+
+
+def measure(side: str, options) -> dict:
+    """Runs one side in this process."""
+    torch.set_num_threads(options.threads)
+    started = time.perf_counter()
+    losses = {"ours": ours, "theirs": theirs}[side](options)
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"seconds": time.perf_counter() - started, "peak_bytes": peak, "losses": losses}
+
+
+def compare(options) -> dict:
+    """Both sides, each in a process of its own."""
+    found = {}
+    for side in ("theirs", "ours"):
+        given = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in FLAGS]
+        flags = [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
+        command = [sys.executable, __file__, "--side", side, *given, *flags]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        found[side] = json.loads(output.splitlines()[-1])
+    for a, b in zip(found["ours"]["losses"], found["theirs"]["losses"], strict=True):
+        tolerance = 1e-3 if options.dtype == "float32" else 5e-2
+        assert abs(a - b) <= tolerance * abs(b), (found["ours"]["losses"], found["theirs"]["losses"])
+    done = options.examples * options.epochs
+    for side, figures in found.items():
+        print(
+            f"{options.vocabulary:>7} tokens of vocabulary, {side:>6}: {done / figures['seconds']:8.3f} examples/s, "
+            f"{figures['peak_bytes'] / 2**30:6.2f} GiB at the peak, {figures['seconds']:6.1f} s"
+        )
+    return {
+        "speed_ratio": round(found["theirs"]["seconds"] / found["ours"]["seconds"], 2),
+        "memory_ratio": round(found["ours"]["peak_bytes"] / found["theirs"]["peak_bytes"], 3),
+    }
+
+
+FLAGS = ("gradient_checkpointing", "quick")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one step of one example: under a minute on two cores")
+    parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    for name, default in {
+        "vocabulary": 128256, "small-vocabulary": 4096, "prompt-tokens": 2048, "response-tokens": 8, "width": 128,
+        "feed-forward": 0, "layers": 2, "heads": 4, "kv-heads": 2, "examples": 4, "k": 4, "epochs": 2, "batch-size": 2,
+        "micro-batch-size": 1, "threads": torch.get_num_threads(),
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    options = parser.parse_args()
+    if options.quick:
+        options.examples, options.epochs, options.batch_size = 1, 1, 1
+    if options.side:
+        print(json.dumps(measure(options.side, options)))
+        return
+    options.side = None
+    del options.side
+    figures = compare(options)
+    small = compare(argparse.Namespace(**vars(options) | {"vocabulary": options.small_vocabulary}))
+    print(json.dumps(figures | {"small_vocabulary": small}))
+
+
+if __name__ == "__main__":
+    main()

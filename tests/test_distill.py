@@ -1,0 +1,123 @@
+"""The stage `distill`: methods, what is shared between runs, what is left when it fails."""
+
+import pytest
+import torch
+from conftest import kv_example
+from safetensors.torch import load_file
+
+from posgap.config import DistillConfig
+from posgap.distillation.teacher_states import TeacherStates
+from posgap.errors import PosgapError, Rejected
+from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.models import load_model, load_tokenizer
+from posgap.stages.distill import distill
+from posgap.tasks.examples import read_examples, write_examples
+from posgap.tasks.placements import Placement
+from posgap.tasks.setup import prompt_builder
+
+
+@pytest.fixture
+def config(tmp_path, model_folder):
+    examples = [kv_example(i) for i in range(6)]
+    write_examples(tmp_path / "e.jsonl", examples)
+    responses = (
+        {"id": e.id, "placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
+        for e in examples
+    )
+    write_jsonl(tmp_path / "responses.jsonl", responses)
+    return DistillConfig(
+        examples=tmp_path / "e.jsonl", responses=tmp_path / "responses.jsonl", model=str(model_folder),
+        out=tmp_path / "out", k=3, batch_size=3, learning_rate=1e-3,
+    )  # fmt: skip
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "method, figures",
+    [("r1", {"activation_kl", "anchoring_kl"}), *((m, {"cross_entropy"}) for m in ("r2", "sft", "seqkd"))],
+)
+def test_every_method_trains_and_leaves_a_model_that_loads(method, figures, config, model_folder):
+    out = distill(config.model_copy(update={"method": method, "epochs": 3}))
+    history = [row for _, row in read_jsonl(out / "history.jsonl")]
+    assert [row["step"] for row in history] == [1, 2, 3, 4, 5, 6]
+    assert figures == history[0].keys() - {"step", "loss", "grad_norm", "learning_rate"}
+    load_tokenizer(str(out))
+    trained, base = load_model(str(out)).state_dict(), load_model(str(model_folder)).state_dict()
+    assert trained.keys() == base.keys()
+    assert any(not torch.equal(trained[name], base[name]) for name in base)
+    assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("method", ["sft", "seqkd"])
+def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
+    out = distill(config.model_copy(update={"method": method, "epochs": 30, "learning_rate": 5e-3}))
+    model, build = load_model(str(out)), prompt_builder("kv", str(out), 4)
+    said = []
+    for example in read_examples(config.examples):
+        prompt = torch.tensor([build(example, Placement((2,), 5))])
+        said.append(model(prompt).logits[0, -1].argmax().item())
+    gold = [25 + int(example.value, 16) for example in read_examples(config.examples)]
+    assert said == (gold if method == "sft" else [25] * len(gold))  # every response says 0
+
+
+def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, monkeypatch):
+    read, add = [], TeacherStates.add
+
+    def counted(self, model, rows, *more):
+        read.append(len(rows))
+        add(self, model, rows, *more)
+
+    monkeypatch.setattr(TeacherStates, "add", counted)
+    work = tmp_path / "work"
+    for name, alignment in (("a", "none"), ("b", "paper"), ("c", "balanced")):
+        distill(config.model_copy(update={"out": tmp_path / name, "alignment": alignment, "work": work}))
+    assert read == [6, 0, 0]
+    (kept,) = work.iterdir()  # no checkpoints of runs that are done
+    assert kept.name.startswith("teacher-")
+
+
+def test_the_teacher_of_another_model_is_not_taken(config, tmp_path):
+    work = tmp_path / "work"
+    once = distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "a"}))
+    distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "b", "model": str(once)}))
+    assert len(list(work.glob("teacher-*"))) == 2
+    old, new = sorted(work.glob("teacher-*"), key=lambda p: p.stat().st_mtime)
+    for shard in new.iterdir():
+        shard.unlink()
+    (shard,) = old.iterdir()
+    shard.rename(new / shard.name)
+    with pytest.raises(PosgapError, match="teacher states of another model; delete"):
+        distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "c", "model": str(once)}))
+
+
+def test_a_loss_that_is_not_finite_leaves_the_names_of_the_prompts(config, tmp_path):
+    with pytest.raises(Rejected, match=r"step \d: the (loss of \d+ of 12 prompts|gradient) is not finite.*named in"):
+        distill(config.model_copy(update={"learning_rate": 1e30, "max_grad_norm": 1e30, "epochs": 20}))
+    report = read_json(tmp_path / "out.rejected" / "non_finite.json")
+    assert report["step"] > 1
+    assert {p["id"] for p in report["prompts"]} <= {f"kv-{i}" for i in range(6)}
+    assert report["prompts"][0].keys() == {"id", "placement", "loss"}
+    assert not config.out.exists()
+
+
+def test_adapters_are_merged_into_a_plain_model_folder(config, model_folder):
+    out = distill(config.model_copy(update={"lora_rank": 4, "learning_rate": 1e-2}))
+    assert weights(out).keys() == weights(model_folder).keys()
+    moved = {name for name, tensor in weights(out).items() if not torch.equal(tensor, weights(model_folder)[name])}
+    assert moved == {name for name in moved if name.endswith("_proj.weight")} != set()
+
+
+@pytest.mark.parametrize(
+    "update, message",
+    [
+        ({"k": 5}, "k=5: there are only 4 placements"),
+        ({"k": 0, "anchoring": 0.0}, "k=0: method r1 then reads no prompts"),
+        ({"deepspeed": "zero4"}, "deepspeed: 'zero4' is neither zero2, zero3 nor a DeepSpeed JSON file"),
+    ],
+)
+def test_bad_input(update, message, config):
+    with pytest.raises(PosgapError, match=message):
+        distill(config.model_copy(update=update))
