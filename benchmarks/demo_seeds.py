@@ -1,4 +1,4 @@
-"""The demo over several seeds, as the table of docs/results.md.
+"""The demo over several seeds, as a section of docs/results.md.
 
     python benchmarks/demo_seeds.py [--data FILE] [--seeds 0 1 2] [--out runs/results]
 
@@ -10,13 +10,12 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
-from statistics import mean, stdev
 
 from posgap.pipelines import smoke
+from report import ROOT, markdown, spread, write_section
 
-from posgap.files import atomic, read_json
+from posgap.files import read_json
 
-ROOT = Path(__file__).resolve().parents[1]
 POSITIONS = (1, 5, 10, 15, 20)
 
 
@@ -33,19 +32,16 @@ def figures(sweep: dict) -> list[float]:
 
 
 def table(summaries: dict[int, dict]) -> str:
-    """Markdown: a row per seed and model, then mean and spread over seeds."""
-    head = ["model", "seed", *(f"pos {i}" for i in POSITIONS), "mean", "gap", "gap, 95 %", "gate"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * (len(head) - 3) + "|---|"]
+    """A row per seed and model, then mean and spread over seeds."""
+    head, lines = ["model", "seed", *(f"pos {i}" for i in POSITIONS), "mean", "gap", "gap, 95 %", "gate"], []
     for key, name in (("base", "base"), ("candidate", "Pos2Distill-R1")):
         rows = {seed: figures(summary[key]) for seed, summary in summaries.items()}
         for seed, values in rows.items():
             low, high = summaries[seed][key]["gap_ci95"]
             verdict = "-" if key == "base" else "admitted" if summaries[seed]["gate"]["passed"] else "refused"
-            cells = [name, str(seed), *(f"{v:.1f}" for v in values), f"{low:.1f} to {high:.1f}", verdict]
-            lines.append("| " + " | ".join(cells) + " |")
-        spread = [f"{mean(column):.1f} ± {stdev(column):.1f}" for column in zip(*rows.values())]
-        lines.append("| " + " | ".join([f"**{name}**", "all", *spread, "", ""]) + " |")
-    return "\n".join(lines)
+            lines.append([name, str(seed), *(f"{v:.1f}" for v in values), f"{low:.1f} to {high:.1f}", verdict])
+        lines.append([f"**{name}**", "all", *map(spread, zip(*rows.values())), "", ""])
+    return markdown(head, lines)
 
 
 def main() -> None:
@@ -69,17 +65,13 @@ def main() -> None:
         worst_first=min(first),
         best_first=max(first),
     )
-    with atomic(ROOT / "docs" / "results.md") as partial:
-        partial.write_text(text)
-    print(text)
+    write_section("demo", text)
 
 
 RESULTS = """\
-# Results
+## The demo: key-value retrieval, tiny model
 
-Written by `benchmarks/demo_seeds.py` on {date}, two CPU cores; do not edit.
-
-## Key-value retrieval, tiny model
+Written by `benchmarks/demo_seeds.py` on {date}, two CPU cores.
 
 `posgap demo` on {source}: {n} held-out examples a position, 20 records a prompt, greedy, sub_EM.
 Accuracy in points; the gap is the best minus the worst of all 20 positions; its interval is the paired
