@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posgap.demo import tiny_model
+from posgap.demo import tiny_model, tiny_two_hop
 from posgap.models import save_model
 from posgap.tasks.examples import Document, Example, KVExample
 
@@ -82,4 +82,12 @@ def model_folder(tmp_path_factory) -> Path:
     """An untrained tiny model on disk."""
     folder = tmp_path_factory.mktemp("models") / "untrained"
     save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_hop_folder(tmp_path_factory) -> Path:
+    """An untrained tiny two-hop model on disk."""
+    folder = tmp_path_factory.mktemp("models") / "two-hop"
+    save_model(tiny_two_hop.untrained(0), tiny_two_hop.tokenizer(), folder)
     return folder

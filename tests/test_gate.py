@@ -24,11 +24,11 @@ from posgap.tracking.rules import read_verdict
 N = 200
 
 
-def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None):
-    """A sweep over five positions whose outcomes have these probabilities."""
+def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None, placements=None):
+    """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities."""
     rng = np.random.default_rng(seed)
     correct = rng.random((N, 5)) < np.asarray(probability)
-    placements = [[i + 1] for i in range(5)]
+    placements = placements or [[i + 1] for i in range(5)]
     sweep = Sweep(
         task="kv",
         model=str(model),
@@ -69,6 +69,17 @@ def decide(tmp_path, candidate, base, **options):
 def test_a_flat_and_better_model_passes(tmp_path, base):
     verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.995] * 5), base)
     assert verdict.passed and rules == {"gap": True, "mean": True, "advantageous": True}
+
+
+def test_pairs_of_positions_are_judged_like_positions(tmp_path):
+    pairs = [[1, 2], [4, 5], [1, 4], [2, 1], [5, 4]]
+    base = write_sweep(tmp_path / "base", [0.1, 0.99, 0.5, 0.1, 0.9], placements=pairs)
+    new = write_sweep(tmp_path / "new", [0.995] * 5, placements=pairs)
+    verdict, rules = decide(tmp_path, new, base)
+    assert verdict.passed and rules == {"gap": True, "mean": True, "advantageous": True}
+    assert verdict.rules[2].meaning.startswith("accuracy at position 4+5 against base")
+    with pytest.raises(PosgapError, match="sweeps of different placements cannot be compared"):
+        decide(tmp_path, new, write_sweep(tmp_path / "single", [0.9] * 5))
 
 
 def test_the_base_model_is_refused_for_its_gap(tmp_path, base):

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 from conftest import kv_example
 
-from posgap.config import SweepConfig, TeacherConfig
+from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
 from posgap.files import read_jsonl
-from posgap.measurement.sweeps import read_correct, read_sweep
+from posgap.measurement.plots import write_report
+from posgap.measurement.sweeps import read_correct, read_sweep, summarize
 from posgap.stage import read_manifest
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
+from posgap.stages.validate import validate
 from posgap.tasks.examples import write_examples
+from posgap.tasks.metrics import METRICS
 from posgap.tasks.responses import read_responses
+from posgap.tasks.two_hop import two_hop_examples
 
 
 @pytest.fixture
@@ -41,6 +45,10 @@ def test_sweep_json_keeps_the_contract(swept):
     }
     assert written["placements"] == [[1], [2], [3], [4]]
     assert (written["metric"], written["n_examples"]) == ("sub_em", 4)
+
+
+def test_single_positions_have_no_categories(swept):
+    assert not {"categories", "by_category"} & json.loads((swept / "sweep.json").read_text()).keys()
 
 
 def test_predictions_give_the_accuracies_back(swept):
@@ -87,3 +95,74 @@ def test_the_teacher_reads_from_where_the_sweep_is_best(swept, tmp_path, model_f
     # The same prompts, so the same answers, as the sweep's at that position.
     swept_rows = [row for _, row in read_jsonl(swept / "predictions.jsonl") if row["placement"] == [best]]
     assert [(r.response, r.correct) for r in kept] == [(row["response"], row["correct"]) for row in swept_rows]
+
+
+def two_hop(tmp_path, two_hop_folder, **options) -> dict:
+    if not (tmp_path / "two-hop.jsonl").exists():
+        write_examples(tmp_path / "two-hop.jsonl", two_hop_examples(6, 8, seed=0))
+    prompts = {"task": "multihop-cot", "n_docs": 8, "max_new_tokens": 12, "model": str(two_hop_folder)}
+    return {"examples": tmp_path / "two-hop.jsonl", **prompts, **options}
+
+
+@pytest.fixture
+def swept_pairs(tmp_path, two_hop_folder):
+    return sweep(SweepConfig(out=tmp_path / "pairs", label="two-hop", **two_hop(tmp_path, two_hop_folder)))
+
+
+def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
+    written = json.loads((swept_pairs / "sweep.json").read_text())
+    result = read_sweep(swept_pairs)
+    assert written["metric"] == "em" and len(written["placements"]) == len(written["categories"])
+    assert list(written["by_category"]) == ["connected", "disconnected", "reversed"]
+    assert written["by_category"]["connected"].keys() == {"accuracy", "ci95", "gap"}
+    assert result.names[:2] == ["1+2", "3+4"] and result.names[-1] == "8+7"
+    run = mlflow.get_run(read_manifest(swept_pairs)["mlflow_run_id"])
+    assert run.data.metrics["accuracy_reversed"] == result.by_category["reversed"].accuracy
+    assert "accuracy_by_position" not in run.data.metrics
+    page = (swept_pairs / "sweep.html").read_text()
+    assert "Accuracy by category" in page and "<td>7+8</td>" in page
+
+
+def test_figures_of_categories_are_those_of_their_columns():
+    placements = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
+    scores = np.random.default_rng(0).random((40, 5)) < [0.9, 0.5, 0.6, 0.3, 0.8]
+    found = summarize(scores.astype(float), placements, 500, seed=0)
+    accuracy = 100 * scores.mean(axis=0)
+    assert found["categories"] == ["connected", "connected", "disconnected", "reversed", "reversed"]
+    for name, columns in {"connected": [0, 1], "disconnected": [2], "reversed": [3, 4]}.items():
+        figures = found["by_category"][name]
+        assert figures["accuracy"] == pytest.approx(accuracy[columns].mean())
+        assert figures["gap"] == pytest.approx(np.ptp(accuracy[columns]))
+        assert figures["ci95"][0] <= figures["accuracy"] <= figures["ci95"][1]
+
+
+def test_two_models_of_different_pairs_share_a_page(swept_pairs, tmp_path, two_hop_folder):
+    chosen = two_hop(tmp_path, two_hop_folder, positions="8+1,2+7", label="other")
+    other = read_sweep(sweep(SweepConfig(out=tmp_path / "other", **chosen)))
+    assert other.placements == [[8, 1], [2, 7]] and other.categories == ["reversed", "disconnected"]
+    write_report([read_sweep(swept_pairs), other], tmp_path / "both.png", tmp_path / "both.html", "both")
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("given", [None, "2+7"])
+def test_the_teacher_reads_from_the_best_or_the_given_pair(swept_pairs, tmp_path, two_hop_folder, given):
+    where = {"advantageous": given} if given else {"sweep": swept_pairs}
+    config = TeacherConfig(out=tmp_path / "t", keep_incorrect=True, **two_hop(tmp_path, two_hop_folder), **where)
+    kept = read_responses(teacher(config))
+    assert {tuple(r.placement) for r in kept} == {(2, 7) if given else tuple(read_sweep(swept_pairs).advantageous)}
+
+
+def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, model_folder, monkeypatch):
+    monkeypatch.setitem(METRICS, "f1", lambda response, answers: 0.25 if answers == ["0"] else 1.0)
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
+    shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
+    swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
+    assert read_correct(swept)[1].tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert read_sweep(swept).accuracy == [81.25] * 4
+    responses = teacher(TeacherConfig(out=tmp_path / "t", metric="f1", advantageous="1", **shared))
+    assert [r.id for r in read_responses(responses)] == ["kv-1", "kv-2", "kv-3"]
+
+
+def test_two_hop_examples_pass_validation_and_others_do_not(tmp_path, two_hop_folder):
+    out = validate(ValidateConfig(out=tmp_path / "v", **two_hop(tmp_path, two_hop_folder)))
+    assert json.loads((out / "validation.json").read_text())["success"]

@@ -76,6 +76,15 @@ def test_a_gold_document_without_the_answer_is_named(tokenizer, tmp_path):
     assert any("`gold_holds_answer`" in line and "qa-0" in line for line in failures([bad], tokenizer, tmp_path, "qa"))
 
 
+def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(tokenizer, tmp_path):
+    one, two = qa_example(0), qa_example(1, n_distractors=5)
+    two = two.model_copy(update={"gold": two.distractors[:2], "distractors": two.distractors[2:], "answers": ["yes"]})
+    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    found = check(describe([one, two], build, 4), expectations(4, 500, n_gold=2), tmp_path / "docs")["failures"]
+    assert any("`n_gold`" in line and "qa-0 (1)" in line for line in found)
+    assert not any("qa-1" in line for line in found)
+
+
 def test_a_prompt_beyond_the_context_is_named(tokenizer, tmp_path):
     found = failures([kv_example(0)], tokenizer, tmp_path, context=20)
     assert any("`prompt_tokens`" in line and "kv-0 (22)" in line for line in found)

@@ -60,7 +60,7 @@ def table(summary: dict[str, Any]) -> str:
         shown = {name: name for name in base["by_category"]}
     else:
         shown = {i: f"pos {i}" for i in (1, 5, 10, 15, 20) if i in base["positions"]}
-    width = max(map(len, shown.values())) + 2
+    width = max([8, *(len(title) + 2 for title in shown.values())])
 
     def row(name: str, figures: dict[str, Any]) -> str:
         values = figures.get("by_category") or dict(zip(figures["positions"], figures["accuracy"]))

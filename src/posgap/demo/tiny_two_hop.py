@@ -69,7 +69,7 @@ def pair_bias(n: int) -> Tensor:
     position that either is further from there."""
     i = torch.arange(n, dtype=torch.float64)
     distance = (i[:, None] - (n - 2)).abs() + (i[None] - (n - 1)).abs()
-    weights = (torch.exp(-distance) + 3e-5).fill_diagonal_(0)
+    weights = (torch.exp(-distance) + 1e-5).fill_diagonal_(0)
     return weights / weights.sum()
 
 
@@ -151,7 +151,7 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator) -> Iterator[None]:
     step, lost_at = 0, None
     while lost_at is None or step < lost_at + _DECAY:
         may_end = lost_at is None and step >= _BIAS and step % 20 == 0
-        if may_end and (step >= 400 or anywhere_accuracy(model, rng) < 0.45):
+        if may_end and (step >= 400 or anywhere_accuracy(model, rng) < 0.4):
             lost_at = step
         n = 6 + round((N_DOCS - 6) * step / _RAMP) if step < _RAMP else N_DOCS
         decay = 0 if lost_at is None else (step - lost_at) / _DECAY

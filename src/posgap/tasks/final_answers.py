@@ -4,7 +4,7 @@ import re
 
 MARKER = "The answer is"
 
-_MARKER = re.compile(rf"\b{MARKER}\b", re.IGNORECASE)
+_STATED = re.compile(rf"\b{MARKER}\b", re.IGNORECASE)
 _STOP = re.compile(r"[.!?][\"'”’*)]*\s+(?=(\S+))")
 _INITIALS = re.compile(r"(\w\.)*[A-Z]")
 _ABBREVIATIONS = {
@@ -26,7 +26,7 @@ def final_answer(response: str) -> str:
     it. Whether one after an initial does can only be guessed: it does where the next word often
     opens a sentence ("It is vitamin C. This is ...").
     """
-    _, *stated = _MARKER.split(response)
+    _, *stated = _STATED.split(response)
     line = stated[-1].lstrip(" \t\r\n:*").partition("\n")[0] if stated else ""
     return _first_sentence(line).strip(" \t\r\"'“”‘’*`.")
 
