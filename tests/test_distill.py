@@ -79,6 +79,15 @@ def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, m
     assert kept.name.startswith("teacher-")
 
 
+def test_precision_may_change_from_run_to_run(config, tmp_path):
+    """In bfloat16 arithmetic the student begins as the teacher too, and its folder keeps the base's dtype."""
+    for dtype in ("float32", "bfloat16", "float32"):
+        out = distill(config.model_copy(update={"dtype": dtype, "out": tmp_path / dtype, "force": True}))
+        first = next(row for _, row in read_jsonl(out / "history.jsonl"))
+        assert first["anchoring_kl"] < 1e-6
+        assert {tensor.dtype for tensor in weights(out).values()} == {torch.float32}
+
+
 def test_the_teacher_of_another_model_is_not_taken(config, tmp_path):
     work = tmp_path / "work"
     once = distill(config.model_copy(update={"work": work, "anchoring": 0.0, "out": tmp_path / "a"}))

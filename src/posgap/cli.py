@@ -130,6 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = _fail(f"{option}: {first['msg'].removeprefix('Value error, ')}, got {first['input']!r}", 2)
     except PosgapError as error:
         code = _fail(str(error), error.exit_code)
+    except OSError as error:
+        code = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", 130)
     sys.exit(code)

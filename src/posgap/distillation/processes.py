@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
+from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
 
 from posgap.errors import PosgapError
@@ -33,6 +34,8 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
     `mixed`: arithmetic in bfloat16. `deepspeed`: `zero2`, `zero3` or a DeepSpeed JSON file; empty
     is none, unless `accelerate launch` asks for it.
     """
+    # Accelerate remembers its first settings; a process may train again with others.
+    AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
     if deepspeed:
         if not is_deepspeed_available():

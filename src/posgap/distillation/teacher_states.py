@@ -85,9 +85,12 @@ class TeacherStates:
 
     def _write(self, states: Tensor, rows: list[tuple[str, int]]) -> None:
         shard = self.folder / f"states-{rows[0][0][:16]}.safetensors"
-        with atomic(shard) as partial:
-            metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
-            save_file({"states": states}, partial, metadata=metadata)
+        metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
+        try:
+            with atomic(shard) as partial:
+                save_file({"states": states}, partial, metadata=metadata)
+        except (OSError, SafetensorError) as error:
+            raise PosgapError(f"{shard}: could not be written: {error}") from None
         self._index(shard)
 
     def read(self, shard: Path, start: int, end: int) -> Tensor:

@@ -145,6 +145,8 @@ def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:
 def _export(config: DistillConfig, model, state: dict, tokenizer, out: Path) -> None:
     """Saves the trained parameters in the dtype of the model they came from."""
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    if empty := [name for name, tensor in state.items() if not tensor.numel()]:
+        raise PosgapError(f"{empty[0]}: gathered without values; the DeepSpeed file must gather weights on saving")
     if config.lora_rank:
         state = merged(state, config.lora_rank, config.lora_alpha)
     stored = load_config(config.model).dtype or torch.float32
