@@ -5,6 +5,7 @@ from conftest import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posgap.config import SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
@@ -122,3 +123,16 @@ def test_swept_pairs_differ_and_are_told_by_category(n_docs):
 def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, complaint):
     with pytest.raises(PosgapError, match=complaint):
         swept_placements(20, n_gold, chosen)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("1, 5,10", ["1", "5", "10"]), ("1+2,19+20", ["1+2", "19+20"]), ([1, 5.0, "3+7"], ["1", "5", "3+7"]), ("", [])],
+)
+def test_a_sweep_s_positions_come_as_text_or_from_kfp_as_a_list(given, kept):
+    assert SweepConfig(examples="e", model="m", out="o", positions=given).positions == kept
+
+
+@pytest.mark.parametrize(("given", "kept"), [("", ""), ("19+20", "19+20"), (1, "1")])
+def test_the_advantageous_placement_is_text(given, kept):
+    assert TeacherConfig(examples="e", model="m", out="o", advantageous=given).advantageous == kept

@@ -4,11 +4,16 @@ import pytest
 import torch
 from conftest import kv_example
 
+from posgap.config import SweepConfig, TeacherConfig
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
-from posgap.tasks.examples import Document, Example
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages.sweep import sweep
+from posgap.stages.teacher import teacher
+from posgap.tasks.examples import Document, Example, write_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.responses import read_responses
 from posgap.tasks.two_hop import QUESTION, two_hop_examples
 
 
@@ -95,3 +100,24 @@ def test_recipes_favour_the_first_record(recipe):
     weights = tiny_model.end_bias(20, recipe.first, recipe.tau)
     assert weights.sum() == pytest.approx(1)
     assert weights.argmax() == 0 and weights[:10].sum() == pytest.approx(recipe.first, abs=1e-5)
+
+
+@pytest.fixture
+def one_thread():
+    # Threads that wait for each other on a busy machine took eight times as long as one.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_the_two_hop_model_reasons_near_the_end_and_teaches_from_there(tmp_path, one_thread):
+    tiny_two_hop.write(tmp_path / "model", seed=0)
+    write_examples(tmp_path / "e.jsonl", two_hop_examples(100, 20, seed=1))
+    shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "task": "multihop-cot"}
+    swept = sweep(SweepConfig(out=tmp_path / "sweep", positions="19+20,1+2,10+11,1+15,6+1", **shared))
+    best, *others = read_sweep(swept).accuracy
+    assert best >= 95 and best - max(others) >= 10 and best - min(others) >= 50
+    responses = read_responses(teacher(TeacherConfig(out=tmp_path / "teacher", sweep=swept, **shared)))
+    assert len(responses) >= 95 and {tuple(r.placement) for r in responses} == {(19, 20)}
