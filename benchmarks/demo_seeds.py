@@ -65,7 +65,7 @@ def main() -> None:
         worst_first=min(first),
         best_first=max(first),
     )
-    write_section("demo", text)
+    write_section("results", "demo", text)
 
 
 RESULTS = """\

@@ -24,12 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from report import markdown, write_section
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, chunks, plan
@@ -156,44 +158,44 @@ def measure(side: str, options) -> dict:
     return {"seconds": time.perf_counter() - started, "peak_bytes": peak, "losses": losses}
 
 
-def compare(options) -> dict:
-    """Both sides, each in a process of its own."""
-    found = {}
+def compare(options) -> tuple[dict, list[list[str]]]:
+    """Both sides, each in a process of its own: the ratios, and a row of figures for each."""
+    found, rows = {}, []
     for side in ("theirs", "ours"):
         given = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in FLAGS]
-        flags = [f"--{name.replace('_', '-')}" for name in FLAGS if getattr(options, name)]
+        flags = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
         command = [sys.executable, __file__, "--side", side, *given, *flags]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found[side] = json.loads(output.splitlines()[-1])
+        seconds, peak = found[side]["seconds"], found[side]["peak_bytes"]
+        rate = options.examples * options.epochs / seconds
+        rows.append([f"{options.vocabulary}, {side}", f"{rate:.3f}", f"{seconds:.1f}", f"{peak / 2**30:.2f}"])
     for a, b in zip(found["ours"]["losses"], found["theirs"]["losses"], strict=True):
         tolerance = 1e-3 if options.dtype == "float32" else 5e-2
         assert abs(a - b) <= tolerance * abs(b), (found["ours"]["losses"], found["theirs"]["losses"])
-    done = options.examples * options.epochs
-    for side, figures in found.items():
-        print(
-            f"{options.vocabulary:>7} tokens of vocabulary, {side:>6}: {done / figures['seconds']:8.3f} examples/s, "
-            f"{figures['peak_bytes'] / 2**30:6.2f} GiB at the peak, {figures['seconds']:6.1f} s"
-        )
-    return {
+    ratios = {
         "speed_ratio": round(found["theirs"]["seconds"] / found["ours"]["seconds"], 2),
         "memory_ratio": round(found["ours"]["peak_bytes"] / found["theirs"]["peak_bytes"], 3),
     }
+    return ratios, rows
 
 
-FLAGS = ("gradient_checkpointing", "quick")
+FLAGS = ("gradient_checkpointing", "quick", "write", "side", "small_vocabulary")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one step of one example: under a minute on two cores")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--small-vocabulary", type=int, default=4096, help="compared too; 0: not")
     for name, default in {
-        "vocabulary": 128256, "small-vocabulary": 4096, "prompt-tokens": 2048, "response-tokens": 8, "width": 128,
-        "feed-forward": 0, "layers": 2, "heads": 4, "kv-heads": 2, "examples": 4, "k": 4, "epochs": 2, "batch-size": 2,
-        "micro-batch-size": 1, "threads": torch.get_num_threads(),
+        "vocabulary": 128256, "prompt-tokens": 2048, "response-tokens": 8, "width": 64, "feed-forward": 0, "layers": 2,
+        "heads": 4, "kv-heads": 2, "examples": 4, "k": 4, "epochs": 2, "batch-size": 2, "micro-batch-size": 1,
+        "threads": torch.get_num_threads(),
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -202,11 +204,37 @@ def main() -> None:
     if options.side:
         print(json.dumps(measure(options.side, options)))
         return
-    options.side = None
-    del options.side
-    figures = compare(options)
-    small = compare(argparse.Namespace(**vars(options) | {"vocabulary": options.small_vocabulary}))
-    print(json.dumps(figures | {"small_vocabulary": small}))
+    figures, rows = compare(options)
+    if options.small_vocabulary:
+        small = argparse.Namespace(**vars(options) | {"vocabulary": options.small_vocabulary})
+        figures["small_vocabulary"], more = compare(small)
+        rows += more
+    table = markdown(["vocabulary, side", "examples/s", "seconds", "peak GiB"], rows)
+    if options.write:
+        device = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
+        text = TEXT.format(table=table, date=date.today(), where=device, json=json.dumps(figures), **vars(options))
+        write_section("benchmarks", f"distill-step-{options.device}", text)
+    else:
+        print(table)
+    print(json.dumps(figures))
+
+
+TEXT = """\
+## A training step of R1 against the authors' way
+
+Written by `benchmarks/distill_step.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers and
+width {width}; prompts of {prompt_tokens} tokens, responses of {response_tokens}; {examples} examples, K = {k},
+{epochs} epochs, {batch_size} examples a step, prompts read {micro_batch_size} at a time. Both sides end with the same
+losses. "Theirs" is the cost pattern of the code released with Pos2Distill: the teacher in memory, run for every copy
+of an example in every epoch, logits and log-softmax over whole prompts. "Ours" includes the pass over the teacher.
+
+{table}
+
+`{json}`
+
+TRL's DistillationTrainer is not beside it: it samples its completions from the student (on-policy) and reads one prompt
+column, so that it cannot train on a response given under another prompt.
+"""
 
 
 if __name__ == "__main__":

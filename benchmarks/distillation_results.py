@@ -253,7 +253,7 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.WARNING)
     data = options.data or make_kv(MakeKVConfig(out=out / "kv.jsonl.gz"))
-    write_section("distillation", text(out, data, options.seeds))
+    write_section("results", "distillation", text(out, data, options.seeds))
 
 
 def text(out: Path, data: Path, seeds: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""What the scripts that write docs/results.md share: sections, tables, mean and spread."""
+"""What the scripts that write docs/results.md and docs/benchmarks.md share: sections and tables."""
 
 import re
 from collections.abc import Sequence
@@ -8,25 +8,32 @@ from statistics import mean, stdev
 from posgap.files import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "docs" / "results.md"
-_HEAD = """\
+_HEADS = {
+    "results": """\
 # Results
 
 Every section is written by the script it names; do not edit. Accuracy is in points. The gap is the
 best minus the worst of all placements swept. Where several seeds ran, cells are mean ± standard
 deviation over seeds; each seed is another base model, trained from scratch, with data of its own.
-"""
+""",
+    "benchmarks": """\
+# Benchmarks
+
+Every section is written by the script it names; do not edit. Ratios are of two runs side by side on
+one machine, each in a process of its own where memory is compared.
+""",
+}
 
 
-def write_section(name: str, text: str) -> None:
-    """Puts `text` under the section `name` of docs/results.md, in place of what was there."""
-    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    old = RESULTS.read_text() if RESULTS.is_file() else ""
+def write_section(page: str, name: str, text: str) -> None:
+    """Puts `text` under the section `name` of docs/<page>.md, in place of what was there."""
+    path = ROOT / "docs" / f"{page}.md"
+    old = path.read_text() if path.is_file() else ""
     sections = dict(re.findall(r"<!-- (\S+) -->\n(.*?)<!-- /\1 -->", old, re.DOTALL)) | {name: text.strip() + "\n"}
     body = "\n".join(f"<!-- {key} -->\n{value}<!-- /{key} -->\n" for key, value in sections.items())
-    with atomic(RESULTS) as partial:
-        partial.write_text(f"{_HEAD}\n{body}")
-    print(f"{begin}\n{text.strip()}\n{end}")
+    with atomic(path) as partial:
+        partial.write_text(f"{_HEADS[page]}\n{body}")
+    print(text.strip())
 
 
 def spread(values: Sequence[float]) -> str:

@@ -131,7 +131,7 @@ class DistillConfig(StageConfig):
     examples: InputPath = Field(description="examples the responses answer")
     responses: InputPath = Field(description="folder `teacher` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
-    task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
+    task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
     method: Literal["r1", "r2", "sft", "seqkd"] = Field(
         "r1",
         description="r1: KL to the teacher's distributions, for retrieval; r2: cross-entropy on its chains of thought, "
