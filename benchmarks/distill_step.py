@@ -222,7 +222,7 @@ def main() -> None:
 TEXT = """\
 ## A training step of R1 against the authors' way
 
-Written by `benchmarks/distill_step.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers and
+Written by `benchmarks/distill_step.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers,
 width {width}; prompts of {prompt_tokens} tokens, responses of {response_tokens}; {examples} examples, K = {k},
 {epochs} epochs, {batch_size} examples a step, prompts read {micro_batch_size} at a time. Both sides end with the same
 losses. "Theirs" is the cost pattern of the code released with Pos2Distill: the teacher in memory, run for every copy
