@@ -4,10 +4,11 @@ import pytest
 import torch
 from conftest import kv_example
 
-from posgap.config import SweepConfig, TeacherConfig
+from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
 from posgap.measurement.sweeps import read_sweep
+from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tasks.examples import Document, Example, write_examples
@@ -112,12 +113,19 @@ def one_thread():
 
 
 @pytest.mark.slow
-def test_the_two_hop_model_reasons_near_the_end_and_teaches_from_there(tmp_path, one_thread):
+def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path, one_thread):
     tiny_two_hop.write(tmp_path / "model", seed=0)
     write_examples(tmp_path / "e.jsonl", two_hop_examples(100, 20, seed=1))
     shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "task": "multihop-cot"}
     swept = sweep(SweepConfig(out=tmp_path / "sweep", positions="19+20,1+2,10+11,1+15,6+1", **shared))
     best, *others = read_sweep(swept).accuracy
     assert best >= 95 and best - max(others) >= 10 and best - min(others) >= 50
-    responses = read_responses(teacher(TeacherConfig(out=tmp_path / "teacher", sweep=swept, **shared)))
+    taught = teacher(TeacherConfig(out=tmp_path / "teacher", sweep=swept, **shared))
+    responses = read_responses(taught)
     assert len(responses) >= 95 and {tuple(r.placement) for r in responses} == {(19, 20)}
+    r2 = {"method": "r2", "epochs": 8, "batch_size": 16, "learning_rate": 1e-3, "warmup_steps": 5}
+    trained = distill(DistillConfig(responses=taught, out=tmp_path / "r2", **r2, **shared))
+    write_examples(tmp_path / "held-out.jsonl", two_hop_examples(100, 20, seed=2))
+    again = {**shared, "examples": tmp_path / "held-out.jsonl", "model": str(trained)}
+    after = read_sweep(sweep(SweepConfig(out=tmp_path / "after", positions="19+20,1+2,10+11,1+15,6+1", **again)))
+    assert min(after.accuracy) >= min(others) + 40 and after.gap < 30

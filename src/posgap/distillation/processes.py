@@ -34,6 +34,8 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
     `mixed`: arithmetic in bfloat16. `deepspeed`: `zero2`, `zero3` or a DeepSpeed JSON file; empty
     is none, unless `accelerate launch` asks for it.
     """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed looks for others, and says so
     # Accelerate remembers its first settings; a process may train again with others.
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
