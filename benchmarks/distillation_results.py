@@ -304,9 +304,10 @@ def text(out: Path, data: Path, seeds: list[int]) -> str:
 TEXT = """\
 ## Distillation: methods, ablations, baselines
 
-Written by `benchmarks/distillation_results.py` on {date}, two CPU cores, seeds {seeds}. Retrieval on {source}: lines
-1-100 to train on, 101-300 held out ({n} examples a position), n = 20, greedy, sub_EM. {examples} training examples,
-{preset} (the paper: 3e-6, 32 examples a step, 300 examples, at 7B). Base models are trained from scratch for each seed.
+Written by `benchmarks/distillation_results.py` on {date}, two CPU cores, seeds {seeds}. Retrieval on
+{source}: lines 1-100 to train on, 101-300 held out ({n} examples a position), n = 20, greedy, sub_EM.
+{examples} training examples, {preset}
+(the paper: 3e-6, 32 examples a step, 300 examples, at 7B). Base models are trained from scratch for each seed.
 
 ### Where the miniature agrees with the paper
 
@@ -318,6 +319,9 @@ below R1 everywhere). "No clear effect": smaller than its spread over seeds, or 
 ### The tiny retrieval model
 
 {standard}
+
+`sft` and `seqkd` are one where every kept response is the gold answer's two tokens, and `r2` is `seqkd` where there is
+one gold document.
 
 ### The capacity-limited model
 
@@ -334,7 +338,8 @@ Responses sampled at temperature 2 and not filtered ({noise} % of them right), 3
 ### Two-hop reasoning
 
 Synthetic two-hop questions, chain of thought, EM of the final answer, 200 held-out examples at each of 30 pairs of
-positions; the teacher reads the pair that the base's sweep finds best. `sft` learns the bare final answer.
+positions; the teacher reads the pair that the base's sweep finds best. `sft` learns the bare final answer, which two
+layers cannot give without the chain: it destroys the model. R1 on two-hop questions is KL over the chain of thought.
 
 {two_hop}
 
