@@ -194,13 +194,13 @@ def main() -> None:
     parser.add_argument("--small-vocabulary", type=int, default=4096, help="compared too; 0: not")
     for name, default in {
         "vocabulary": 128256, "prompt-tokens": 2048, "response-tokens": 8, "width": 64, "feed-forward": 0, "layers": 2,
-        "heads": 4, "kv-heads": 2, "examples": 4, "k": 4, "epochs": 2, "batch-size": 2, "micro-batch-size": 1,
-        "threads": torch.get_num_threads(),
+        "heads": 4, "kv-heads": 2, "examples": 2, "k": 4, "epochs": 2, "batch-size": 1, "micro-batch-size": 1,
+        "threads": 1,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.quick:
-        options.examples, options.epochs, options.batch_size = 1, 1, 1
+        options.examples, options.epochs, options.batch_size, options.k = 1, 1, 1, 2
     if options.side:
         print(json.dumps(measure(options.side, options)))
         return
