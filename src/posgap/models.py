@@ -14,6 +14,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from posgap.errors import PosgapError
+from posgap.scaling.application import scale_model
 
 transformers_logging.disable_progress_bar()
 
@@ -40,11 +41,13 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def load_model(path: str, dtype: str = "auto") -> PreTrainedModel:
-    """A causal language model from safetensors, in evaluation mode, on the CPU.
+    """A causal language model from safetensors, in evaluation mode, on the CPU; scaled where its
+    config names RoPE factors.
 
     `dtype` "auto" is bfloat16 where there is a GPU and float32 elsewhere.
     """
-    return _loaded(AutoModelForCausalLM, path, "model", dtype=resolve_dtype(dtype), use_safetensors=True).eval()
+    model = _loaded(AutoModelForCausalLM, path, "model", dtype=resolve_dtype(dtype), use_safetensors=True)
+    return scale_model(model.eval())
 
 
 def save_model(

@@ -14,6 +14,7 @@ from posgap.measurement.plots import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.models import load_model
 from posgap.progress import track
+from posgap.scaling.application import config_factors
 from posgap.stage import stage
 from posgap.tasks.examples import examples_file, read_examples
 from posgap.tasks.metrics import METRICS
@@ -52,7 +53,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         task=config.task,
         model=config.model,
         label=config.label,
-        scaling=None,
+        scaling={"factors": factors} if (factors := config_factors(generator.model.config)) else None,
         metric=metric,
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.resamples, config.seed),
