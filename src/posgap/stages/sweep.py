@@ -15,6 +15,7 @@ from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summa
 from posgap.models import load_model
 from posgap.progress import track
 from posgap.scaling.application import config_factors
+from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.tasks.examples import examples_file, read_examples
 from posgap.tasks.metrics import METRICS
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
     examples = read_examples(config.examples)[: config.limit or None]
+    refuse_searched(Path(config.model), (example.id for example in examples))
     build, placements = (
         prompt_builder(config.task, config.model, config.max_new_tokens),
         single_placements(config.n_docs, config.positions),

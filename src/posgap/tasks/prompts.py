@@ -28,7 +28,9 @@ def _search_results(documents: Sequence[Document]) -> str:
 class Task:
     """What a prompt says and how its response is judged.
 
-    `template` has the fields `documents` and `question`; `render` writes the documents.
+    `template` has the fields `documents` and `question`; `render` writes the documents. `answer`,
+    with the field `answer`, words the response of a task that has one right answer; empty where
+    many responses are right.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Task:
     render: Callable[[Sequence[Document]], str]
     metric: str
     max_new_tokens: int
+    answer: str = ""
 
     def prompt(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
@@ -52,6 +55,7 @@ _KV = Task(
     render=_json_records,
     metric="sub_em",
     max_new_tokens=100,
+    answer=' "{answer}"',
 )
 _QA = Task(
     name="qa",
@@ -95,6 +99,24 @@ class PromptBuilder:
                 "or max_new_tokens"
             )
         return ids
+
+    def response_ids(self, example: AnyExample, placement: Placement, metric: str) -> list[int]:
+        """Token ids of the one right response: for sub_em as far as its answer reaches, for em whole,
+        with the end token. `PosgapError` where the task or the tokenizer leaves it open."""
+        (answer, *others), whole = example.answers, metric == "em"
+        if not self.task.answer or others:
+            raise PosgapError(f"example {example.id}: task {self.task.name} has no single right response")
+        wording = self.task.answer if whole else self.task.answer.partition("{answer}")[0] + "{answer}"
+        response = wording.format(answer=answer)
+        if self.tokenizer.chat_template:
+            ids = self.tokenizer(response.strip(), add_special_tokens=False)["input_ids"]
+        else:
+            text = self.task.prompt(example, placement)
+            prompt, together = self.token_ids(text), self.token_ids(text + response)
+            if together[: len(prompt)] != prompt:
+                raise PosgapError(f"example {example.id}: the tokenizer joins the prompt's end and the answer")
+            ids = together[len(prompt) :]
+        return [*ids, self.tokenizer.eos_token_id] if whole else ids
 
     def token_ids(self, text: str) -> list[int]:
         if self.tokenizer.chat_template:
