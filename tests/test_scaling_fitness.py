@@ -11,7 +11,8 @@ from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.scaling.application import layer_scaling
-from posgap.scaling.fitness import Question, TeacherForced, fitness, position_weights
+from posgap.scaling.fitness import TeacherForced, fitness, position_weights
+from posgap.scaling.questions import Question
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task

@@ -126,7 +126,9 @@ class ScaleSearchConfig(GenerationConfig):
     exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
     positions: Positions = Field([], description="positions to score, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
-    strategy: Literal["genetic", "cma"] = Field("genetic", description="genetic algorithm, or CMA-ES to compare")
+    strategy: Literal["genetic", "cma", "ms_poe"] = Field(
+        "genetic", description="genetic algorithm; to compare, CMA-ES, or Ms-PoE's per-head factors without a search"
+    )
     curve: Literal["bezier", "linear", "step", "free", "uniform"] = Field("bezier", description="factors over depth")
     order: int = Field(3, ge=0, description="bezier, step: control points less one; 3 is the cubic Bezier")
     low: float = Field(1.0, gt=0, description="lowest factor")

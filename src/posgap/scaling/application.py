@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from posgap.errors import PosgapError
+from posgap.scaling.heads import scale_heads
 
 CONFIG_KEY = "posgap_rope_factors"
 # RoPE types that choose their frequencies by the largest position they are given.
@@ -24,21 +25,30 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTRIBUTE = "_posgap_layer_scaling"
 
 
-def scale_model(model: PreTrainedModel, factors: Sequence[float] | None = None) -> PreTrainedModel:
-    """Scales `model` in place by `factors [L]`, or by those its config names, and returns it.
+Factors = Sequence[float] | Sequence[Sequence[float]]
 
-    The config names them from then on, so that the model is saved scaled. A model whose config
-    names none is returned as it is. Scaling a scaled model replaces its factors.
+
+def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTrainedModel:
+    """Scales `model` in place by `factors`, or by those its config names, and returns it.
+
+    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
+    them from then on, so that the model is saved scaled. A model whose config names none is returned
+    as it is. Scaling a scaled model replaces its factors.
     """
     if factors is None:
         factors = config_factors(model.config)
-    if factors is not None:
+    if factors is None:
+        return model
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
+    if isinstance(factors[0], list | tuple):
+        scale_heads(model, factors)
+    else:
         layer_scaling(model).set(factors)
-        setattr(model.config, CONFIG_KEY, list(factors))
+    setattr(model.config, CONFIG_KEY, list(factors))
     return model
 
 
-def config_factors(config: PretrainedConfig) -> list[float] | None:
+def config_factors(config: PretrainedConfig) -> Factors | None:
     """The factors that a model's config names."""
     return getattr(config, CONFIG_KEY, None)
 
@@ -75,8 +85,7 @@ class LayerScaling:
         return len(self.factors)
 
     def set(self, factors: Sequence[float]) -> None:
-        """Puts `factors [L]` in force; `PosgapError` where they do not fit the model."""
-        check_factors(factors, self.n_layers, self.name)
+        """Puts `factors [L]` in force; `PosgapError` where the model's RoPE cannot take them."""
         if self.length_dependent and min(factors) < 1:
             raise PosgapError(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
         self.factors = torch.tensor(factors, dtype=torch.float32)
@@ -97,13 +106,16 @@ class LayerScaling:
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
 
 
-def check_factors(factors: Sequence[float], n_layers: int, where: str) -> None:
-    """`PosgapError` unless `factors` are as many positive numbers as there are layers."""
+def check_factors(factors: Factors, n_layers: int, where: str) -> None:
+    """`PosgapError` unless there is one positive number a layer, or one row of them."""
     if len(factors) != n_layers:
         raise PosgapError(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
-    for layer, factor in enumerate(factors):
-        if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
-            raise PosgapError(f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number")
+    for layer, row in enumerate(factors):
+        for factor in row if isinstance(row, list | tuple) else [row]:
+            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
+                raise PosgapError(
+                    f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number"
+                )
 
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:

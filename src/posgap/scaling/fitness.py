@@ -5,7 +5,7 @@ for: `correct [C, E, P]`, for C candidates, E examples and P placements.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,19 +15,12 @@ from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator, batches
 from posgap.progress import track
 from posgap.scaling.application import layer_scaling
+from posgap.scaling.questions import Question
 from posgap.tasks.metrics import METRICS
 
 Factors = tuple[float, ...]
 Weights = Literal["middle", "uniform"]
 Objective = Literal["mean", "worst", "mean_minus_gap"]
-
-
-class Question(NamedTuple):
-    """A prompt, the token ids of its right response, and the answers accepted in text."""
-
-    prompt: list[int]
-    response: list[int]
-    answers: list[str]
 
 
 class Evaluator(Protocol):

@@ -23,7 +23,8 @@ def write_plot(scaling: Scaling, png: Path) -> None:
         left.plot(generations, [row[name] for row in scaling.history], style, color="#0f766e", label=label)
     left.axhline(scaling.unscaled_fitness, color="#c2410c", linewidth=1, label="unscaled")
     left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective}, {scaling.weights} weights)")
-    right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e", label="factor")
+    # Per-head factors make one line a head.
+    right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
     if scaling.curve["kind"] in ("bezier", "linear"):
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)
         places = [i * spacing for i in range(len(scaling.control_points))]

@@ -15,7 +15,10 @@ SCALING_FILE = "scaling.json"
 
 
 class Scaling(BaseModel):
-    """Factors, the curve they lie on, and the search that found them. Accuracies are in points."""
+    """Factors, the curve they lie on, and the search that found them. Accuracies are in points.
+
+    `factors` are one per layer, or, by Ms-PoE, a row per layer with one per head.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -28,7 +31,7 @@ class Scaling(BaseModel):
     strategy: str
     curve: dict
     control_points: list[float]
-    factors: list[float]
+    factors: list[float] | list[list[float]]
     objective: str
     weights: str
     fitness: float
@@ -58,10 +61,11 @@ def read_scaling(path: Path) -> Scaling:
     except KeyError as error:
         raise PosgapError(f"{file}: field `curve.{error.args[0]}` is missing") from None
     check_factors(scaling.factors, len(scaling.factors), str(file))
-    for layer, factor in enumerate(scaling.factors):
-        if not low <= factor <= high:
-            side = f"below the bound {low:g}" if factor < low else f"above the bound {high:g}"
-            raise PosgapError(f"{file}: the factor of layer {layer}, {factor:g}, is {side}; search again")
+    for layer, row in enumerate(scaling.factors):
+        for factor in row if isinstance(row, list) else [row]:
+            if not low <= factor <= high:
+                side = f"below the bound {low:g}" if factor < low else f"above the bound {high:g}"
+                raise PosgapError(f"{file}: the factor of layer {layer}, {factor:g}, is {side}; search again")
     return scaling
 
 
