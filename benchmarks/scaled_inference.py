@@ -1,0 +1,95 @@
+"""A scaled model's forward pass and decoding against the unscaled one's, and Ms-PoE's.
+
+    python benchmarks/scaled_inference.py [--quick]
+
+All three are the same Llama with the same weights, measured in turns. Factors of one must give the unscaled
+logits bit for bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ...,
+"ms_poe_forward_ratio": ..., "ms_poe_decode_ratio": ..., "identical": ...}.
+"""
+
+import argparse
+import copy
+import json
+import time
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from posgap.scaling.application import scale_model
+
+LAYERS = 8
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=2048,
+            hidden_size=512,
+            intermediate_size=1536,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            max_position_embeddings=4096,
+        )
+    ).eval()
+
+
+def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Seconds of one forward pass over the prompt."""
+    started = time.perf_counter()
+    model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    return time.perf_counter() - started
+
+
+def decode(model: PreTrainedModel, cache: DynamicCache, steps: int) -> float:
+    """Seconds of `steps` decoding steps behind the prompt in `cache`, which is left as it was."""
+    token = torch.tensor([[5]])
+    started = time.perf_counter()
+    for _ in range(steps):
+        token = model(input_ids=token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    seconds = time.perf_counter() - started
+    cache.crop(-steps)
+    return seconds
+
+
+def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
+    """Each model's best seconds over the unscaled model's: what else runs on the machine only adds."""
+    best = {name: min(turn[name] for turn in turns) for name in turns[0]}
+    return {name: round(seconds / best["unscaled"], 4) for name, seconds in best.items()}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--steps", type=int, default=8, help="decoding steps a turn")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for one another would drown a percent
+    turns = 25 if arguments.quick else 60
+    unscaled, ids = llama(), torch.randint(3, 2048, (1, arguments.prompt))
+    ones = scale_model(copy.deepcopy(unscaled), [1.0] * LAYERS)
+    identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
+    models = {
+        "unscaled": unscaled,
+        "scaled": scale_model(copy.deepcopy(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
+        "ms_poe": scale_model(copy.deepcopy(unscaled), [[1.2 + 0.6 * h / 7 for h in range(8)]] * LAYERS),
+    }
+    caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
+    forwards, decodes = [], []
+    for turn in range(turns + 1):
+        # The order changes with the turn, so that whatever drifts hits all alike.
+        names = sorted(models, key=lambda name: (list(models).index(name) + turn) % len(models))
+        forwards.append({name: forward(models[name], ids) for name in names})
+        decodes.append({name: decode(models[name], caches[name], arguments.steps) for name in names})
+    forward_ratios, decode_ratios = ratios(forwards[1:]), ratios(decodes[1:])
+    per_step = 1000 * min(t["unscaled"] for t in decodes) / arguments.steps
+    print(f"{turns} turns, {arguments.prompt} tokens, {per_step:.2f} ms a decoding step unscaled")
+    figures = {"forward_ratio": forward_ratios["scaled"], "decode_ratio": decode_ratios["scaled"]}
+    figures |= {"ms_poe_forward_ratio": forward_ratios["ms_poe"], "ms_poe_decode_ratio": decode_ratios["ms_poe"]}
+    print(json.dumps(figures | {"identical": identical}))
+
+
+if __name__ == "__main__":
+    main()
