@@ -11,6 +11,8 @@ import argparse
 import copy
 import json
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -18,6 +20,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from posgap.scaling.application import scale_model
 
 LAYERS = 8
+STEPS_PER_TURN = 15
 
 
 def llama() -> LlamaForCausalLM:
@@ -35,6 +38,13 @@ def llama() -> LlamaForCausalLM:
     ).eval()
 
 
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy on the very same weights: others, elsewhere in memory, would be read at another speed."""
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict(), assign=True)
+    return copied
+
+
 def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
     """Seconds of one forward pass over the prompt."""
     started = time.perf_counter()
@@ -42,15 +52,23 @@ def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
     return time.perf_counter() - started
 
 
-def decode(model: PreTrainedModel, cache: DynamicCache, steps: int) -> float:
-    """Seconds of `steps` decoding steps behind the prompt in `cache`, which is left as it was."""
+def decode(model: PreTrainedModel, cache: DynamicCache) -> float:
+    """Seconds of one decoding step behind the prompt in `cache`, which is left as it was."""
     token = torch.tensor([[5]])
     started = time.perf_counter()
-    for _ in range(steps):
-        token = model(input_ids=token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    model(input_ids=token, past_key_values=cache)
     seconds = time.perf_counter() - started
-    cache.crop(-steps)
+    cache.crop(-1)
     return seconds
+
+
+def take_turns(turns: int, sides: dict[str, Callable[[], float]]) -> list[dict[str, float]]:
+    """Seconds of each side in each turn; who goes first changes, so that whatever drifts hits all alike."""
+    names, taken = list(sides), []
+    for turn in range(turns + 1):
+        first = turn % len(names)
+        taken.append({name: sides[name]() for name in names[first:] + names[:first]})
+    return taken[1:]  # the first warms up
 
 
 def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
@@ -64,28 +82,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--steps", type=int, default=8, help="decoding steps a turn")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent
-    turns = 25 if arguments.quick else 60
+    turns = 20 if arguments.quick else 60
     unscaled, ids = llama(), torch.randint(3, 2048, (1, arguments.prompt))
-    ones = scale_model(copy.deepcopy(unscaled), [1.0] * LAYERS)
+    ones = scale_model(twin(unscaled), [1.0] * LAYERS)
     identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
     models = {
         "unscaled": unscaled,
-        "scaled": scale_model(copy.deepcopy(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
-        "ms_poe": scale_model(copy.deepcopy(unscaled), [[1.2 + 0.6 * h / 7 for h in range(8)]] * LAYERS),
+        "scaled": scale_model(twin(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
+        "ms_poe": scale_model(twin(unscaled), [[1.2 + 0.6 * h / 7 for h in range(8)]] * LAYERS),
     }
     caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
-    forwards, decodes = [], []
-    for turn in range(turns + 1):
-        # The order changes with the turn, so that whatever drifts hits all alike.
-        names = sorted(models, key=lambda name: (list(models).index(name) + turn) % len(models))
-        forwards.append({name: forward(models[name], ids) for name in names})
-        decodes.append({name: decode(models[name], caches[name], arguments.steps) for name in names})
-    forward_ratios, decode_ratios = ratios(forwards[1:]), ratios(decodes[1:])
-    per_step = 1000 * min(t["unscaled"] for t in decodes) / arguments.steps
-    print(f"{turns} turns, {arguments.prompt} tokens, {per_step:.2f} ms a decoding step unscaled")
+    forwards = take_turns(turns, {name: partial(forward, model, ids) for name, model in models.items()})
+    steps = take_turns(
+        STEPS_PER_TURN * turns, {name: partial(decode, model, caches[name]) for name, model in models.items()}
+    )
+    forward_ratios, decode_ratios = ratios(forwards), ratios(steps)
+    print(f"{arguments.prompt} tokens, unscaled: {min(t['unscaled'] for t in steps):.4f} s a decoding step")
     figures = {"forward_ratio": forward_ratios["scaled"], "decode_ratio": decode_ratios["scaled"]}
     figures |= {"ms_poe_forward_ratio": forward_ratios["ms_poe"], "ms_poe_decode_ratio": decode_ratios["ms_poe"]}
     print(json.dumps(figures | {"identical": identical}))
