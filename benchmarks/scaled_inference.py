@@ -19,7 +19,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from posgap.scaling.application import scale_model
 
-LAYERS = 8
+LAYERS, HEADS, WIDTH = 6, 12, 768
 STEPS_PER_TURN = 15
 
 
@@ -28,11 +28,11 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=2048,
-            hidden_size=512,
-            intermediate_size=1536,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
             num_hidden_layers=LAYERS,
-            num_attention_heads=8,
-            num_key_value_heads=8,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
             max_position_embeddings=4096,
         )
     ).eval()
@@ -81,7 +81,7 @@ def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent
     turns = 20 if arguments.quick else 60
@@ -91,7 +91,7 @@ def main() -> None:
     models = {
         "unscaled": unscaled,
         "scaled": scale_model(twin(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
-        "ms_poe": scale_model(twin(unscaled), [[1.2 + 0.6 * h / 7 for h in range(8)]] * LAYERS),
+        "ms_poe": scale_model(twin(unscaled), [[1.2 + 0.6 * h / (HEADS - 1) for h in range(HEADS)]] * LAYERS),
     }
     caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
     forwards = take_turns(turns, {name: partial(forward, model, ids) for name, model in models.items()})
