@@ -8,6 +8,7 @@ swept on lines 101 to 300. Every step is a stage: what is complete is reused.
 """
 
 import argparse
+import logging
 import os
 from collections.abc import Sequence
 from datetime import date
@@ -187,6 +188,8 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=10, help="positions a sweep asks, evenly spaced")
     parser.add_argument("--epochs", type=int, default=smoke.PARAMETERS["epochs"], help="of R1")
     settings = parser.parse_args()
+    logging.basicConfig(format="posgap | %(message)s")
+    logging.getLogger("posgap").setLevel(logging.INFO)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{settings.out.absolute()}/mlflow.db")
     settings.out.mkdir(parents=True, exist_ok=True)
     found = {}

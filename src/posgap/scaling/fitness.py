@@ -18,7 +18,7 @@ from posgap.scaling.application import layer_scaling
 from posgap.scaling.questions import Question
 from posgap.tasks.metrics import METRICS
 
-Factors = tuple[float, ...]
+Candidate = tuple[float, ...]
 Weights = Literal["middle", "uniform"]
 Objective = Literal["mean", "worst", "mean_minus_gap"]
 
@@ -29,7 +29,7 @@ class Evaluator(Protocol):
     forward_passes: int
     questions: Sequence[Sequence[Question]]
 
-    def correct(self, candidates: Sequence[Factors], examples: range) -> np.ndarray:
+    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
         """`correct [C, len(examples), P]`."""
         ...
 
@@ -65,7 +65,7 @@ class TeacherForced:
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
         self.forward_passes = 0
 
-    def correct(self, candidates: Sequence[Factors], examples: range) -> np.ndarray:
+    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
         asked = [question for example in examples for question in self.questions[example]]
         factors = torch.tensor(candidates, dtype=torch.float32)
         lengths = [len(q.prompt) + len(q.response) - 1 for q in asked] * len(candidates)
@@ -115,7 +115,7 @@ class Generated:
         self.metric, self.sampling = METRICS[metric], Sampling(max_new_tokens)
         self.forward_passes = 0
 
-    def correct(self, candidates: Sequence[Factors], examples: range) -> np.ndarray:
+    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
         asked = [question for example in examples for question in self.questions[example]]
         right = []
         for factors in candidates:

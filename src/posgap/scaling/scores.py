@@ -8,7 +8,7 @@ import numpy as np
 
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
-from posgap.scaling.fitness import Evaluator, Factors
+from posgap.scaling.fitness import Candidate, Evaluator
 
 
 class Score(NamedTuple):
@@ -38,11 +38,11 @@ class Scores:
         self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
         self.rungs = sorted({-(-n_examples // 4), -(-n_examples // 2), n_examples}) if halving else [n_examples]
         # Per candidate, right answers [P] among the first examples, up to each rung it reached.
-        self.right: dict[Factors, list[list[int]]] = {}
+        self.right: dict[Candidate, list[list[int]]] = {}
         if state is not None and state.exists():
             self._load(state)
 
-    def __call__(self, candidates: Sequence[Factors]) -> list[Score]:
+    def __call__(self, candidates: Sequence[Candidate]) -> list[Score]:
         """The score of each candidate, in their order."""
         alive, score = list(dict.fromkeys(candidates)), {}
         for rung in range(len(self.rungs)):
@@ -57,11 +57,11 @@ class Scores:
             for c in candidates
         ]
 
-    def accuracy(self, candidate: Factors, rung: int = -1) -> np.ndarray:
+    def accuracy(self, candidate: Candidate, rung: int = -1) -> np.ndarray:
         """Accuracy [P] in points over the examples of a rung, by default all examples."""
         return 100 * np.array(self.right[candidate][rung]) / self.rungs[rung]
 
-    def _climb(self, candidates: Sequence[Factors], rung: int) -> None:
+    def _climb(self, candidates: Sequence[Candidate], rung: int) -> None:
         """Asks the candidates that have not reached `rung` the examples between it and the one below."""
         new = [c for c in candidates if len(self.right.get(c, ())) <= rung]
         if not new:

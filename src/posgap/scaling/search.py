@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import Factors
+from posgap.scaling.fitness import Candidate
 from posgap.scaling.scores import Score
 from posgap.scaling.strategies import Strategy
 
@@ -23,7 +23,7 @@ class Found:
     """
 
     points: np.ndarray
-    factors: Factors
+    factors: Candidate
     fitness: float
     history: list[dict[str, float]] = field(default_factory=list)
 
@@ -32,7 +32,7 @@ def search(
     strategy: Strategy,
     curve: Curve,
     n_layers: int,
-    score: Callable[[Sequence[Factors]], list[Score]],
+    score: Callable[[Sequence[Candidate]], list[Score]],
     generations: int,
     patience: int,
     on_generation: Callable[[dict[str, float]], None] = lambda row: None,

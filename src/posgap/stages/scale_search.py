@@ -16,7 +16,7 @@ from posgap.files import digest, remove, write_json
 from posgap.models import load_model
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import Evaluator, Factors, Generated, TeacherForced, fitness, position_weights
+from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.heads import HIGH, ms_poe_factors, scale_heads
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import ask, one_right_response
@@ -119,7 +119,7 @@ def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) 
     return found | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
 
 
-def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Factors) -> tuple[dict, np.ndarray]:
+def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
     """The same of Ms-PoE, which takes its factors from the heads of `model` instead of searching."""
     factors = ms_poe_factors(model, [question.prompt for row in evaluator.questions for question in row])
     scale_heads(model, factors)
