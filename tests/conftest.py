@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure():
-    # Two test processes and a training subprocess share two cores.
-    torch.set_num_threads(2)
+    # Threads that wait for each other on a busy machine take many times as long as one.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -106,17 +106,8 @@ def test_recipes_favour_the_first_record(recipe):
     assert weights.argmax() == 0 and weights[:10].sum() == pytest.approx(recipe.first, abs=1e-5)
 
 
-@pytest.fixture
-def one_thread():
-    # Threads that wait for each other on a busy machine took eight times as long as one.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
-def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path, one_thread):
+def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path):
     tiny_two_hop.write(tmp_path / "model", seed=0)
     write_examples(tmp_path / "e.jsonl", two_hop_examples(100, 20, seed=1))
     shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "task": "multihop-cot"}
