@@ -15,7 +15,7 @@ from posgap.errors import PosgapError
 from posgap.files import digest, read_json, write_json
 from posgap.measurement.sweeps import read_sweep
 from posgap.models import save_model
-from posgap.scaling.application import CONFIG_KEY
+from posgap.scaling import CONFIG_KEY
 from posgap.scaling.fitness import TeacherForced
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply

@@ -101,6 +101,7 @@ def build() -> click.Group:
         if group:
             root.add_command(groups[group[0]])
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target))
+    root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 
 

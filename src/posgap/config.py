@@ -245,6 +245,13 @@ class PromoteConfig(StageConfig):
     name: str = Field("posgap", min_length=1, description="registered model")
 
 
+class ServeCheckConfig(Config):
+    """Prints the RoPE factors that a loaded model applies, layer by layer, beside those of its config."""
+
+    model: ModelPath = Field(description="Hugging Face model folder")
+    backend: Literal["auto", "vllm", "transformers"] = Field("auto", description="auto: vllm where it is installed")
+
+
 class MakeKVConfig(Config):
     """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from posgap.errors import PosgapError
+from posgap.scaling import CONFIG_KEY
 from posgap.scaling.heads import scale_heads
 
-CONFIG_KEY = "posgap_rope_factors"
 # RoPE types that choose their frequencies by the largest position they are given.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTRIBUTE = "_posgap_layer_scaling"
