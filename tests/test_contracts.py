@@ -10,6 +10,8 @@ from kfp import compiler
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
 from posgap.components.promote.component import promote
+from posgap.components.scale_apply.component import scale_apply
+from posgap.components.scale_search.component import scale_search
 from posgap.components.sweep.component import sweep
 from posgap.components.teacher.component import teacher
 from posgap.components.validate.component import validate
@@ -17,7 +19,7 @@ from posgap.components.wrapper import IMAGE, component
 from posgap.pipelines import smoke
 from posgap.pipelines.mitigation import mitigation
 
-from posgap.cli import STAGES, build
+from posgap.cli import STAGES, build, words
 from posgap.config import DemoConfig, SweepConfig
 from posgap.mlproject import mlproject
 
@@ -25,6 +27,8 @@ COMPONENTS = {
     "validate": validate,
     "teacher": teacher,
     "distill": distill,
+    "scale_search": scale_search,
+    "scale_apply": scale_apply,
     "sweep": sweep,
     "gate": gate,
     "promote": promote,
@@ -34,7 +38,10 @@ COMPONENTS = {
 @pytest.mark.parametrize("name", STAGES)
 def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     config, _ = STAGES[name]
-    options = {p.name: p for p in build().commands[name].params}
+    command = build()
+    for word in words(name):
+        command = command.commands[word]
+    options = {p.name: p for p in command.params}
     assert options.keys() == config.model_fields.keys()
     inputs = COMPONENTS[name].component_spec.inputs
     for field, info in config.parameters().items():

@@ -131,11 +131,15 @@ def test_the_chat_template_is_applied_where_there_is_one():
 def test_a_response_is_written_as_the_model_would_after_the_prompt(tokenizer):
     build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
     example = kv_example(3)
-    assert tokenizer.convert_ids_to_tokens(build.gold_response(example)) == [f" {example.value}", "<eos>"]
+    gold = build.gold_response(example, Placement((2,), 4))
+    assert tokenizer.convert_ids_to_tokens(gold) == [f" {example.value}", "<eos>"]
     # Prompt and response together are what the tokenizer makes of both texts together.
     prompt = build(example, Placement((2,), 4))
     whole = f'{get_task("kv").prompt(example, Placement((2,), 4))} "{example.value}"'
-    assert prompt + build.gold_response(example) == [*tokenizer(whole)["input_ids"], tokenizer.eos_token_id]
+    assert prompt + build.gold_response(example, Placement((2,), 4)) == [
+        *tokenizer(whole)["input_ids"],
+        tokenizer.eos_token_id,
+    ]
 
 
 def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
@@ -145,9 +149,10 @@ def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="|")
     build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
-    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example))) == f" {gold}|"
+    placement = Placement((1, 2), 3)
+    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example, placement))) == f" {gold}|"
     tokenizer.chat_template = "{{ messages }}"
-    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example))) == f"{gold}|"
+    assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example, placement))) == f"{gold}|"
 
 
 def test_a_prompt_beyond_the_context_is_refused_not_cut(tokenizer):

@@ -48,7 +48,7 @@ def test_two_hop_training_is_on_the_prompts_and_responses_of_the_task(build):
         prompt = build(example, Placement(positions, 20))
         (first, second) = example.gold
         reasoning = f"{first.title}: {first.text}. {second.title}: {second.text}. The answer is {example.answers[0]}."
-        response = build.response_ids(reasoning)
+        response = build.response_ids(example, Placement(positions, 20), reasoning)
         assert row == prompt + response
         assert label == [IGNORED] * len(prompt) + response
         shown = build.tokenizer.decode(response, skip_special_tokens=True).strip()
@@ -58,7 +58,7 @@ def test_two_hop_training_is_on_the_prompts_and_responses_of_the_task(build):
 def test_two_hop_prompts_have_no_unknown_token(build):
     for example in two_hop_examples(20, 24, seed=1):
         prompt = build(example, Placement((24, 1), 24))
-        assert build.tokenizer.unk_token_id not in prompt + build.gold_response(example)
+        assert build.tokenizer.unk_token_id not in prompt + build.gold_response(example, Placement((24, 1), 24))
         assert len(prompt) == 1 + 4 + 3 * 24 - 1 + 3
 
 
@@ -91,9 +91,12 @@ def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
         update={"records": records, "key": records[2][0], "question": records[2][0], "answers": [records[2][1]]}
     )
     prompt = build(example, Placement((3,), 6))
-    assert ids[0].tolist() == prompt + build.gold_response(example)
+    gold = build.gold_response(example, Placement((3,), 6))
+    assert ids[0].tolist() == prompt + gold
     # The second digit of the key, and the answer.
-    assert labels[0].tolist() == [IGNORED] * (len(prompt) - 1) + prompt[-1:] + build.gold_response(example)
+    assert labels[0].tolist() == [IGNORED] * (len(prompt) - 1) + prompt[-1:] + build.gold_response(
+        example, Placement((3,), 6)
+    )
 
 
 @pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_model.CAPACITY_LIMITED], ids=["standard", "limited"])

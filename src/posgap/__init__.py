@@ -1,3 +1,17 @@
-"""posgap measures, closes and gates the position gap of long-context language models."""
+"""posgap measures, closes and gates the position gap of long-context language models.
+
+`posgap.load_model(path)` loads a Hugging Face folder, scaled where it is a scaled model;
+`posgap.scale_model(model)` does as much for a model that transformers loaded.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+# Imported when asked for: they need torch, which takes seconds.
+_LAZY = {"load_model": "posgap.models", "scale_model": "posgap.scaling.application"}
+
+
+def __getattr__(name: str):
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

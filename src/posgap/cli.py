@@ -60,6 +60,8 @@ STAGES = {
     "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
     "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
+    "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
+    "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
@@ -93,9 +95,19 @@ def build() -> click.Group:
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
     root.add_command(data)
+    groups = {"scale": _InOrder("scale", help="Search RoPE factors for a model, and apply them.")}
     for name, (config_type, target) in STAGES.items():
-        root.add_command(verb(name, config_type, target))
+        *group, word = words(name)
+        if group:
+            root.add_command(groups[group[0]])
+        (groups[group[0]] if group else root).add_command(verb(word, config_type, target))
+    root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
+
+
+def words(stage: str) -> list[str]:
+    """What is typed for a stage: `scale_search` is `posgap scale search`."""
+    return stage.split("_")
 
 
 ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model
@@ -103,6 +115,7 @@ into the registry only when it is closed.
 
 \b
   validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
+                           -> scale search -> scale apply -^
 
 Every stage writes a folder with a manifest.json, logs to MLflow (MLFLOW_TRACKING_URI,
 MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing."""

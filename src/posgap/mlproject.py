@@ -2,7 +2,7 @@
 
 import json
 
-from posgap.cli import STAGES
+from posgap.cli import STAGES, words
 from posgap.config import Config, DemoConfig
 
 _HEAD = """\
@@ -26,7 +26,7 @@ def entry_point(name: str, config: type[Config]) -> str:
         default = "" if info.is_required() else f", default: {_literal(config.default(field))}"
         parameters.append(f"      {field}: {{type: {kind}{default}}}")
         options.append(f"--{field.replace('_', '-')} {{{field}}}")  # MLflow quotes the values
-    command = f'"posgap {name} {" ".join(options)}"'
+    command = f'"posgap {" ".join(words(name))} {" ".join(options)}"'
     return "\n".join([f"  {name}:", "    parameters:", *parameters, f"    command: {command}", ""])
 
 

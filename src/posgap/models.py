@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from posgap import files
 from posgap.errors import PosgapError
+from posgap.scaling.application import scale_model
 
 transformers_logging.disable_progress_bar()
 
@@ -43,7 +44,8 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedModel:
-    """A causal language model from safetensors, in evaluation mode, on the CPU.
+    """A causal language model from safetensors, in evaluation mode, on the CPU; scaled where its
+    config names RoPE factors.
 
     `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere,
     "stored" is that of the file. `compute` is that of the arithmetic where autocast makes it
@@ -53,14 +55,15 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic.itemsize == 2
-    return _loaded(
+    model = _loaded(
         AutoModelForCausalLM,
         path,
         "model",
         dtype=kept,
         use_safetensors=True,
         attn_implementation="flash_attention_2" if flash else None,
-    ).eval()
+    )
+    return scale_model(model.eval())
 
 
 def model_digest(path: str) -> str:

@@ -39,7 +39,8 @@ def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> li
 
 def with_gold(pair: Pair, build: PromptBuilder) -> Pair:
     """The pair with its gold answer in place of the teacher's response."""
-    return Pair(pair.example, pair.response.model_copy(update={"token_ids": build.gold_response(pair.example)}))
+    gold = build.gold_response(pair.example, pair.response.at)
+    return Pair(pair.example, pair.response.model_copy(update={"token_ids": gold}))
 
 
 def advantageous_rows(pairs: Sequence[Pair]) -> list["Row"]:

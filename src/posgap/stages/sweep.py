@@ -14,6 +14,8 @@ from posgap.measurement.plots import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.models import load_model
 from posgap.progress import track
+from posgap.scaling.application import config_factors
+from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.tasks.examples import examples_file, read_examples
 from posgap.tasks.placements import swept_placements
@@ -27,6 +29,7 @@ log = logging.getLogger(__name__)
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
     examples = read_examples(config.examples)[: config.limit or None]
+    refuse_searched(Path(config.model), (example.id for example in examples))
     build = prompt_builder(config.task, config.model, config.max_new_tokens)
     placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
     asked = list(product(examples, placements))
@@ -48,7 +51,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         task=config.task,
         model=config.model,
         label=config.label,
-        scaling=None,
+        scaling={"factors": factors} if (factors := config_factors(generator.model.config)) else None,
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.resamples, config.seed),

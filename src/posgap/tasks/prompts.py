@@ -33,7 +33,8 @@ class Task:
 
     `template` has the fields `documents` and `question`; `render` writes the documents. An example
     has `n_gold` gold documents. `target` is the form of a gold response, with the field `answer`,
-    and `extract` takes from a response what is compared with the answers.
+    and `one_wording` says that a right response has no other. `extract` takes from a response what
+    is compared with the answers.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Task:
     max_new_tokens: int
     n_gold: int = 1
     target: str = "{answer}"
+    one_wording: bool = False
     extract: Callable[[str], str] = str
 
     def prompt(self, example: AnyExample, placement: Placement) -> str:
@@ -64,6 +66,8 @@ _KV = Task(
     render=_json_records,
     metric="sub_em",
     max_new_tokens=100,
+    target='"{answer}"',
+    one_wording=True,
 )
 _QA = Task(
     name="qa",
@@ -138,15 +142,24 @@ class PromptBuilder:
             )
         return self.tokenizer(text)["input_ids"]
 
-    def response_ids(self, text: str) -> list[int]:
-        """Token ids of a response as the model would write it after the prompt, end token included."""
-        # A chat template ends before the response's first character; a plain prompt ends with a word.
-        text = text if self.tokenizer.chat_template else f" {text}"
-        return [*self.tokenizer(text, add_special_tokens=False)["input_ids"], self.tokenizer.eos_token_id]
+    def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:
+        """Token ids of `text` as the model would write it after that prompt, end token included.
 
-    def gold_response(self, example: AnyExample) -> list[int]:
-        """Token ids of the task's target with the example's first answer."""
-        return self.response_ids(self.task.target.format(answer=example.answers[0]))
+        Raises `PosgapError` where the tokenizer joins the prompt's end and the response.
+        """
+        if self.tokenizer.chat_template:
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            before = self.task.prompt(example, placement)
+            prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")
+            if together[: len(prompt)] != prompt:
+                raise PosgapError(f"example {example.id}: the tokenizer joins the prompt's end and the response")
+            ids = together[len(prompt) :]
+        return [*ids, self.tokenizer.eos_token_id]
+
+    def gold_response(self, example: AnyExample, placement: Placement) -> list[int]:
+        """Token ids of the task's target with the example's first answer, end token included."""
+        return self.response_ids(example, placement, self.task.target.format(answer=example.answers[0]))
 
     def digest(self) -> str:
         """Identifies wording, chat template and vocabulary; two builders that agree in it

@@ -1,0 +1,122 @@
+"""Scoring LPES candidates by teacher forcing against generating under each candidate.
+
+    python benchmarks/scale_search.py [--quick]
+
+Both sides answer the same questions under the same candidates, with the same model and token budget,
+and must find the same answers right. What teacher forcing saves is decoding, and the overhead of small
+batches; both sides read the prompts. So the ratio is that of decoding to reading, and three are given:
+
+- `speed_ratio`: a generation, one example at seven positions, 10 records a prompt (a rung of a halving
+  search of a tiny model), against one batched `generate` call a candidate;
+- `speed_ratio_large`: four examples at seven positions, 20 records, against the same;
+- `speed_ratio_per_prompt`: the latter against one `generate` call a prompt, as evaluation scripts do.
+
+The last line is JSON with these and `identical`.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from posgap.demo.tiny_model import tokenizer
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.scaling.application import layer_scaling
+from posgap.scaling.fitness import TeacherForced
+from posgap.scaling.questions import Question
+
+ANSWER = 36  # tokens: a UUID, one token a character
+END = 2
+BUDGET = 2048  # tokens in a batch, on both sides: more do not fit the cache of a core
+
+
+def model(layers: int, width: int) -> LlamaForCausalLM:
+    """A random Llama that never ends a response by itself."""
+    torch.manual_seed(0)
+    made = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=41,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=width // 16,
+            num_key_value_heads=width // 16,
+            max_position_embeddings=4096,
+            initializer_range=0.2,
+            eos_token_id=END,
+            pad_token_id=0,
+        )
+    )
+    with torch.no_grad():
+        made.lm_head.weight[END] = 0
+    return made.eval()
+
+
+def generated(llama, questions, candidates, budget: int) -> np.ndarray:
+    """Correct [C, E, P] by greedy generation under one candidate after another."""
+    generator, scaling = TransformersGenerator(llama, tokenizer(), budget), layer_scaling(llama)
+    asked, right = [question for row in questions for question in row], []
+    for candidate in candidates:
+        scaling.set(candidate)
+        completions = generator.generate([q.prompt for q in asked], Sampling(ANSWER))
+        right += [c.token_ids == q.response for q, c in zip(asked, completions)]
+    return np.array(right).reshape(len(candidates), len(questions), -1)
+
+
+def compare(sides: dict[str, Callable[[], np.ndarray]], repeats: int) -> tuple[dict[str, float], bool]:
+    """Best seconds of each side, taken in turns, and whether all found the same; some right, some wrong."""
+    seconds, found = {name: [] for name in sides}, {}
+    for repeat in range(repeats + 1):
+        for name, side in sides.items():
+            started = time.perf_counter()
+            found[name] = side()
+            if repeat:  # the first warms up
+                seconds[name].append(time.perf_counter() - started)
+    first, *others = found.values()
+    same = all((first == other).all() for other in others) and 0 < first.mean() < 1
+    return {name: min(times) for name, times in seconds.items()}, bool(same)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--candidates", type=int, default=14, help="a population")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    repeats = 2 if arguments.quick else 7
+    llama, rng = model(arguments.layers, arguments.width), np.random.default_rng(0)
+    # Close to 1, so that a candidate answers some questions as the unscaled model does and others not.
+    candidates = [tuple(1 + rng.uniform(0, 1e-3 * i, arguments.layers)) for i in range(arguments.candidates)]
+    figures, identical = {}, True
+    for suffix, examples, prompt in (("", 1, 48), ("_large", 4, 96)):
+        prompts = rng.integers(4, 41, (7 * examples, prompt)).tolist()
+        unscaled = TransformersGenerator(llama, tokenizer(), BUDGET).generate(prompts, Sampling(ANSWER))
+        asked = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
+        questions = [asked[i : i + 7] for i in range(0, len(asked), 7)]
+        forced = TeacherForced(llama, questions, 0, BUDGET)
+        sides = {
+            "teacher_forced": partial(forced.correct, candidates, range(examples)),
+            "per_candidate": partial(generated, llama, questions, candidates, BUDGET),
+        }
+        if suffix:
+            sides["per_prompt"] = partial(generated, llama, questions, candidates, 1)
+        seconds, same = compare(sides, 1 if suffix and arguments.quick else repeats)
+        identical = identical and same
+        print(
+            f"{len(candidates)} candidates x {len(asked)} questions of {prompt} + {ANSWER} tokens, seconds: {seconds}"
+        )
+        figures[f"speed_ratio{suffix}"] = round(seconds["per_candidate"] / seconds["teacher_forced"], 2)
+    figures["speed_ratio_per_prompt"] = round(seconds["per_prompt"] / seconds["teacher_forced"], 2)
+    print(json.dumps(figures | {"identical": identical}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""A scaled model's forward pass and decoding against the unscaled one's, and Ms-PoE's.
+
+    python benchmarks/scaled_inference.py [--quick]
+
+All three are the same Llama with the same weights, measured in turns. Factors of one must give the unscaled
+logits bit for bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio": ...,
+"ms_poe_forward_ratio": ..., "ms_poe_decode_ratio": ..., "identical": ...}.
+"""
+
+import argparse
+import copy
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from posgap.scaling.application import scale_model
+
+LAYERS, HEADS, WIDTH = 6, 12, 768
+STEPS_PER_TURN = 15
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=2048,
+            hidden_size=WIDTH,
+            intermediate_size=3 * WIDTH,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            max_position_embeddings=4096,
+        )
+    ).eval()
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy on the very same weights: others, elsewhere in memory, would be read at another speed."""
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(model.state_dict(), assign=True)
+    return copied
+
+
+def forward(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Seconds of one forward pass over the prompt."""
+    started = time.perf_counter()
+    model(input_ids=ids, use_cache=False, logits_to_keep=1)
+    return time.perf_counter() - started
+
+
+def decode(model: PreTrainedModel, cache: DynamicCache) -> float:
+    """Seconds of one decoding step behind the prompt in `cache`, which is left as it was."""
+    token = torch.tensor([[5]])
+    started = time.perf_counter()
+    model(input_ids=token, past_key_values=cache)
+    seconds = time.perf_counter() - started
+    cache.crop(-1)
+    return seconds
+
+
+def take_turns(turns: int, sides: dict[str, Callable[[], float]]) -> list[dict[str, float]]:
+    """Seconds of each side in each turn; who goes first changes, so that whatever drifts hits all alike."""
+    names, taken = list(sides), []
+    for turn in range(turns + 1):
+        first = turn % len(names)
+        taken.append({name: sides[name]() for name in names[first:] + names[:first]})
+    return taken[1:]  # the first warms up
+
+
+def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
+    """Each model's best seconds over the unscaled model's: what else runs on the machine only adds."""
+    best = {name: min(turn[name] for turn in turns) for name in turns[0]}
+    return {name: round(seconds / best["unscaled"], 4) for name, seconds in best.items()}
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for one another would drown a percent
+    turns = 20 if arguments.quick else 60
+    unscaled, ids = llama(), torch.randint(3, 2048, (1, arguments.prompt))
+    ones = scale_model(twin(unscaled), [1.0] * LAYERS)
+    identical = torch.equal(ones(input_ids=ids).logits, unscaled(input_ids=ids).logits)
+    models = {
+        "unscaled": unscaled,
+        "scaled": scale_model(twin(unscaled), [1 + i / LAYERS for i in range(LAYERS)]),
+        "ms_poe": scale_model(twin(unscaled), [[1.2 + 0.6 * h / (HEADS - 1) for h in range(HEADS)]] * LAYERS),
+    }
+    caches = {name: model(input_ids=ids, use_cache=True).past_key_values for name, model in models.items()}
+    forwards = take_turns(turns, {name: partial(forward, model, ids) for name, model in models.items()})
+    steps = take_turns(
+        STEPS_PER_TURN * turns, {name: partial(decode, model, caches[name]) for name, model in models.items()}
+    )
+    forward_ratios, decode_ratios = ratios(forwards), ratios(steps)
+    print(f"{arguments.prompt} tokens, unscaled: {min(t['unscaled'] for t in steps):.4f} s a decoding step")
+    figures = {"forward_ratio": forward_ratios["scaled"], "decode_ratio": decode_ratios["scaled"]}
+    figures |= {"ms_poe_forward_ratio": forward_ratios["ms_poe"], "ms_poe_decode_ratio": decode_ratios["ms_poe"]}
+    print(json.dumps(figures | {"identical": identical}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""KFP component of the stage `scale_apply`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import ScaleApplyConfig
+
+
+@component(ScaleApplyConfig)
+def scale_apply(
+    model: dsl.Input[dsl.Model],
+    scaling: dsl.Input[dsl.Artifact],
+    out: dsl.Output[dsl.Model],
+    seed: int,
+):
+    """Writes the model with the scaling's factors in its config."""
+    arguments = dict(locals())
+    from posgap.config import ScaleApplyConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.scale_apply import scale_apply
+
+    scale_apply(to_config(ScaleApplyConfig, arguments))

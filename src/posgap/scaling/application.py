@@ -1,0 +1,175 @@
+"""RoPE factors applied to a transformers model: layer l sees positions divided by s_l.
+
+transformers computes one pair of cos/sin tables a forward pass and hands it to every layer. Here
+that one computation is given the positions of all layers at once, and each layer takes its own
+tables from the result. So attention, cache and kernels are untouched, the model's own `rope_scaling`
+(linear, dynamic, yarn, llama3) works underneath, and decoding computes no more tables than before.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from posgap.errors import PosgapError
+from posgap.scaling import CONFIG_KEY
+from posgap.scaling.heads import scale_heads
+
+# RoPE types that choose their frequencies by the largest position they are given.
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+_ATTRIBUTE = "_posgap_layer_scaling"
+
+
+Factors = Sequence[float] | Sequence[Sequence[float]]
+
+
+def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTrainedModel:
+    """Scales `model` in place by `factors`, or by those its config names, and returns it.
+
+    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
+    them from then on, so that the model is saved scaled. A model whose config names none is returned
+    as it is. Scaling a scaled model replaces its factors.
+    """
+    if factors is None:
+        factors = config_factors(model.config)
+    if factors is None:
+        return model
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
+    if isinstance(factors[0], list | tuple):
+        scale_heads(model, factors)
+    else:
+        layer_scaling(model).set(factors)
+    setattr(model.config, CONFIG_KEY, list(factors))
+    return model
+
+
+def config_factors(config: PretrainedConfig) -> Factors | None:
+    """The factors that a model's config names."""
+    return getattr(config, CONFIG_KEY, None)
+
+
+def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
+    """The scaling of `model`, all ones where it had none. `PosgapError` where it has no RoPE."""
+    if not hasattr(model, _ATTRIBUTE):
+        setattr(model, _ATTRIBUTE, LayerScaling(model))
+    return getattr(model, _ATTRIBUTE)
+
+
+class LayerScaling:
+    """The factors in force in a model, and the hooks that apply them.
+
+    `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        decoder = model.get_decoder()
+        self.name = model.name_or_path or type(model).__name__
+        layers, rotaries = _rope_parts(decoder, self.name)
+        self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
+        self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
+        self.factors = torch.ones(len(layers))
+        for rotary in rotaries:
+            names = tuple(inspect.signature(rotary.forward).parameters)
+            rotary.register_forward_pre_hook(partial(_stack_positions, self, names), with_kwargs=True)
+            rotary.register_forward_hook(partial(_split_tables, self), with_kwargs=True)
+        for index, layer in enumerate(layers):
+            layer.register_forward_pre_hook(partial(_take_tables, index), with_kwargs=True)
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.factors)
+
+    def set(self, factors: Sequence[float]) -> None:
+        """Puts `factors [L]` in force; `PosgapError` where the model's RoPE cannot take them."""
+        if self.length_dependent and min(factors) < 1:
+            raise PosgapError(f"{self.name}: a factor of {min(factors)} is below 1, which its dynamic RoPE cannot take")
+        self.factors = torch.tensor(factors, dtype=torch.float32)
+
+    @contextmanager
+    def rows(self, factors: Tensor) -> Iterator[None]:
+        """Puts `factors [L, B]` in force, one column a row of the batch, until the block ends."""
+        before, self.factors = self.factors, factors
+        try:
+            yield
+        finally:
+            self.factors = before
+
+    def layers_of(self, layer_type: str | None) -> list[int]:
+        """The layers that read the tables made for one type of layer, by index."""
+        if layer_type is None or self.layer_types is None:
+            return list(range(self.n_layers))
+        return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
+
+
+def check_factors(factors: Factors, n_layers: int, where: str) -> None:
+    """`PosgapError` unless there is one positive number a layer, or one row of them."""
+    if len(factors) != n_layers:
+        raise PosgapError(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
+    for layer, row in enumerate(factors):
+        for factor in row if isinstance(row, list | tuple) else [row]:
+            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
+                raise PosgapError(
+                    f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number"
+                )
+
+
+def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
+    """The decoder's layers and the modules that make their cos/sin tables."""
+    rotaries = [child for child in decoder.children() if "RotaryEmbedding" in type(child).__name__]
+    stacks = [
+        child
+        for child in decoder.children()
+        if isinstance(child, nn.ModuleList)
+        and all("position_embeddings" in inspect.signature(layer.forward).parameters for layer in child)
+    ]
+    if not rotaries or len(stacks) != 1:
+        raise PosgapError(
+            f"{name}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model "
+            "(Llama, Mistral, Qwen, Gemma, Phi, ...)"
+        )
+    return stacks[0], rotaries
+
+
+def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
+    kinds = getattr(rotary, "rope_type", "default")
+    kinds = [kinds] if isinstance(kinds, str) else [kinds[t] for t in kinds if layer_type in (None, t)]
+    return any(word in kind for kind in kinds for word in _LENGTH_DEPENDENT)
+
+
+def _stack_positions(
+    scaling: LayerScaling, names: tuple[str, ...], rotary: nn.Module, args: tuple, kwargs: dict
+) -> tuple[tuple, dict]:
+    """Before the tables are made: positions `[B, S]` become `[R * B, S]`, R scaled copies of them."""
+    given = dict(zip(names, args)) | kwargs
+    positions, layer_type = given["position_ids"], given.get("layer_type")
+    if scaling.factors.device != positions.device:
+        scaling.factors = scaling.factors.to(positions.device)
+    factors, layers = scaling.factors, scaling.layers_of(layer_type)
+    if len(layers) < len(factors):
+        factors = factors[layers]
+    scaled = positions / (factors[:, None, None] if factors.ndim == 1 else factors[:, :, None])
+    if _follows_length(rotary, layer_type):
+        # The unscaled row makes the frequencies those of the unscaled length.
+        scaled = torch.cat([positions.expand(scaled.shape[1:])[None].to(scaled.dtype), scaled])
+    return (), given | {"position_ids": scaled.flatten(0, 1)}
+
+
+def _split_tables(scaling: LayerScaling, rotary: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple:
+    """After it: the tables `[R * B, S, D]` become one pair per layer, None where none will be read."""
+    layer_type = kwargs.get("layer_type")
+    layers = scaling.layers_of(layer_type)
+    unscaled = int(_follows_length(rotary, layer_type))
+    pairs = list(zip(*(table.unflatten(0, (len(layers) + unscaled, -1)).unbind() for table in output)))[unscaled:]
+    if len(pairs) == scaling.n_layers:
+        return tuple(pairs)
+    by_layer = dict(zip(layers, pairs))
+    return tuple(by_layer.get(index) for index in range(scaling.n_layers))
+
+
+def _take_tables(index: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    return args, kwargs | {"position_embeddings": kwargs["position_embeddings"][index]}

@@ -1,0 +1,109 @@
+"""The scaling file, `scaling.json`, and the model folder that holds what it says."""
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
+from posgap.scaling import CONFIG_KEY
+from posgap.scaling.application import check_factors
+
+SCALING_FILE = "scaling.json"
+
+
+class Scaling(BaseModel):
+    """Factors, the curve they lie on, and the search that found them. Accuracies are in points.
+
+    `factors` are one per layer, or, by Ms-PoE, a row per layer with one per head.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    model: str
+    model_digest: str
+    task: str
+    n_docs: int
+    metric: str
+    positions: list[int]
+    strategy: str
+    curve: dict
+    control_points: list[float]
+    factors: list[float] | list[list[float]]
+    objective: str
+    weights: str
+    fitness: float
+    accuracy: list[float]
+    unscaled_fitness: float
+    unscaled_accuracy: list[float]
+    forward_passes: int
+    history: list[dict]
+    examples_digest: str
+    example_ids: list[str]
+    prompt_digest: str
+    settings: dict
+
+
+def read_scaling(path: Path) -> Scaling:
+    """Reads a scaling from the folder `scale search` wrote, or from its `scaling.json`.
+
+    Raises `PosgapError` where a factor lies outside the bounds of its curve.
+    """
+    file = path / SCALING_FILE if path.is_dir() else path
+    try:
+        scaling = Scaling.model_validate(read_json(file))
+        low, high = scaling.curve["low"], scaling.curve["high"]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PosgapError(f"{file}: field `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+    except KeyError as error:
+        raise PosgapError(f"{file}: field `curve.{error.args[0]}` is missing") from None
+    check_factors(scaling.factors, len(scaling.factors), str(file))
+    for layer, row in enumerate(scaling.factors):
+        for factor in row if isinstance(row, list) else [row]:
+            if not low <= factor <= high:
+                side = f"below the bound {low:g}" if factor < low else f"above the bound {high:g}"
+                raise PosgapError(f"{file}: the factor of layer {layer}, {factor:g}, is {side}; search again")
+    return scaling
+
+
+def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
+    """Copies a model folder into `out`, with the factors in `config.json`, the scaling beside it
+    and a model card that warns whoever loads it without posgap."""
+    shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
+    config = read_json(out / "config.json")
+    write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
+    write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
+    card = out / "README.md"
+    front, body = _front_matter(card.read_text(encoding="utf-8") if card.exists() else "")
+    warning = WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY)
+    card.write_text(front + warning + body, encoding="utf-8")
+
+
+def refuse_searched(model: Path, example_ids: Iterable[str]) -> None:
+    """`PosgapError` where a scaled model is to be measured on examples that its scaling was searched on."""
+    file = Path(model) / SCALING_FILE
+    if file.exists() and (seen := set(read_scaling(file).example_ids) & set(example_ids)):
+        raise PosgapError(
+            f"{model}: its scaling was searched on {len(seen)} of these examples ({min(seen)}, ...); "
+            "measure it on others"
+        )
+
+
+def _front_matter(card: str) -> tuple[str, str]:
+    """A model card's YAML head and its text."""
+    if not card.startswith("---\n") or (end := card.find("\n---\n", 4)) < 0:
+        return "", card
+    return card[: end + 5], card[end + 5 :]
+
+
+WARNING = """\
+> **This model is scaled.** Layer l reads its rotary positions divided by factor l of `{key}` in
+> `config.json`: `{factors}`. transformers ignores that key, and loads the model **unscaled**. Load it with
+> [posgap](https://pypi.org/project/posgap/): `posgap.load_model(path)`, or
+> `posgap.scale_model(AutoModelForCausalLM.from_pretrained(path))`.
+
+"""

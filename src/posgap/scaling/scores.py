@@ -1,0 +1,86 @@
+"""Scores of candidates: none is evaluated twice, not even by a search that was interrupted."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
+from posgap.scaling.fitness import Candidate, Evaluator
+
+
+class Score(NamedTuple):
+    """A candidate's fitness; `complete` where all examples were asked."""
+
+    fitness: float
+    complete: bool
+
+
+class Scores:
+    """Fitness of candidates by an evaluator, kept in memory and in a state file.
+
+    With `halving`, new candidates first answer a quarter of the examples, the better half of them
+    half, and the better half of those all: the finalists. What a candidate answered is never asked
+    again, and one that was dropped never scores above a finalist.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        fitness: Callable[[np.ndarray], float],
+        halving: bool = False,
+        state: Path | None = None,
+        identity: str = "",
+    ):
+        n_examples = len(evaluator.questions)
+        self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
+        self.rungs = sorted({-(-n_examples // 4), -(-n_examples // 2), n_examples}) if halving else [n_examples]
+        # Per candidate, right answers [P] among the first examples, up to each rung it reached.
+        self.right: dict[Candidate, list[list[int]]] = {}
+        if state is not None and state.exists():
+            self._load(state)
+
+    def __call__(self, candidates: Sequence[Candidate]) -> list[Score]:
+        """The score of each candidate, in their order."""
+        alive, score = list(dict.fromkeys(candidates)), {}
+        for rung in range(len(self.rungs)):
+            self._climb(alive, rung)
+            score |= {c: Score(self.fitness(self.accuracy(c, rung)), False) for c in alive}
+            if rung < len(self.rungs) - 1:
+                alive = sorted(alive, key=lambda c: -score[c].fitness)[: -(-len(alive) // 2)]
+        worst = min(score[c].fitness for c in alive)
+        finalists = set(alive)
+        return [
+            Score(score[c].fitness, True) if c in finalists else Score(min(score[c].fitness, worst), False)
+            for c in candidates
+        ]
+
+    def accuracy(self, candidate: Candidate, rung: int = -1) -> np.ndarray:
+        """Accuracy [P] in points over the examples of a rung, by default all examples."""
+        return 100 * np.array(self.right[candidate][rung]) / self.rungs[rung]
+
+    def _climb(self, candidates: Sequence[Candidate], rung: int) -> None:
+        """Asks the candidates that have not reached `rung` the examples between it and the one below."""
+        new = [c for c in candidates if len(self.right.get(c, ())) <= rung]
+        if not new:
+            return
+        below = self.rungs[rung - 1] if rung else 0
+        correct = self.evaluator.correct(new, range(below, self.rungs[rung]))
+        for candidate, right in zip(new, correct.sum(axis=1)):
+            reached = self.right.setdefault(candidate, [])
+            reached.append((right + (np.array(reached[-1]) if reached else 0)).tolist())
+        if self.state is not None:
+            scored = [{"factors": factors, "right": right} for factors, right in self.right.items()]
+            known = {"identity": self.identity, "forward_passes": self.evaluator.forward_passes, "scored": scored}
+            write_json(self.state, known)
+
+    def _load(self, state: Path) -> None:
+        known = read_json(state)
+        try:
+            if known["identity"] == self.identity:
+                self.right = {tuple(row["factors"]): row["right"] for row in known["scored"]}
+                self.evaluator.forward_passes = known["forward_passes"]
+        except (KeyError, TypeError):
+            raise PosgapError(f"{state}: not the state of a search; delete it and search again") from None

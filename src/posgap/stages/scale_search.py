@@ -1,0 +1,168 @@
+"""scale_search: RoPE factors, one per layer, under which the model answers best."""
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from posgap.config import ScaleSearchConfig
+from posgap.errors import PosgapError
+from posgap.files import digest, remove, write_json
+from posgap.models import load_model
+from posgap.scaling.application import layer_scaling
+from posgap.scaling.curves import Curve
+from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
+from posgap.scaling.heads import HIGH, ms_poe_factors, scale_heads
+from posgap.scaling.plots import write_plot
+from posgap.scaling.questions import ask, one_right_response
+from posgap.scaling.scaling_file import SCALING_FILE, Scaling
+from posgap.scaling.scores import Scores
+from posgap.scaling.search import search
+from posgap.scaling.strategies import CMAES, Genetic, Strategy
+from posgap.stage import stage
+from posgap.tasks.examples import AnyExample, examples_file, read_examples
+from posgap.tasks.placements import swept_placements
+from posgap.tasks.setup import prompt_builder
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
+    """Writes `scaling.json` and `scaling.png`.
+
+    What is scored is kept in `<out>.state.json` until the search ends: one that is interrupted goes
+    on from there.
+    """
+    examples, build = searched_examples(config), prompt_builder(config.task, config.model, config.max_new_tokens)
+    if build.task.n_gold != 1:
+        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one")
+    placements = swept_placements(config.n_docs, 1, config.positions)
+    positions = [placement.positions[0] for placement in placements]
+    metric = config.metric or build.task.metric
+    teacher_forced = config.evaluation == "teacher_forced" or (
+        config.evaluation == "auto" and one_right_response(build, examples)
+    )
+    questions = ask(build, examples, placements, metric, teacher_forced)
+    model, score = load_model(config.model, config.dtype), partial(build.task.score, metric=metric)
+    evaluator: Evaluator = (
+        TeacherForced(model, questions, build.tokenizer.pad_token_id, config.batch_tokens)
+        if teacher_forced
+        else Generated(model, build.tokenizer, questions, score, build.max_new_tokens, config.batch_tokens)
+    )
+    weights = position_weights(config.weights, positions, config.n_docs)
+    folder = Path(config.model)
+    known = {
+        "task": config.task,
+        "n_docs": config.n_docs,
+        "metric": metric,
+        "positions": positions,
+        "model_digest": digest(folder) if folder.exists() else "",
+        "examples_digest": digest(examples_file(config.examples)),
+        "example_ids": [example.id for example in examples],
+        "prompt_digest": build.digest(),
+    }
+    state = config.out.with_name(f"{config.out.name}.state.json")
+    if config.force:
+        remove(state)
+    scores = Scores(
+        evaluator,
+        partial(fitness, weights=weights, objective=config.objective),
+        config.halving,
+        state,
+        _identity(known, config.halving, config.dtype, build.max_new_tokens, teacher_forced),
+    )
+    ones = (1.0,) * layer_scaling(model).n_layers
+    (unscaled,) = scores([ones])
+    unscaled_accuracy = scores.accuracy(ones)
+    if config.strategy == "ms_poe":
+        found, accuracy = _ms_poe(model, evaluator, ones)
+        found["fitness"] = scores.fitness(accuracy)
+    else:
+        found, accuracy = _search(config, scores, len(ones), run)
+    _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
+    scaling = Scaling(
+        model=config.model,
+        strategy=config.strategy,
+        objective=config.objective,
+        weights=config.weights,
+        accuracy=accuracy.tolist(),
+        unscaled_fitness=unscaled.fitness,
+        unscaled_accuracy=unscaled_accuracy.tolist(),
+        forward_passes=evaluator.forward_passes,
+        settings={name: getattr(config, name) for name in config.parameters()},
+        **known,
+        **found,
+    )
+    write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
+    write_plot(scaling, out / "scaling.png")
+    run.metrics({name: getattr(scaling, name) for name in ("fitness", "unscaled_fitness", "forward_passes")})
+    run.artifact(out)
+    remove(state)
+    log.info("fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors)
+
+
+def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) -> tuple[dict, np.ndarray]:
+    """What the strategy found, under the field names of `Scaling`, and its accuracy [P]."""
+
+    def record(row: dict[str, float]) -> None:
+        run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
+
+    curve = Curve(config.curve, config.order, config.low, config.high, config.monotone)
+    strategy = _strategy(config, curve, n_layers)
+    best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
+    found = {"curve": asdict(curve), "control_points": best.points.tolist(), "factors": list(best.factors)}
+    return found | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
+
+
+def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
+    """The same of Ms-PoE, which takes its factors from the heads of `model` instead of searching."""
+    factors = ms_poe_factors(model, [question.prompt for row in evaluator.questions for question in row])
+    scale_heads(model, factors)
+    accuracy = 100 * evaluator.correct([ones], range(len(evaluator.questions)))[0].mean(axis=0)
+    curve = {"kind": "heads", "low": 1.0, "high": HIGH}
+    return {"curve": curve, "control_points": [], "factors": factors, "history": []}, accuracy
+
+
+def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
+    """The examples to search on; `PosgapError` where one of them is also an evaluation example."""
+    examples = read_examples(config.examples)[: config.limit or None]
+    held_out = {example.id for example in read_examples(config.exclude)} if config.exclude else set()
+    if shared := [example.id for example in examples if example.id in held_out]:
+        raise PosgapError(
+            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0]}, ...); "
+            "search on others"
+        )
+    return examples
+
+
+def _strategy(config: ScaleSearchConfig, curve: Curve, n_layers: int) -> Strategy:
+    if config.strategy == "cma":
+        return CMAES(curve, n_layers, config.population, config.seed)
+    return Genetic(
+        curve,
+        n_layers,
+        population=config.population,
+        elite=config.elite,
+        tournament=config.tournament,
+        mutation=config.mutation,
+        mutation_rate=config.mutation_rate,
+        seed=config.seed,
+    )
+
+
+def _identity(*parts: object) -> str:
+    """Scores may pass from one search to another where these parts agree."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _refuse_silence(model: str, accuracies: np.ndarray, teacher_forced: bool) -> None:
+    if not accuracies.any():
+        hint = "its responses may be worded otherwise: try `evaluation` generation" if teacher_forced else "train it"
+        raise PosgapError(f"{model}: answers not a single question, scaled or not; {hint}")

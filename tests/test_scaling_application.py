@@ -1,0 +1,222 @@
+"""RoPE factors on transformers models: what they compute, and what they leave alone."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+import posgap
+from posgap.errors import PosgapError
+from posgap.models import load_model, save_model
+from posgap.scaling import CONFIG_KEY
+from posgap.scaling.application import layer_scaling, scale_model
+
+SIZES = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi", "phi3")
+ROPE_SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 16,
+    },
+}
+FACTORS = (1.0, 1.25, 1.75)
+# Angles are float32 in every model, and eager attention has a float32 softmax.
+CLOSE = {"rtol": 1e-3, "atol": 1e-4}
+
+
+def tiny(family: str = "llama", seed: int = 0, **more):
+    torch.manual_seed(seed)
+    if family == "phi":
+        more = {"num_key_value_heads": 4, **more}
+    config = CONFIG_MAPPING[family](**SIZES | more)
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(3, 60, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def logits(model, ids, **more):
+    return model(input_ids=ids, use_cache=False, **more).logits
+
+
+@torch.no_grad()
+def by_hand(model, ids, factors):
+    """A Llama's logits with each layer called by hand on tables for positions divided by its factor."""
+    decoder, n = model.model, ids.shape[1]
+    hidden, positions = decoder.embed_tokens(ids), torch.arange(n)[None]
+    mask = torch.full((n, n), float("-inf"), dtype=hidden.dtype).triu(1)[None, None]
+    for layer, factor in zip(decoder.layers, factors):
+        tables = decoder.rotary_emb(hidden, positions / factor)
+        hidden = layer(hidden, attention_mask=mask, position_embeddings=tables)
+    return model.lm_head(decoder.norm(hidden))
+
+
+def test_each_layer_sees_positions_divided_by_its_factor(ids):
+    model = tiny()
+    expected = by_hand(model, ids, FACTORS)
+    torch.testing.assert_close(logits(scale_model(model, FACTORS), ids), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ones_change_no_bit_and_other_factors_do(family, ids):
+    model = tiny(family).float()
+    before = logits(model, ids)
+    assert torch.equal(logits(scale_model(model, [1.0] * 3), ids), before)
+    assert not torch.allclose(logits(scale_model(model, FACTORS), ids), before)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_equal_factor_everywhere_is_position_interpolation(family, ids):
+    """Every rotary embedding turns slower by the factor: Gemma 3 has one for local layers and one for global ones."""
+    kinds = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+    model, interpolated = (tiny(family, **(kinds if family == "gemma3_text" else {})) for _ in range(2))
+    for name, buffer in interpolated.named_buffers():
+        if name.endswith("inv_freq"):
+            buffer.div_(1.5)
+    assert not torch.allclose(logits(model, ids), logits(interpolated, ids), **CLOSE)
+    torch.testing.assert_close(logits(scale_model(model, [1.5] * 3), ids), logits(interpolated, ids), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ROPE_SCALINGS)
+def test_factors_scale_on_top_of_the_model_s_own_rope_scaling(kind, ids):
+    """Its frequencies and its attention scaling stay those of the unscaled length."""
+    parameters = {"rope_theta": 10000.0, **ROPE_SCALINGS[kind]}
+    model = tiny(rope_parameters=parameters, max_position_embeddings=16)
+    logits(model, ids)  # 24 tokens: dynamic RoPE grows beyond 16
+    twin, own = tiny(max_position_embeddings=16), model.model.rotary_emb
+    assert not torch.equal(own.inv_freq, twin.model.rotary_emb.inv_freq)
+    twin.model.rotary_emb.inv_freq.copy_(own.inv_freq)
+    twin.model.rotary_emb.attention_scaling = own.attention_scaling
+    torch.testing.assert_close(logits(scale_model(model, FACTORS), ids), by_hand(twin, ids, FACTORS))
+
+
+def test_local_and_global_layers_take_their_own_tables(ids):
+    model = tiny("gemma3_text", layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+    before = logits(model, ids)
+    seen = []
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(kwargs["position_embeddings"][0]), with_kwargs=True
+        )
+    scaled = logits(scale_model(model, (1.0, 2.0, 1.0)), ids)
+    rotary, positions = copy.deepcopy(model.model.rotary_emb), torch.arange(24)[None]
+    rotary._forward_pre_hooks.clear(), rotary._forward_hooks.clear()
+    for cos, factor, kind in zip(seen, (1.0, 2.0, 1.0), model.config.layer_types):
+        torch.testing.assert_close(cos, rotary(cos, positions / factor, kind)[0])
+    assert not torch.allclose(scaled, before)
+
+
+def test_cache_and_left_padding_change_nothing(ids):
+    model = scale_model(tiny(), FACTORS)
+    whole = logits(model, ids)
+    with torch.no_grad():
+        first = model(input_ids=ids[:, :20], use_cache=True)
+        steps, cache = [first.logits], first.past_key_values
+        for t in range(20, 24):
+            step = model(input_ids=ids[:, t : t + 1], past_key_values=cache, use_cache=True)
+            steps.append(step.logits)
+            cache = step.past_key_values
+    torch.testing.assert_close(torch.cat(steps, 1), whole)
+    padded = torch.cat([torch.zeros(2, 5, dtype=ids.dtype), ids], 1)
+    mask = (torch.arange(29) >= 5).long().expand(2, -1)
+    answers = [
+        model.generate(input_ids=i, attention_mask=m, max_new_tokens=6, do_sample=False)[:, -6:]
+        for i, m in ((ids, torch.ones_like(ids)), (padded, mask))
+    ]
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations_agree(attention, ids):
+    model = tiny()
+    model.set_attn_implementation(attention)
+    torch.testing.assert_close(logits(scale_model(model, FACTORS), ids), by_hand(tiny(), ids, FACTORS), **CLOSE)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(reentrant, ids):
+    def gradients(model):
+        # Two forward passes before the backward one: what a layer saw must not be the latest.
+        loss = model(input_ids=ids, use_cache=False).logits.square().mean()
+        loss = loss + model(input_ids=ids[:, :7], use_cache=False).logits.square().mean()
+        loss.backward()
+        return [p.grad for p in model.parameters()]
+
+    plain = scale_model(tiny(), FACTORS).train()
+    checkpointed = scale_model(tiny(), FACTORS).train()
+    checkpointed.activation_checkpointing_enable({"use_reentrant": reentrant})
+    torch.testing.assert_close(gradients(checkpointed), gradients(plain))
+
+
+def test_rows_of_a_batch_may_have_factors_of_their_own(ids):
+    model, candidates = tiny(), [FACTORS, (1.5, 1.0, 1.1)]
+    alone = torch.cat([logits(scale_model(model, f), ids[i : i + 1]) for i, f in enumerate(candidates)])
+    with layer_scaling(model).rows(torch.tensor(candidates).T):
+        torch.testing.assert_close(logits(model, ids), alone)
+    torch.testing.assert_close(logits(model, ids)[1:], alone[1:])
+
+
+def test_a_copy_has_factors_of_its_own(ids):
+    model = scale_model(tiny(), FACTORS)
+    twin = copy.deepcopy(model)
+    scale_model(model, [1.0] * 3)
+    torch.testing.assert_close(logits(twin, ids), by_hand(tiny(), ids, FACTORS))
+    torch.testing.assert_close(logits(model, ids), logits(tiny(), ids))
+
+
+def test_a_saved_model_loads_scaled_and_by_one_call_after_transformers(tmp_path, ids, tokenizer):
+    model = scale_model(tiny().float(), FACTORS)
+    save_model(model, tokenizer, tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert torch.equal(logits(plain, ids), logits(tiny().float(), ids))
+    assert getattr(plain.config, CONFIG_KEY) == list(FACTORS)
+    for loaded in (posgap.load_model(str(tmp_path)), load_model(str(tmp_path)), posgap.scale_model(plain)):
+        assert torch.equal(logits(loaded, ids), logits(model, ids))
+
+
+@pytest.mark.parametrize(
+    ("factors", "complaint"),
+    [
+        ([1.0], "1 RoPE factors for a model of 3 layers; give one per layer"),
+        ([1.0, 0.0, 1.0], "the RoPE factor of layer 1 is 0.0; it must be a positive number"),
+        ([1.0, 1.0, float("nan")], "the RoPE factor of layer 2 is nan"),
+        ([1.0, "2", 1.0], "the RoPE factor of layer 1 is '2'"),
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(factors, complaint):
+    with pytest.raises(PosgapError, match=complaint):
+        scale_model(tiny(), factors)
+
+
+def test_dynamic_rope_takes_no_factor_below_one():
+    model = tiny(rope_parameters={"rope_theta": 10000.0, **ROPE_SCALINGS["dynamic"]})
+    with pytest.raises(PosgapError, match="a factor of 0.5 is below 1"):
+        scale_model(model, [1.0, 0.5, 1.0])
+
+
+def test_a_model_without_rope_is_refused():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](n_layer=2, n_head=2, n_embd=16, vocab_size=60))
+    with pytest.raises(PosgapError, match="no rotary position embedding to scale; layer-wise scaling needs"):
+        scale_model(model, [1.0, 1.0])

@@ -1,0 +1,139 @@
+"""Fitness: teacher forcing is generation, scores are computed once, weights mean what they say."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import kv_example
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posgap.errors import PosgapError
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.scaling.application import layer_scaling
+from posgap.scaling.fitness import TeacherForced, fitness, position_weights
+from posgap.scaling.questions import Question, right_response
+from posgap.scaling.scores import Scores
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, get_task
+
+CANDIDATES = [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.7, 1.3)]
+PROMPTS = [[1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4) for i in range(10)]
+
+
+@pytest.fixture
+def model(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # untrained, it answers every prompt alike
+    return model
+
+
+@pytest.mark.parametrize("batch_tokens", [20, 10_000])
+def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tokenizer, batch_tokens):
+    """Of every candidate's own generations, and of those with one token changed, at every length."""
+    generator, scaling = TransformersGenerator(model, tokenizer, 1000), layer_scaling(model)
+    generated = {}
+    for candidate in CANDIDATES:
+        scaling.set(candidate)
+        generated[candidate] = [c.token_ids for c in generator.generate(PROMPTS, Sampling(5))]
+    responses = []
+    for i in range(len(PROMPTS)):
+        response = list(generated[CANDIDATES[i % 4]][i][: 1 + i % 5])
+        if i % 3 == 0:
+            response[-1] = (response[-1] + 1) % 41
+        responses.append(response)
+    expected = [[generated[c][i][: len(r)] == r for i, r in enumerate(responses)] for c in CANDIDATES]
+    assert 0 < np.mean(expected) < 1
+    questions = [[Question(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)]
+    evaluator = TeacherForced(model, questions, tokenizer.pad_token_id, batch_tokens)
+    found = evaluator.correct(CANDIDATES, range(5))
+    assert found.shape == (4, 5, 2) and found.reshape(4, 10).tolist() == expected
+    assert evaluator.forward_passes == 40
+    np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2], range(1, 3)), found[1:2, 1:3])
+
+
+def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):
+    build, placement = PromptBuilder(get_task("kv"), tokenizer, 512, 4), Placement((2,), 4)
+    example = kv_example(3)
+    (value,) = right_response(build, example, placement, "sub_em")
+    assert tokenizer.decode([value]).strip() == example.value
+    assert right_response(build, example, placement, "em") == [value, tokenizer.eos_token_id]
+    with pytest.raises(PosgapError, match="example kv-3: task kv has no single right response"):
+        right_response(build, example.model_copy(update={"answers": ["d", "e"]}), placement, "em")
+
+
+def test_middle_weights_are_twice_those_of_the_ends_and_fitness_is_what_its_name_says():
+    weights = position_weights("middle", [1, 3, 5], 5)
+    np.testing.assert_allclose(weights, [0.25, 0.5, 0.25])
+    np.testing.assert_allclose(position_weights("uniform", [1, 2, 5], 5), 1 / 3)
+    np.testing.assert_allclose(position_weights("middle", [1], 1), 1)
+    accuracy = np.array([100.0, 40.0, 80.0])
+    assert fitness(accuracy, weights, "mean") == pytest.approx(65)
+    assert fitness(accuracy, weights, "worst") == 40
+    assert fitness(accuracy, weights, "mean_minus_gap") == pytest.approx(5)
+
+
+class Table:
+    """An evaluator that reads answers off a table, and notes what it was asked."""
+
+    def __init__(self, n_examples: int, candidates, seed: int = 0):
+        rng = np.random.default_rng(seed)
+        self.questions, self.forward_passes = [[None] * 3] * n_examples, 0
+        self.truth = {c: rng.random((n_examples, 3)) < rng.random() for c in candidates}
+        self.asked = []
+
+    def correct(self, candidates, examples):
+        self.asked += [(c, e) for c in candidates for e in examples]
+        self.forward_passes += 3 * len(candidates) * len(examples)
+        return np.stack([self.truth[c][examples.start : examples.stop] for c in candidates])
+
+
+names = [(1.0, 1 + i / 100) for i in range(12)]
+generations = st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=8), min_size=1, max_size=4)
+
+
+@settings(deadline=None)
+@given(generations, st.integers(1, 13), st.integers(0, 99), st.booleans())
+def test_nothing_is_asked_twice_and_finalists_have_their_full_fitness(asked, n_examples, seed, halving):
+    table = Table(n_examples, names, seed)
+    scores = Scores(table, np.mean, halving)
+    for candidates in asked:
+        found = scores(candidates)
+        full = {c: 100 * table.truth[c].mean() for c in candidates}
+        complete = {c: s.fitness for c, s in zip(candidates, found) if s.complete}
+        assert complete and (halving or complete.keys() == full.keys())
+        assert complete == pytest.approx({c: full[c] for c in complete})
+        assert all(s.fitness <= min(complete.values()) for s in found if not s.complete)
+    assert len(table.asked) == len(set(table.asked))
+
+
+def test_halving_asks_fewer_and_keeps_a_clear_winner():
+    whole, halved = (Table(40, names) for _ in range(2))
+    winner = names[7]
+    for table in (whole, halved):
+        table.truth[winner] = np.ones((40, 3), dtype=bool)
+    Scores(whole, np.mean)(names)
+    found = Scores(halved, np.mean, halving=True)(names)
+    assert found[7] == (100.0, True) and max(s.fitness for s in found) == 100.0
+    assert halved.forward_passes == 3 * (12 * 10 + 6 * 10 + 3 * 20) < whole.forward_passes
+
+
+@pytest.mark.parametrize("halving", [False, True])
+def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path, halving):
+    first = Table(9, names)
+    before = Scores(first, np.mean, halving, tmp_path / "state.json", "this search")
+    expected = [before(names[:6]), before(names[3:])]
+    again = Table(9, names)
+    scores = Scores(again, np.mean, halving, tmp_path / "state.json", "this search")
+    assert [scores(names[:6]), scores(names[3:])] == expected
+    assert again.asked == [] and again.forward_passes == first.forward_passes
+    other = Scores(again, np.mean, halving, tmp_path / "state.json", "another search")
+    other(names[:1])
+    assert again.asked
+
+
+def test_a_broken_state_file_is_named(tmp_path):
+    (tmp_path / "state.json").write_text("[]")
+    with pytest.raises(PosgapError, match=r"state.json: not the state of a search; delete it"):
+        Scores(Table(3, names), np.mean, state=tmp_path / "state.json")

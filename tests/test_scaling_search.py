@@ -1,0 +1,83 @@
+"""The search strategies on fitness functions whose best point is known."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posgap.errors import PosgapError
+from posgap.scaling.curves import MONOTONE, Curve
+from posgap.scaling.scores import Score
+from posgap.scaling.search import search
+from posgap.scaling.strategies import CMAES, Genetic
+
+TARGET = np.array([1.2, 1.8, 1.4])
+CURVE = Curve("free")
+
+
+def genetic(curve=CURVE, seed=0, **more):
+    options = {"population": 12, "elite": 2, "tournament": 3, "mutation": 0.2, "mutation_rate": 0.5}
+    return Genetic(curve, len(TARGET), **options | more, seed=seed)
+
+
+def near_target(candidates):
+    return [Score(-float(np.square(np.array(c) - TARGET).sum()), True) for c in candidates]
+
+
+def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
+    return search(strategy, curve, len(TARGET), score, generations, patience)
+
+
+@pytest.mark.parametrize("make", [genetic, lambda seed=0: CMAES(CURVE, 3, 12, seed)])
+def test_strategies_find_the_best_point_and_repeat_themselves(make):
+    found = run(make())
+    np.testing.assert_allclose(found.factors, TARGET, atol=0.05)
+    assert run(make()).history == found.history != run(make(seed=1)).history
+    best = [row["best"] for row in found.history]
+    assert best == sorted(best) and best[-1] == found.fitness
+    assert all(row["generation_mean"] <= row["generation_best"] <= row["best"] for row in found.history)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(MONOTONE), st.floats(0.01, 0.5), st.integers(0, 99), st.integers(0, 4))
+def test_every_proposal_keeps_the_constraints_and_the_elite_survives(monotone, mutation, seed, elite):
+    curve = Curve("free", monotone=monotone)
+    strategy = genetic(curve, seed, mutation=mutation, elite=elite)
+    before = []
+    for _ in range(4):
+        asked = strategy.ask()
+        assert len(asked) == 12
+        for points in asked:
+            np.testing.assert_array_equal(curve.constrain(points), points)
+        if before:
+            low, high = np.min(before, 0) - mutation, np.max(before, 0) + mutation
+            if monotone == "none":
+                assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in asked)
+        scores = [s.fitness for s in near_target([tuple(p) for p in asked])]
+        best = [asked[i] for i in np.argsort(-np.array(scores), kind="stable")[:elite]]
+        strategy.tell(asked, scores)
+        before = asked
+        np.testing.assert_array_equal(strategy.ranked[:elite], best)
+        np.testing.assert_array_equal(strategy.ask()[:elite], best)
+
+
+def test_the_first_generation_holds_the_unscaled_model():
+    assert genetic().ask()[0].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_early_stop_after_generations_without_improvement():
+    found = run(genetic(), generations=20, patience=3, score=lambda c: [Score(1.0, True) for _ in c])
+    assert len(found.history) == 4
+    assert found.factors == (1.0, 1.0, 1.0)  # the first of equals
+
+
+def test_a_candidate_that_was_dropped_is_never_the_best():
+    def score(candidates):
+        return [Score(2.0 if c[0] > 1.5 else 1.0, c[0] <= 1.5) for c in candidates]
+
+    assert run(genetic(), score=score, generations=5).factors[0] <= 1.5
+
+
+def test_cma_es_wants_two_dimensions():
+    with pytest.raises(PosgapError, match="a uniform curve has 1; use genetic"):
+        CMAES(Curve("uniform"), 3, 8, 0)

