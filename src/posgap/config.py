@@ -105,7 +105,8 @@ class PromptConfig(StageConfig):
 class GenerationConfig(PromptConfig):
     metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: int = Field(32768, ge=1, description="tokens generated from at once, padding included")
+    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
 
 
 class ValidateConfig(PromptConfig):
@@ -162,6 +163,17 @@ class DistillConfig(StageConfig):
 class SweepConfig(GenerationConfig):
     """Accuracy with the gold documents at every position, and the gap between best and worst."""
 
+    model: ModelPath = Field(
+        description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"
+    )
+    backend: Literal["transformers", "vllm", "openai"] = Field(
+        "transformers",
+        description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
+    )
+    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+    concurrency: int = Field(8, ge=1, description="openai: requests under way at once")
+    timeout: float = Field(120.0, gt=0, description="openai: seconds to wait for a response")
+    retries: int = Field(8, ge=0, description="openai: times a request is tried again before the sweep gives up")
     positions: Placements = Field(
         [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
     )

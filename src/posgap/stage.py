@@ -27,8 +27,9 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
 
     The stage takes the config alone and returns `config.out`. It does nothing where that folder
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
-    a temporary folder that takes its place when everything is in it, the manifest last. Where
-    `work` raises `Rejected`, what it wrote is kept beside it as `<out>.rejected`.
+    a temporary folder that takes its place when everything is in it, the manifest last; what it
+    kept in `files.work_folder`, to go on after an interruption, is then removed. Where `work` raises
+    `Rejected`, what it wrote is kept beside it as `<out>.rejected`.
 
     Under a launcher of several processes all do the work, and the first one alone writes: the
     others get an `out` that does not exist.
@@ -70,6 +71,7 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
             }
             files.write_json(partial / MANIFEST, manifest)
             run.artifact(partial / MANIFEST)
+        files.remove(files.work_folder(config.out))
         log.info("%s: done in %.1f s", name, seconds)
         return config.out
 
