@@ -36,6 +36,12 @@ def _split_commas(value: Any) -> Any:
     return value
 
 
+def _paths(value: Any) -> Any:
+    # A command line gives them one by one, MLproject in one text with commas.
+    given = [value] if isinstance(value, str | Path) else value
+    return [path for each in given for path in str(each).split(",") if path]
+
+
 def _as_text(value: Any) -> Any:
     # KFP's lists hold numbers, and whole ones come as floats.
     return f"{value:g}" if isinstance(value, int | float) else value
@@ -58,6 +64,7 @@ def _known_task(name: str) -> str:
 
 InputPath = Annotated[Path, Role.INPUT]
 OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
+InputPaths = Annotated[list[Path], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
 OutputPath = Annotated[Path, Role.OUTPUT]
 WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
@@ -179,6 +186,31 @@ class SweepConfig(GenerationConfig):
     )
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     label: str = Field("model", description="what plots and tables call this model")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class PlanConfig(Config):
+    """How many examples a sweep needs to see a gap, or a difference between models, of so many points."""
+
+    detect: float = Field(3.0, gt=0, le=100, description="points to be seen")
+    sweep: OptionalInputPath = Field(
+        None, description="sweep from which placements, mean and correlation are taken; empty: the options below"
+    )
+    n_docs: int = Field(20, ge=2, description="placements swept")
+    mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy")
+    correlation: float = Field(
+        0.5, ge=0, lt=1, description="of an example's outcomes at two placements: how much is the example's difficulty"
+    )
+    agreement: float = Field(
+        0.8, ge=0, le=1, description="of two models about which examples are hard; 1: they find the same ones hard"
+    )
+    power: float = Field(0.8, gt=0.05, lt=1, description="how often it is to be seen where it is there")
+
+
+class CompareConfig(StageConfig):
+    """Paired differences between sweeps of the same examples: every model minus the first."""
+
+    sweeps: InputPaths = Field(min_length=2, description="sweeps, the reference first")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 

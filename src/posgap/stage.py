@@ -96,16 +96,23 @@ def _inputs(config: StageConfig) -> dict[str, dict[str, str]]:
         value = getattr(config, name)
         if role(field) is not Role.INPUT or value is None:
             continue
-        path = Path(value)
-        if path.exists():
-            inputs[name] = {"path": str(value), "sha256": files.digest(path)}
-            if run_id := path.is_dir() and read_manifest(path).get("mlflow_run_id"):
-                inputs[name]["mlflow_run_id"] = run_id
-        elif field.annotation is str:
-            inputs[name] = {"path": value, "sha256": ""}
+        if isinstance(value, list):
+            inputs |= {f"{name}.{i}": _input(name, one, must_exist=True) for i, one in enumerate(value, start=1)}
         else:
-            raise PosgapError(f"{name}: {value}: no such file or folder")
+            inputs[name] = _input(name, value, must_exist=field.annotation is not str)
     return inputs
+
+
+def _input(name: str, value: str | Path, must_exist: bool) -> dict[str, str]:
+    path = Path(value)
+    if not path.exists():
+        if must_exist:
+            raise PosgapError(f"{name}: {value}: no such file or folder")
+        return {"path": str(value), "sha256": ""}
+    known = {"path": str(value), "sha256": files.digest(path)}
+    if run_id := path.is_dir() and read_manifest(path).get("mlflow_run_id"):
+        known["mlflow_run_id"] = run_id
+    return known
 
 
 def _identity(name: str, config: StageConfig, inputs: dict) -> str:

@@ -69,7 +69,9 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
     title = f"{config.label}: position gap {result.gap:.1f} points"
     write_report([result], out / "sweep.png", out / "sweep.html", title)
-    run.metrics({"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean})
+    run.metrics(
+        {"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean, "flatness_p": result.flatness.p}
+    )
     if result.by_category:
         run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in result.by_category.items()})
     else:
@@ -77,7 +79,10 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
             run.metrics({"accuracy_by_position": value}, step=position)
     run.tags({"posgap.label": config.label})
     run.artifact(out)
-    log.info("%s: mean %.1f, gap %.1f (%.1f to %.1f)", config.label, result.mean, result.gap, *result.gap_ci95)
+    log.info(
+        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness p %.3g",
+        config.label, result.mean, result.gap, *result.gap_ci95, result.flatness.p,
+    )  # fmt: skip
     for name, figures in result.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)
 
