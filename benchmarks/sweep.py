@@ -1,6 +1,6 @@
 """A sweep against one `generate` call per prompt, on the same model, prompts and batch size.
 
-    python benchmarks/sweep.py [--quick] [--n-docs 20] [--document-tokens 64] [--batch-size 1] ...
+    python benchmarks/sweep.py [--quick] [--n-docs 20] [--document-tokens 24] [--batch-size 2] ...
 
 Both sides answer the same prompts greedily with the same random-weight Llama: `examples` examples
 with their gold document at each of `n_docs` positions among distractors that keep their order.
@@ -8,8 +8,12 @@ with their gold document at each of `n_docs` positions among distractors that ke
 - theirs: `model.generate` for each prompt, or for each `batch_size` prompts of the same length.
 - ours: `posgap.generation.transformers`, as `posgap sweep` uses it, `batch_size` prompts at a time.
 
-The sides take turns; the best time of each counts. The last line is JSON: `speed_ratio` (prompts per
-second, ours / theirs) and `identical` (every token of every response is the same).
+The sides take turns; the best time of each counts. At least 57 % of the tokens of 20 positions must be
+read, so that the ratio stays below 1.75. It comes near it where reading dominates: attention to what a
+row kept is not saved, and weighs more in a narrow model than in a real one.
+
+The last line is JSON: `speed_ratio` (prompts per second, ours / theirs) and `identical` (every token of
+every response is the same).
 """
 
 import argparse
@@ -100,17 +104,17 @@ def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one small example, once: under a minute on two cores")
+    parser.add_argument("--quick", action="store_true", help="one batch, twice: under a minute on two cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
-        "n-docs": 20, "document-tokens": 64, "examples": 2, "batch-size": 1, "new-tokens": 8, "width": 256, "layers": 4,
-        "vocabulary": 4096, "repeats": 3, "threads": torch.get_num_threads(),
+        "n-docs": 20, "document-tokens": 24, "examples": 4, "batch-size": 2, "new-tokens": 4, "width": 1024,
+        "layers": 2, "vocabulary": 4096, "repeats": 3, "threads": torch.get_num_threads(),
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.quick:
-        options.examples, options.repeats = options.batch_size, 1
+        options.examples, options.repeats = options.batch_size, 2
     torch.set_num_threads(options.threads)
     model, asked = llama(options), groups(options)
     sides = {"theirs": lambda: theirs(model, asked, options), "ours": lambda: ours(model, asked, options)}

@@ -90,7 +90,9 @@ def _gate(parsed: config.GateConfig) -> None:
 class _Sweep(click.Command):
     """`sweep`, which with `--plan` says how many examples it needs, and takes that verb's options."""
 
-    epilog = "To learn how many examples a gap of 3 points needs: posgap sweep --plan --detect 3 (--plan --help)."
+    def __init__(self, *arguments: Any, **options: Any):
+        hint = "How many examples does it take? posgap sweep --plan --detect 3 says so (posgap sweep --plan --help)."
+        super().__init__(*arguments, epilog=hint, **options)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
