@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
-        "n-docs": 20, "document-tokens": 24, "examples": 4, "batch-size": 2, "new-tokens": 4, "width": 1024,
+        "n-docs": 20, "document-tokens": 24, "examples": 4, "batch-size": 2, "new-tokens": 4, "width": 768,
         "layers": 2, "vocabulary": 4096, "repeats": 3, "threads": torch.get_num_threads(),
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
