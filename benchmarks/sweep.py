@@ -1,6 +1,6 @@
 """A sweep against one `generate` call per prompt, on the same model, prompts and batch size.
 
-    python benchmarks/sweep.py [--quick] [--n-docs 20] [--document-tokens 24] [--batch-size 2] ...
+    python benchmarks/sweep.py [--quick] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
 
 Both sides answer the same prompts greedily with the same random-weight Llama: `examples` examples
 with their gold document at each of `n_docs` positions among distractors that keep their order.
@@ -104,17 +104,17 @@ def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="one batch, twice: under a minute on two cores")
+    parser.add_argument("--quick", action="store_true", help="one batch, once: under a minute on two cores")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
-        "n-docs": 20, "document-tokens": 24, "examples": 4, "batch-size": 2, "new-tokens": 4, "width": 768,
+        "n-docs": 20, "document-tokens": 24, "examples": 8, "batch-size": 4, "new-tokens": 4, "width": 768,
         "layers": 2, "vocabulary": 4096, "repeats": 3, "threads": torch.get_num_threads(),
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
     if options.quick:
-        options.examples, options.repeats = options.batch_size, 2
+        options.examples, options.repeats = options.batch_size, 1
     torch.set_num_threads(options.threads)
     model, asked = llama(options), groups(options)
     sides = {"theirs": lambda: theirs(model, asked, options), "ours": lambda: ours(model, asked, options)}
