@@ -25,11 +25,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.demo.tiny_model import tokenizer
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.fitness import TeacherForced
 from posgap.scaling.questions import Question
+from posgap.tasks.prompts import Prompt
 
 ANSWER = 36  # tokens: a UUID, one token a character
 END = 2
@@ -64,7 +65,7 @@ def generated(llama, questions, candidates, budget: int) -> np.ndarray:
     asked, right = [question for row in questions for question in row], []
     for candidate in candidates:
         scaling.set(candidate)
-        completions = generator.generate([q.prompt for q in asked], Sampling(ANSWER))
+        completions = complete(generator, [Prompt("", q.prompt) for q in asked], Sampling(ANSWER))
         right += [c.token_ids == q.response for q, c in zip(asked, completions)]
     return np.array(right).reshape(len(candidates), len(questions), -1)
 
@@ -98,7 +99,8 @@ def main() -> None:
     figures, identical = {}, True
     for suffix, examples, prompt in (("", 1, 48), ("_large", 4, 96)):
         prompts = rng.integers(4, 41, (7 * examples, prompt)).tolist()
-        unscaled = TransformersGenerator(llama, tokenizer(), BUDGET).generate(prompts, Sampling(ANSWER))
+        generator = TransformersGenerator(llama, tokenizer(), BUDGET)
+        unscaled = complete(generator, [Prompt("", p) for p in prompts], Sampling(ANSWER))
         asked = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
         questions = [asked[i : i + 7] for i in range(0, len(asked), 7)]
         forced = TeacherForced(llama, questions, 0, BUDGET)

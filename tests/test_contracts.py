@@ -7,6 +7,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from kfp import compiler
+from posgap.components.compare.component import compare
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
 from posgap.components.promote.component import promote
@@ -30,6 +31,7 @@ COMPONENTS = {
     "scale_search": scale_search,
     "scale_apply": scale_apply,
     "sweep": sweep,
+    "compare": compare,
     "gate": gate,
     "promote": promote,
 }

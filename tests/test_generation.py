@@ -1,14 +1,60 @@
 """The Generator interface, transformers backend."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from conftest import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
-from posgap.generation.generator import Sampling
-from posgap.generation.transformers import TransformersGenerator, batches
+from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
+from posgap.generation.generator import Sampling, complete
+from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.generation.transformers import TransformersGenerator
+from posgap.tasks.placements import swept_placements
+from posgap.tasks.prompts import Prompt, PromptBuilder, get_task
 
-PROMPTS = [[1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4) for i in range(11)]
+PROMPTS = [Prompt("", [1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4)) for i in range(11)]
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+
+
+def llama(**options):
+    """A model with grouped queries; sharp enough that greedy tokens differ."""
+    return _made(LlamaConfig, **options)
+
+
+def _made(config, **options):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = {"vocab_size": 41, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    known = sizes | ids | {"num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 512}
+    # Eager attention masks with the least float32, which makes NaN of padding in float64.
+    made = AutoModelForCausalLM.from_config(config(**(known | options))).eval()
+    return made if options.get("attn_implementation") == "eager" else made.double()
+
+
+def groups_of(tokenizer, n_docs=8, examples=3):
+    """The prompts of some examples at every position; their numbers of distractors, so their lengths, differ."""
+    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    return [
+        [build.prompt(kv_example(i, n_docs), p) for p in swept_placements(n_docs - i % 3, 1)] for i in range(examples)
+    ]
+
+
+def answers(model, tokenizer, groups, budget, new_tokens=5, reuse=True):
+    generator = TransformersGenerator(model, tokenizer, budget, reuse)
+    found = dict(generator.generate(groups, Sampling(new_tokens)))
+    assert sorted(found) == list(range(len(groups)))
+    return [[completion.token_ids for completion in found[i]] for i in range(len(groups))]
+
+
+def by_hand(model, tokenizer, prompt, new_tokens=5):
+    ids = list(prompt.token_ids)
+    while len(ids) < len(prompt.token_ids) + new_tokens and ids[-1] != tokenizer.eos_token_id:
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt.token_ids) :]
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
@@ -19,18 +65,113 @@ def test_batches_hold_every_prompt_once_and_keep_the_budget(lengths, budget):
         assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= budget
 
 
+def test_groups_are_read_no_further_ahead_than_some_batches():
+    made = []
+
+    def groups():
+        for i in range(1000):
+            made.append(i)
+            yield [Prompt("", [1] * 10)] * 3
+
+    found = group_batches(groups(), 0, 100)
+    assert len(next(found)) == 10
+    assert len(made) == 10 * LOOK_AHEAD
+    assert sorted([*range(10), *(i for batch in found for i, _ in batch)]) == list(range(1000))
+
+
+@given(st.lists(tokens, min_size=1, max_size=8))
+def test_the_reading_order_reads_every_beginning_once(prompts):
+    def common(a, b):
+        return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+    assert shared_lengths(prompts).tolist() == [[common(a, b) for b in prompts] for a in prompts]
+    order = reading_order(prompts)
+    assert sorted(order) == list(range(len(prompts)))
+    walked = [prompts[i] for i in order]
+    read = sum(len(p) for p in walked) - sum(common(a, b) for a, b in pairwise(walked))
+    assert read == len({tuple(p[: i + 1]) for p in prompts for i in range(len(p))})  # the tree's edges
+
+
 def test_padding_and_batching_do_not_change_greedy_answers(model, tokenizer):
     sampling = Sampling(max_new_tokens=5)
-    together = list(TransformersGenerator(model, tokenizer, 10_000).generate(PROMPTS, sampling))
-    alone = list(TransformersGenerator(model, tokenizer, 1).generate(PROMPTS, sampling))
-    by_hand = []
-    for prompt in PROMPTS:
-        ids = list(prompt)
-        while len(ids) < len(prompt) + 5 and ids[-1] != tokenizer.eos_token_id:
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-        by_hand.append(ids[len(prompt) :])
-    assert [c.token_ids for c in together] == [c.token_ids for c in alone] == by_hand
+    together = list(complete(TransformersGenerator(model, tokenizer, 10_000), PROMPTS, sampling))
+    alone = list(complete(TransformersGenerator(model, tokenizer, 1), PROMPTS, sampling))
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert [c.token_ids for c in alone] == [by_hand(model, tokenizer, prompt) for prompt in PROMPTS]
     assert [c.text for c in together] == [c.text for c in alone]
+
+
+@pytest.mark.parametrize(("attention", "budget"), [("sdpa", 1), ("sdpa", 160), ("sdpa", 10_000), ("eager", 160)])
+def test_reuse_does_not_change_greedy_answers(tokenizer, budget, attention):
+    model, groups = llama(attn_implementation=attention), groups_of(tokenizer)
+    assert can_reuse_prefixes(model)
+    expected = [[by_hand(model, tokenizer, prompt) for prompt in group] for group in groups]
+    assert len({tuple(ids) for group in expected for ids in group}) > 5
+    assert answers(model, tokenizer, groups, budget) == expected
+    assert answers(model, tokenizer, groups, budget, reuse=False) == expected
+
+
+def test_reuse_serves_pairs_and_documents_too(tokenizer):
+    build, model = PromptBuilder(get_task("qa"), tokenizer, 512, 4), llama()
+    chosen = ["1", "4", "2", "6"]
+    groups = [[build.prompt(qa_example(i, 6), p) for p in swept_placements(6, 1, chosen)] for i in (3, 44, 555)]
+    assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)
+
+
+@given(st.lists(st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_a_row_s_columns_hold_its_prompt_and_nothing_else(groups):
+    cache, held, rows = PrefixCache(len(groups), torch.device("cpu")), [[] for _ in groups], list(range(len(groups)))
+    for turn in range(max(map(len, groups))):
+        going_on = [i for i, row in enumerate(rows) if turn < len(groups[row])]
+        cache.select(going_on)
+        rows, held = [rows[i] for i in going_on], [held[i] for i in going_on]
+        prompts = [groups[row][turn] for row in rows]
+        ids, mask = cache.read(prompts, pad=9)
+        kept = cache.states.get_seq_length()
+        # Stand-in for the model: the "key" of a token is the token, and two generated ones follow.
+        fresh = torch.cat([ids[:, kept:], torch.full((len(rows), 2), 7)], 1)[:, None, :, None].double()
+        cache.states.update(fresh, fresh, 0)
+        cache.forget_responses()
+        layer = cache.states.layers[0].keys[:, 0, :, 0]
+        assert layer.shape == mask.shape
+        assert [row[m.bool()].tolist() for row, m in zip(layer, mask)] == prompts
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "reused"),
+    [
+        (Qwen2Config, {}, True),
+        (MistralConfig, {"sliding_window": None}, True),
+        (MistralConfig, {"sliding_window": 16}, False),
+        (Qwen2Config, {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, False),
+        (LlamaConfig, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, False),
+    ],
+)
+def test_models_whose_cache_cannot_be_reused_answer_as_before(tokenizer, config, options, reused):
+    model, groups = _made(config, **options), groups_of(tokenizer)
+    assert can_reuse_prefixes(model) == reused
+    assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)
+
+
+def test_reuse_reads_about_half(tokenizer, monkeypatch):
+    model, (group,) = llama(), groups_of(tokenizer, n_docs=20, examples=1)
+    read, forward = [], model.forward
+
+    def counting(input_ids, **rest):
+        read.append(input_ids.shape[1])
+        return forward(input_ids=input_ids, **rest)
+
+    monkeypatch.setattr(model, "forward", counting)
+    answers(model, tokenizer, [group], 10_000, new_tokens=1, reuse=False)
+    assert not TransformersGenerator(model, tokenizer, 1).reuse  # its signature is not to be seen any more
+    monkeypatch.undo()
+    generator = TransformersGenerator(model, tokenizer, 1)
+    monkeypatch.setattr(model, "forward", counting)
+    whole = sum(read)
+    read.clear()
+    list(generator.generate([group], Sampling(1)))
+    assert whole == sum(len(prompt.token_ids) for prompt in group)
+    assert sum(read) < 0.62 * whole
 
 
 def test_responses_end_with_their_end_token(model, tokenizer):
@@ -43,7 +184,7 @@ def test_responses_end_with_their_end_token(model, tokenizer):
 def test_equal_seeds_sample_equally_and_others_do_not(model, tokenizer):
     generator = TransformersGenerator(model, tokenizer, 10_000)
     sample = lambda seed: [  # noqa: E731
-        c.token_ids for c in generator.generate(PROMPTS, Sampling(5, temperature=1.0, seed=seed))
+        c.token_ids for c in complete(generator, PROMPTS, Sampling(5, temperature=1.0, seed=seed))
     ]
     assert sample(1) == sample(1) != sample(2)
 

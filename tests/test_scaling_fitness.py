@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.errors import PosgapError
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.fitness import TeacherForced, fitness, position_weights
@@ -36,7 +36,7 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     generated = {}
     for candidate in CANDIDATES:
         scaling.set(candidate)
-        generated[candidate] = [c.token_ids for c in generator.generate(PROMPTS, Sampling(5))]
+        generated[candidate] = [c.token_ids for c in complete(generator, [Prompt("", p) for p in PROMPTS], Sampling(5))]
     responses = []
     for i in range(len(PROMPTS)):
         response = list(generated[CANDIDATES[i % 4]][i][: 1 + i % 5])

@@ -17,6 +17,7 @@ def teacher(
     max_new_tokens: int,
     metric: str,
     dtype: str,
+    backend: str,
     batch_tokens: int,
     advantageous: str,
     temperature: float,

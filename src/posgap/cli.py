@@ -8,10 +8,12 @@ import importlib
 import logging
 import os
 import sys
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
 from posgap.config import Config
@@ -29,13 +31,21 @@ def _kind(annotation: Any) -> dict[str, Any]:
     return {"type": {int: int, float: float}.get(annotation, str)}
 
 
-def verb(name: str, config_type: type[Config], target: str) -> click.Command:
+def is_argument(field: FieldInfo) -> bool:
+    """Whether a field is given without its name: `posgap compare A B`."""
+    return field.annotation == list[Path]
+
+
+def verb(name: str, config_type: type[Config], target: str, kind: type[click.Command] = click.Command) -> click.Command:
     """A command whose options are the config's fields and whose work is `module:function`.
 
     The module is imported when the verb runs, so that `--help` stays quick.
     """
     options = []
     for field, info in config_type.model_fields.items():
+        if is_argument(info):
+            options.append(click.Argument([field], nargs=-1, required=True))
+            continue
         default = {} if info.default in (None, "", []) else {"default": info.default}
         options.append(
             click.Option(
@@ -53,7 +63,7 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
         parsed = config_type(**values)
         getattr(importlib.import_module(module), function)(parsed)
 
-    return click.Command(name, params=options, callback=run, help=config_type.__doc__)
+    return kind(name, params=options, callback=run, help=config_type.__doc__)
 
 
 STAGES = {
@@ -63,6 +73,7 @@ STAGES = {
     "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
+    "compare": (config.CompareConfig, "posgap.stages.compare:compare"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
 }
@@ -76,6 +87,22 @@ def _gate(parsed: config.GateConfig) -> None:
     if not verdict.passed:
         failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
         raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
+
+
+class _Sweep(click.Command):
+    """`sweep`, which with `--plan` says how many examples it needs, and takes that verb's options."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        hint = "How many examples does it take? posgap sweep --plan --detect 3 says so (posgap sweep --plan --help)."
+        super().__init__(*arguments, epilog=hint, **options)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if "--plan" not in args:
+            return super().make_context(info_name, args, parent, **extra)
+        plan = verb("sweep --plan", config.PlanConfig, "posgap.measurement.power:plan")
+        return plan.make_context(plan.name, [a for a in args if a != "--plan"], parent, **extra)
 
 
 class _InOrder(click.Group):
@@ -100,7 +127,8 @@ def build() -> click.Group:
         *group, word = words(name)
         if group:
             root.add_command(groups[group[0]])
-        (groups[group[0]] if group else root).add_command(verb(word, config_type, target))
+        kind = _Sweep if name == "sweep" else click.Command
+        (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 

@@ -36,6 +36,12 @@ def _split_commas(value: Any) -> Any:
     return value
 
 
+def _paths(value: Any) -> Any:
+    # A command line gives them one by one, MLproject in one text with commas.
+    given = [value] if isinstance(value, str | Path) else value
+    return [path for each in given for path in str(each).split(",") if path]
+
+
 def _as_text(value: Any) -> Any:
     # KFP's lists hold numbers, and whole ones come as floats.
     return f"{value:g}" if isinstance(value, int | float) else value
@@ -58,6 +64,7 @@ def _known_task(name: str) -> str:
 
 InputPath = Annotated[Path, Role.INPUT]
 OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
+InputPaths = Annotated[list[Path], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
 OutputPath = Annotated[Path, Role.OUTPUT]
 WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
@@ -105,7 +112,8 @@ class PromptConfig(StageConfig):
 class GenerationConfig(PromptConfig):
     metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: int = Field(32768, ge=1, description="tokens generated from at once, padding included")
+    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
 
 
 class ValidateConfig(PromptConfig):
@@ -214,11 +222,47 @@ class ScaleApplyConfig(StageConfig):
 class SweepConfig(GenerationConfig):
     """Accuracy with the gold documents at every position, and the gap between best and worst."""
 
+    model: ModelPath = Field(
+        description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"
+    )
+    backend: Literal["transformers", "vllm", "openai"] = Field(
+        "transformers",
+        description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
+    )
+    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+    concurrency: int = Field(8, ge=1, description="openai: requests under way at once")
+    timeout: float = Field(120.0, gt=0, description="openai: seconds to wait for a response")
+    retries: int = Field(8, ge=0, description="openai: times a request is tried again before the sweep gives up")
     positions: Placements = Field(
         [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
     )
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     label: str = Field("model", description="what plots and tables call this model")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class PlanConfig(Config):
+    """How many examples a sweep needs to see a gap, or a difference between models, of so many points."""
+
+    detect: float = Field(3.0, gt=0, le=100, description="points to be seen")
+    sweep: OptionalInputPath = Field(
+        None, description="sweep from which placements, mean and correlation are taken; empty: the options below"
+    )
+    n_docs: int = Field(20, ge=2, description="placements swept")
+    mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy")
+    correlation: float = Field(
+        0.5, ge=0, lt=1, description="of an example's outcomes at two placements: how much is the example's difficulty"
+    )
+    agreement: float = Field(
+        0.8, ge=0, le=1, description="of two models about which examples are hard; 1: they find the same ones hard"
+    )
+    power: float = Field(0.8, gt=0.05, lt=1, description="how often it is to be seen where it is there")
+
+
+class CompareConfig(StageConfig):
+    """Paired differences between sweeps of the same examples: every model minus the first."""
+
+    sweeps: InputPaths = Field(min_length=2, description="sweeps, the reference first")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 

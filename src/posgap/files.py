@@ -30,6 +30,11 @@ def atomic(path: Path) -> Iterator[Path]:
         remove(partial)
 
 
+def work_folder(out: Path) -> Path:
+    """Where what is under way to `out` is kept until `out` is complete."""
+    return out.with_name(f".work-{out.name}")
+
+
 def replace(source: Path, target: Path) -> None:
     """Renames `source` to `target`, a file or a folder, whether or not `target` exists."""
     if target.is_dir():

@@ -12,5 +12,9 @@ def to_config(config_type: type[C], arguments: dict[str, Any]) -> C:
 
     Arguments that are no fields of the config (further output artifacts) are left out.
     """
-    values = {name: getattr(value, "path", value) for name, value in arguments.items()}
+    values = {name: _local(value) for name, value in arguments.items()}
     return config_type(**{name: value for name, value in values.items() if name in config_type.model_fields})
+
+
+def _local(value: Any) -> Any:
+    return [_local(one) for one in value] if isinstance(value, list) else getattr(value, "path", value)

@@ -2,7 +2,7 @@
 
 import json
 
-from posgap.cli import STAGES, words
+from posgap.cli import STAGES, is_argument, words
 from posgap.config import Config, DemoConfig
 
 _HEAD = """\
@@ -25,7 +25,8 @@ def entry_point(name: str, config: type[Config]) -> str:
         kind = "float" if info.annotation in (int, float) else "string"
         default = "" if info.is_required() else f", default: {_literal(config.default(field))}"
         parameters.append(f"      {field}: {{type: {kind}{default}}}")
-        options.append(f"--{field.replace('_', '-')} {{{field}}}")  # MLflow quotes the values
+        option = "" if is_argument(info) else f"--{field.replace('_', '-')} "
+        options.append(f"{option}{{{field}}}")  # MLflow quotes the values
     command = f'"posgap {" ".join(words(name))} {" ".join(options)}"'
     return "\n".join([f"  {name}:", "    parameters:", *parameters, f"    command: {command}", ""])
 

@@ -27,8 +27,9 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
 
     The stage takes the config alone and returns `config.out`. It does nothing where that folder
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
-    a temporary folder that takes its place when everything is in it, the manifest last. Where
-    `work` raises `Rejected`, what it wrote is kept beside it as `<out>.rejected`.
+    a temporary folder that takes its place when everything is in it, the manifest last; what it
+    kept in `files.work_folder`, to go on after an interruption, is then removed. Where `work` raises
+    `Rejected`, what it wrote is kept beside it as `<out>.rejected`.
 
     Under a launcher of several processes all do the work, and the first one alone writes: the
     others get an `out` that does not exist.
@@ -70,6 +71,7 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
             }
             files.write_json(partial / MANIFEST, manifest)
             run.artifact(partial / MANIFEST)
+        files.remove(files.work_folder(config.out))
         log.info("%s: done in %.1f s", name, seconds)
         return config.out
 
@@ -94,16 +96,23 @@ def _inputs(config: StageConfig) -> dict[str, dict[str, str]]:
         value = getattr(config, name)
         if role(field) is not Role.INPUT or value is None:
             continue
-        path = Path(value)
-        if path.exists():
-            inputs[name] = {"path": str(value), "sha256": files.digest(path)}
-            if run_id := path.is_dir() and read_manifest(path).get("mlflow_run_id"):
-                inputs[name]["mlflow_run_id"] = run_id
-        elif field.annotation is str:
-            inputs[name] = {"path": value, "sha256": ""}
+        if isinstance(value, list):
+            inputs |= {f"{name}.{i}": _input(name, one, must_exist=True) for i, one in enumerate(value, start=1)}
         else:
-            raise PosgapError(f"{name}: {value}: no such file or folder")
+            inputs[name] = _input(name, value, must_exist=field.annotation is not str)
     return inputs
+
+
+def _input(name: str, value: str | Path, must_exist: bool) -> dict[str, str]:
+    path = Path(value)
+    if not path.exists():
+        if must_exist:
+            raise PosgapError(f"{name}: {value}: no such file or folder")
+        return {"path": str(value), "sha256": ""}
+    known = {"path": str(value), "sha256": files.digest(path)}
+    if run_id := path.is_dir() and read_manifest(path).get("mlflow_run_id"):
+        known["mlflow_run_id"] = run_id
+    return known
 
 
 def _identity(name: str, config: StageConfig, inputs: dict) -> str:

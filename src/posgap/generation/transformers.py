@@ -1,64 +1,67 @@
 """The transformers backend of the Generator interface."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.generator import Completion, Sampling
-
-
-def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Groups indices of nearly equal lengths so that no padded batch exceeds `max_tokens`.
-
-    Longest first, so that what does not fit in memory fails at once. A prompt longer than
-    `max_tokens` is a batch of its own.
-    """
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > max_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 
 
 class TransformersGenerator:
-    """Generates with a model in this process, in left-padded batches of a token budget."""
+    """Generates with a model in this process, in left-padded batches of a token budget.
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_tokens: int):
+    A batch holds one prompt of each of several groups at a time. What a prompt has in common with
+    the one before it in its group is read once, where the model's cache allows that.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_tokens: int, reuse: bool = True
+    ):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.tokenizer, self.batch_tokens = model.to(self.device), tokenizer, batch_tokens
+        self.reuse = reuse and can_reuse_prefixes(model)
         end = model.generation_config.eos_token_id
         self.end_ids = set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> Iterator[Completion]:
+    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         torch.manual_seed(sampling.seed)
-        finished: dict[int, Completion] = {}
-        following = 0
-        lengths = [len(p) + sampling.max_new_tokens for p in prompts]
-        for batch in batches(lengths, self.batch_tokens):
-            finished.update(zip(batch, self._complete([prompts[i] for i in batch], sampling)))
-            while following in finished:
-                yield finished.pop(following)
-                following += 1
+        for batch in group_batches(groups, sampling.max_new_tokens, self.batch_tokens):
+            prompts = [[prompt.token_ids for prompt in group] for _, group in batch]
+            yield from zip((index for index, _ in batch), self._complete(prompts, sampling))
 
     @torch.inference_mode()
-    def _complete(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[Completion]:
-        width = max(map(len, prompts))
-        pad = self.tokenizer.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=self.device)
-        mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
+    def _complete(self, groups: list[list[list[int]]], sampling: Sampling) -> list[list[Completion]]:
+        orders = [reading_order(prompts) for prompts in groups]
+        completions: list[dict[int, Completion]] = [{} for _ in groups]
+        cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
+        for turn in range(max(map(len, orders))):
+            going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
+            cache.select(going_on)
+            rows = [rows[i] for i in going_on]
+            answers = self._answer([groups[row][orders[row][turn]] for row in rows], cache, sampling)
+            for row, answer in zip(rows, answers):
+                completions[row][orders[row][turn]] = answer
+        return [[found[i] for i in range(len(found))] for found in completions]
+
+    def _answer(self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling) -> list[Completion]:
+        if not self.reuse:
+            cache = PrefixCache(len(prompts), self.device)
+        ids, mask = cache.read(prompts, self.tokenizer.pad_token_id)
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
         output = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=sampling.max_new_tokens,
-            pad_token_id=pad,
+            pad_token_id=self.tokenizer.pad_token_id,
+            **({"past_key_values": cache.states} if self.reuse else {}),
             **(sampled if sampling.temperature else {"do_sample": False}),
         )
-        return [self._completion(row) for row in output[:, width:].tolist()]
+        if self.reuse:
+            cache.forget_responses()
+        return [self._completion(row) for row in output[:, ids.shape[1] :].tolist()]
 
     def _completion(self, ids: list[int]) -> Completion:
         end = next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), len(ids))

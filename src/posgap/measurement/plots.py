@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from posgap import __version__
 from posgap.files import atomic
+from posgap.measurement.comparison import Comparison
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import CATEGORIES
 
@@ -91,18 +92,61 @@ def _legend(sweep: Sweep) -> str:
     return f"{sweep.label}: gap {sweep.gap:.1f}, mean {sweep.mean:.1f}"
 
 
+def placement_differences(comparison: Comparison) -> Figure:
+    """Each model minus the reference at each placement, with its 95 % interval."""
+    figure, axes = plt.subplots(figsize=(8, 3.4), dpi=144, layout="constrained")
+    names, models = comparison.names, comparison.differences
+    for i, (model, color) in enumerate(zip(models, COLORS[1:] + COLORS * len(models))):
+        x = [at + 0.5 * ((i + 0.5) / len(models) - 0.5) for at in range(len(names))]
+        low, high = zip(*model.ci95)
+        axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)
+        axes.scatter(x, model.accuracy, s=18, color=color, zorder=3, label=model.label)
+    axes.axhline(0, color=COLORS[0], linewidth=1)
+    of_pairs = len(comparison.placements[0]) > 1
+    axes.set(
+        xlabel=f"position of the gold document{'s' * of_pairs} among {comparison.n_docs}",
+        ylabel=f"points above {comparison.reference}",
+    )
+    every = 1 + len(names) // 40
+    axes.set_xticks(range(0, len(names), every), names[::every], rotation=90 * of_pairs, fontsize=8)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
 def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> None:
     """Writes the picture as PNG, and with tables and settings as one HTML page."""
-    of_pairs = bool(sweeps[0].categories)
-    figure, picture = (pair_dots if of_pairs else position_curves)(sweeps), io.BytesIO()
+    picture = _png(_curves(sweeps))
+    _write(png, html, picture, _page(sweeps, [picture], title, None))
+
+
+def write_comparison(comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path) -> None:
+    """Writes the differences as PNG; the verdicts, with curves, tables and settings, as one HTML page."""
+    picture = _png(placement_differences(comparison))
+    title = f"{', '.join(model.label for model in comparison.differences)} against {comparison.reference}"
+    _write(png, html, picture, _page(sweeps, [picture, _png(_curves(sweeps))], title, comparison))
+
+
+def _curves(sweeps: Sequence[Sweep]) -> Figure:
+    return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
+
+
+def _png(figure: Figure) -> bytes:
+    picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     plt.close(figure)
+    return picture.getvalue()
+
+
+def _page(sweeps: Sequence[Sweep], pictures: Sequence[bytes], title: str, comparison: Comparison | None) -> str:
     template = jinja2.Environment(
         loader=jinja2.PackageLoader("posgap.measurement"), autoescape=True, undefined=jinja2.StrictUndefined
     ).get_template("report.html.j2")
-    page = template.render(
+    return template.render(
         title=title,
-        picture=base64.b64encode(picture.getvalue()).decode(),
+        pictures=[base64.b64encode(picture).decode() for picture in pictures],
+        comparison=comparison,
         sweeps=sweeps,
         version=__version__,
         rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps)))
@@ -110,7 +154,10 @@ def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> 
         else [],
         categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
     )
+
+
+def _write(png: Path, html: Path, picture: bytes, page: str) -> None:
     with atomic(png) as partial:
-        partial.write_bytes(picture.getvalue())
+        partial.write_bytes(picture)
     with atomic(html) as partial:
         partial.write_text(page, encoding="utf-8")

@@ -20,6 +20,14 @@ class Worst(BaseModel):
     accuracy: float
 
 
+class Flatness(BaseModel):
+    """Cochran's Q test of whether accuracy is the same at every placement: a small `p` says it is not."""
+
+    q: float
+    df: int
+    p: float
+
+
 class CategoryFigures(BaseModel):
     """Mean accuracy over the placements of a category of pairs, and the gap among them, in points."""
 
@@ -51,6 +59,7 @@ class Sweep(BaseModel):
     gap: float
     gap_ci95: tuple[float, float]
     gap_noise: float
+    flatness: Flatness
     worst: Worst
     categories: list[str] = []
     by_category: dict[str, CategoryFigures] = {}
@@ -86,12 +95,13 @@ def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, 
         "n_examples": len(correct),
         "placements": placements,
         "accuracy": accuracy.tolist(),
-        "ci95": statistics.interval(resampled),
+        "ci95": statistics.wilson_interval(correct),
         "mean": float(accuracy.mean()),
         "mean_ci95": statistics.interval(resampled.mean(axis=1)),
         "gap": float(statistics.gap(accuracy)),
-        "gap_ci95": statistics.interval(statistics.gap(resampled)),
+        "gap_ci95": statistics.gap_interval(accuracy, resampled),
         "gap_noise": statistics.gap_noise(correct, min(resamples, 500), rng),
+        "flatness": dict(zip(("q", "df", "p"), statistics.cochran_q(correct))),
         "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
         **(_of_categories(accuracy, resampled, placements) if of_pairs else {}),
     }
@@ -134,3 +144,27 @@ def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
     if any(None in outcomes for outcomes in rows.values()) or len(rows) != sweep.n_examples:
         raise PosgapError(f"{file}: predictions are missing; sweep again with --force")
     return list(rows), np.array(list(rows.values()), dtype=float)
+
+
+class Evidence:
+    """A sweep with its scores `correct [E, P]`."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.sweep: Sweep = read_sweep(path)
+        self.ids, self.correct = read_correct(path)
+
+    def require_same_questions(self, other: "Evidence") -> None:
+        """Paired comparisons need the same examples at the same placements, asked alike."""
+        for what, mine, theirs in (
+            ("examples", self.ids, other.ids),
+            ("example files", self.sweep.examples_digest, other.sweep.examples_digest),
+            ("placements", self.sweep.placements, other.sweep.placements),
+            ("numbers of documents", self.sweep.n_docs, other.sweep.n_docs),
+            ("metrics", self.sweep.metric, other.sweep.metric),
+        ):
+            if mine != theirs:
+                raise PosgapError(
+                    f"{self.path} and {other.path}: sweeps of different {what} cannot be compared; "
+                    "sweep both models on the same examples"
+                )

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posgap.generation.generator import Sampling
-from posgap.generation.transformers import TransformersGenerator, batches
+from posgap.generation.batching import batches
+from posgap.generation.generator import Sampling, complete
+from posgap.generation.transformers import TransformersGenerator
 from posgap.progress import track
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.questions import Question
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.prompts import Prompt
 
 Candidate = tuple[float, ...]
 Weights = Literal["middle", "uniform"]
@@ -120,7 +122,7 @@ class Generated:
         right = []
         for factors in candidates:
             self.scaling.set(factors)
-            completions = self.generator.generate([q.prompt for q in asked], self.sampling)
+            completions = complete(self.generator, [Prompt("", q.prompt) for q in asked], self.sampling)
             for question, completion in zip(asked, track(completions, len(asked), "scaling candidates")):
                 right.append(self.score(completion.text, question.example))
                 self.forward_passes += len(completion.token_ids)

@@ -39,7 +39,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
     """
     set_seed(config.seed)
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
-    work = config.work or config.out.with_name(f".work-{config.out.name}")
+    work = config.work or files.work_folder(config.out)
     pairs, collate = _data(config)
     # Before the processes meet: ZeRO-3 loads models in pieces, and the teacher is read whole.
     teacher = _teacher(config, work, collate, mixed) if config.method == "r1" else None

@@ -1,63 +1,71 @@
 """sweep: accuracy with the gold documents at every position."""
 
 import logging
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from posgap import files
 from posgap.config import SweepConfig
 from posgap.files import digest, write_json, write_jsonl
+from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
-from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.plots import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
-from posgap.models import load_model
+from posgap.measurement.unfinished import Unfinished
+from posgap.models import load_config
 from posgap.progress import track
 from posgap.scaling.application import config_factors
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
-from posgap.tasks.examples import examples_file, read_examples
-from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.examples import AnyExample, examples_file, read_examples
+from posgap.tasks.placements import Placement, swept_placements
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+# Of the sweep's parameters those that change no response.
+_WITHOUT_EFFECT = {"metric", "batch_tokens", "concurrency", "timeout", "retries", "limit", "label", "resamples"}
 
 
 @stage
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
-    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`.
+
+    Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
+    """
     examples = read_examples(config.examples)[: config.limit or None]
     refuse_searched(Path(config.model), (example.id for example in examples))
-    build = prompt_builder(config.task, config.model, config.max_new_tokens)
+    build = open_builder(config)
     placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
-    asked = list(product(examples, placements))
-    prompts = [build(example, placement) for example, placement in asked]
-    generator = TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)
-    completions = generator.generate(prompts, Sampling(build.max_new_tokens, seed=config.seed))
+    model = Path(config.model)
+    digests = {
+        "examples_digest": digest(examples_file(config.examples)),
+        "model_digest": digest(model) if model.exists() else "",
+        "prompt_digest": build.digest(),
+    }
+    responses = _responses(config, examples, placements, build, digests)
     predictions = [
         {
             "id": example.id,
             "placement": list(placement.positions),
-            "response": completion.text,
-            "correct": build.task.score(completion.text, example, config.metric),
+            "response": response,
+            "correct": build.task.score(response, example, config.metric),
         }
-        for (example, placement), completion in zip(asked, track(completions, len(asked), f"sweep of {config.label}"))
+        for (example, placement), response in zip(product(examples, placements), responses, strict=True)
     ]
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
-    model = Path(config.model)
     result = Sweep(
         task=config.task,
         model=config.model,
         label=config.label,
-        scaling={"factors": factors} if (factors := config_factors(generator.model.config)) else None,
+        scaling=_scaling(config),
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.resamples, config.seed),
-        examples_digest=digest(examples_file(config.examples)),
-        model_digest=digest(model) if model.exists() else "",
-        prompt_digest=build.digest(),
+        **digests,
         settings={name: getattr(config, name) for name in config.parameters()},
     )
     write_jsonl(out / PREDICTIONS_FILE, predictions)
@@ -65,7 +73,9 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
     title = f"{config.label}: position gap {result.gap:.1f} points"
     write_report([result], out / "sweep.png", out / "sweep.html", title)
-    run.metrics({"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean})
+    run.metrics(
+        {"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean, "flatness_p": result.flatness.p}
+    )
     if result.by_category:
         run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in result.by_category.items()})
     else:
@@ -73,6 +83,41 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
             run.metrics({"accuracy_by_position": value}, step=position)
     run.tags({"posgap.label": config.label})
     run.artifact(out)
-    log.info("%s: mean %.1f, gap %.1f (%.1f to %.1f)", config.label, result.mean, result.gap, *result.gap_ci95)
+    log.info(
+        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness p %.3g",
+        config.label, result.mean, result.gap, *result.gap_ci95, result.flatness.p,
+    )  # fmt: skip
     for name, figures in result.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)
+
+
+def _scaling(config: SweepConfig) -> dict | None:
+    """The RoPE factors that the model's config names; an endpoint does not tell its own."""
+    factors = None if config.backend == "openai" else config_factors(load_config(config.model))
+    return {"factors": factors} if factors else None
+
+
+def _responses(
+    config: SweepConfig,
+    examples: Sequence[AnyExample],
+    placements: Sequence[Placement],
+    build: PromptBuilder | TextPromptBuilder,
+    digests: dict[str, str],
+) -> list[str]:
+    """The responses to every example at every placement, in this order; those known already are not asked for."""
+    identity = {name: getattr(config, name) for name in config.parameters() if name not in _WITHOUT_EFFECT}
+    unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
+    known = unfinished.responses.keys() & set(range(len(examples)))
+    missing = [i for i in range(len(examples)) if i not in known]
+    if known:
+        log.info("%d of %d examples were answered before the interruption", len(known), len(examples))
+    for i in missing:
+        # What does not fit is said before anything is spent; other placements differ by a few tokens.
+        build.prompt(examples[i], placements[0])
+    if missing:
+        generator = open_generator(config, build)
+        groups = ([build.prompt(examples[i], placement) for placement in placements] for i in missing)
+        answered = generator.generate(groups, Sampling(build.max_new_tokens, seed=config.seed))
+        for which, completions in track(answered, len(missing), f"sweep of {config.label}"):
+            unfinished.add(missing[which], [completion.text for completion in completions])
+    return [response for i in range(len(examples)) for response in unfinished.responses[i]]

@@ -6,16 +6,14 @@ from pathlib import Path
 from posgap.config import TeacherConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
-from posgap.generation.generator import Sampling
-from posgap.generation.transformers import TransformersGenerator
+from posgap.generation.backends import open_builder, open_generator
+from posgap.generation.generator import Sampling, complete
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import load_model
 from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import Placement, format_positions, parse_positions, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE
-from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -27,13 +25,13 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
     """
-    examples, build = read_examples(config.examples), prompt_builder(config.task, config.model, config.max_new_tokens)
+    examples, build = read_examples(config.examples), open_builder(config)
     placement = Placement(advantageous_positions(config), config.n_docs)
     require_n_gold(placement, build.task.n_gold)
     where = format_positions(placement.positions)
-    prompts = [build(example, placement) for example in examples]
-    generator = TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)
-    completions = generator.generate(prompts, Sampling(build.max_new_tokens, config.temperature, config.seed))
+    prompts = [build.prompt(example, placement) for example in examples]
+    sampling = Sampling(build.max_new_tokens, config.temperature, config.seed)
+    completions = complete(open_generator(config, build), prompts, sampling)
     rows = [
         {
             "id": example.id,

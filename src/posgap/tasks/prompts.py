@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -113,6 +114,28 @@ def get_task(name: str) -> Task:
     return _BY_NAME[name]
 
 
+class Prompt(NamedTuple):
+    """What a model is asked: the task's text, and its token ids with the chat template where they are known."""
+
+    text: str
+    token_ids: Sequence[int] = ()
+
+
+class TextPromptBuilder:
+    """Turns (example, placement) into text, for an endpoint that has tokenizer and chat template itself."""
+
+    def __init__(self, task: Task, max_new_tokens: int):
+        self.task, self.max_new_tokens = task, max_new_tokens
+
+    def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
+        """The prompt's text, without token ids."""
+        return Prompt(self.task.prompt(example, placement))
+
+    def digest(self) -> str:
+        """Identifies the wording."""
+        return _digest([self.task.template])
+
+
 class PromptBuilder:
     """Turns (example, placement) into token ids for one tokenizer and task.
 
@@ -126,14 +149,19 @@ class PromptBuilder:
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """Token ids of the prompt; `PosgapError` where prompt and response exceed the context."""
-        ids = self.token_ids(self.task.prompt(example, placement))
+        return self.prompt(example, placement).token_ids
+
+    def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
+        """The prompt as text and token ids; `PosgapError` as above."""
+        text = self.task.prompt(example, placement)
+        ids = self.token_ids(text)
         if len(ids) + self.max_new_tokens > self.context:
             raise PosgapError(
                 f"example {example.id} at position {format_positions(placement.positions)}: prompt of {len(ids)} "
                 f"tokens and {self.max_new_tokens} new ones exceed the model's context of {self.context}; lower "
                 "n_docs or max_new_tokens"
             )
-        return ids
+        return Prompt(text, ids)
 
     def token_ids(self, text: str) -> list[int]:
         if self.tokenizer.chat_template:
@@ -164,5 +192,9 @@ class PromptBuilder:
     def digest(self) -> str:
         """Identifies wording, chat template and vocabulary; two builders that agree in it
         make the same prompts."""
-        parts = [self.task.template, self.tokenizer.chat_template or "", sorted(self.tokenizer.get_vocab().items())]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        return _digest([self.task.template, self.tokenizer.chat_template or "", vocabulary])
+
+
+def _digest(parts: list) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

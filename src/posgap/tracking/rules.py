@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
-from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.measurement import statistics
-from posgap.measurement.sweeps import Sweep, read_correct, read_sweep
+from posgap.measurement.sweeps import Evidence
 from posgap.tasks.placements import format_positions
 
 GATE_FILE = "gate.json"
@@ -36,30 +35,6 @@ class Verdict(BaseModel):
     passed: bool
     model_digest: str
     rules: list[Rule]
-
-
-class Evidence:
-    """A sweep with its scores `correct [E, P]`."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.sweep: Sweep = read_sweep(path)
-        self.ids, self.correct = read_correct(path)
-
-    def require_same_questions(self, other: "Evidence") -> None:
-        """Paired comparisons need the same examples at the same placements, asked alike."""
-        for what, mine, theirs in (
-            ("examples", self.ids, other.ids),
-            ("example files", self.sweep.examples_digest, other.sweep.examples_digest),
-            ("placements", self.sweep.placements, other.sweep.placements),
-            ("numbers of documents", self.sweep.n_docs, other.sweep.n_docs),
-            ("metrics", self.sweep.metric, other.sweep.metric),
-        ):
-            if mine != theirs:
-                raise PosgapError(
-                    f"{self.path} and {other.path}: sweeps of different {what} cannot be compared; "
-                    "sweep both models on the same examples"
-                )
 
 
 def gap_rule(candidate: Evidence, max_gap: float) -> Rule:

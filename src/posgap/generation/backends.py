@@ -1,0 +1,33 @@
+"""From a config to the prompts and the generator of its backend. Each backend is imported when it is chosen."""
+
+from posgap.config import GenerationConfig
+from posgap.errors import PosgapError
+from posgap.generation.generator import Generator
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder, get_task
+from posgap.tasks.setup import prompt_builder
+
+
+def open_builder(config: GenerationConfig) -> PromptBuilder | TextPromptBuilder:
+    """What makes the prompts: text alone for an endpoint, which has the tokenizer."""
+    if config.backend == "openai":
+        task = get_task(config.task)
+        return TextPromptBuilder(task, config.max_new_tokens or task.max_new_tokens)
+    return prompt_builder(config.task, config.model, config.max_new_tokens)
+
+
+def open_generator(config: GenerationConfig, build: PromptBuilder | TextPromptBuilder) -> Generator:
+    """What answers them; `PosgapError` where the backend lacks something."""
+    if config.backend == "openai":
+        from posgap.generation.openai import OpenAIGenerator
+
+        if not config.base_url:
+            raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
+        return OpenAIGenerator(config.base_url, config.model, config.concurrency, config.timeout, config.retries)
+    if config.backend == "vllm":
+        from posgap.generation.vllm import VLLMGenerator
+
+        return VLLMGenerator(config.model, config.dtype, build.context, config.seed)
+    from posgap.generation.transformers import TransformersGenerator
+    from posgap.models import load_model
+
+    return TransformersGenerator(load_model(config.model, config.dtype), build.tokenizer, config.batch_tokens)

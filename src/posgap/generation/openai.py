@@ -1,0 +1,148 @@
+"""The backend for OpenAI-compatible endpoints: chat completions over HTTP."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import islice
+
+import httpx2
+
+from posgap.errors import PosgapError
+from posgap.generation.generator import Completion, Sampling
+from posgap.tasks.prompts import Prompt
+
+log = logging.getLogger(__name__)
+KEY_VARIABLE = "OPENAI_API_KEY"
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries; doubled each time
+
+
+class _Passing(Exception):
+    """What may go right when tried again; after `wait` seconds where the endpoint said so."""
+
+    def __init__(self, complaint: str, wait: float = 0.0):
+        super().__init__(complaint)
+        self.wait = wait
+
+
+class OpenAIGenerator:
+    """Asks an endpoint, `concurrency` prompts at a time.
+
+    Timeouts (`timeout` seconds for a whole answer), lost connections, 408, 429, 5xx and answers that
+    are no chat completion are tried again up to `retries` times, after exponential waits with jitter,
+    or after what Retry-After asks for. Then, and at any other refusal, `PosgapError` is raised.
+    """
+
+    def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int):
+        self.url, self.model = f"{base_url.rstrip('/')}/chat/completions", model
+        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+        self.limit = "max_tokens"
+        self.resume_at = 0.0  # by the monotonic clock: nothing is sent before
+
+    def generate(
+        self, groups: Iterable[Sequence[Prompt]], sampling: Sampling
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        key = os.environ.get(KEY_VARIABLE)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        asked: dict[int, list[Completion | None]] = {}
+
+        def questions() -> Iterator[tuple[int, int, Prompt]]:
+            for index, group in enumerate(groups):
+                asked[index] = [None] * len(group)
+                yield from ((index, number, prompt) for number, prompt in enumerate(group))
+
+        with asyncio.Runner() as runner:
+            client = httpx2.AsyncClient(headers=headers, timeout=None)
+            try:
+                waiting, running = questions(), {}
+                loop = runner.get_loop()
+                while True:
+                    for index, number, prompt in islice(waiting, self.concurrency - len(running)):
+                        running[loop.create_task(self._answer(client, prompt, sampling))] = index, number
+                    if not running:
+                        break
+                    done, _ = runner.run(_first(running))
+                    for task in done:
+                        index, number = running.pop(task)
+                        asked[index][number] = task.result()
+                        if None not in asked[index]:
+                            yield index, asked.pop(index)
+            finally:
+                for task in running:
+                    task.cancel()
+                runner.run(client.aclose())
+
+    async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
+        for attempt in range(self.retries + 1):
+            await asyncio.sleep(self.resume_at - time.monotonic())
+            try:
+                return await self._ask(client, prompt, sampling)
+            except _Passing as complaint:
+                if attempt == self.retries:
+                    raise PosgapError(
+                        f"{self.url}: gave up after {attempt + 1} tries: {complaint}; when the endpoint is well, run "
+                        "the same command again to go on, perhaps with a lower concurrency or a longer timeout"
+                    ) from None
+                log.debug("%s: %s; trying again", self.url, complaint)
+                if complaint.wait:
+                    self.resume_at = max(self.resume_at, time.monotonic() + complaint.wait)
+                wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+        raise AssertionError("unreachable")
+
+    async def _ask(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": prompt.text}],
+            self.limit: sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+        }
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await client.post(self.url, json=body)
+        except TimeoutError:
+            raise _Passing(f"no answer within {self.timeout:g} s") from None
+        except httpx2.TransportError as error:
+            raise _Passing(f"{type(error).__name__} {error}".strip()) from None
+        except httpx2.InvalidURL as error:
+            raise PosgapError(f"base_url: {self.url}: {error}") from None
+        if response.status_code in (408, 429) or response.status_code >= 500:
+            raise _Passing(_complaint(response), _retry_after(response))
+        if not response.is_success:
+            if self.limit == "max_tokens" and "max_completion_tokens" in response.text:
+                # The newer name, which some models insist on and older servers do not know.
+                self.limit = "max_completion_tokens"
+                raise _Passing(_complaint(response))
+            hint = f"; set {KEY_VARIABLE}" if response.status_code in (401, 403) else ""
+            raise PosgapError(f"{self.url}: {_complaint(response)}{hint}")
+        try:
+            text = response.json()["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError):
+            raise _Passing(f"the answer is no chat completion: {response.text[:100]!r}") from None
+        return Completion((text or "").strip(), [])
+
+
+async def _first(running: Iterable[asyncio.Task]) -> tuple[set, set]:
+    return await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _complaint(response: httpx2.Response) -> str:
+    return f"{response.status_code} {response.reason_phrase}: {' '.join(response.text.split())[:200]}".rstrip(": ")
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """Seconds that the Retry-After header asks for, which are given as such or as a date; 0 for none."""
+    value = response.headers.get("Retry-After", "")
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, (parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,88 @@
+"""Keys and values of what the rows of a batch have read, kept from one prompt to the next."""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+# Their frequencies depend on how long the prompt is.
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+def can_reuse_prefixes(model: PreTrainedModel) -> bool:
+    """Whether keys and values of a prompt's beginning serve another prompt that begins alike.
+
+    Not where layers forget (sliding windows, recurrent states) or positions are counted by
+    column rather than given: rows have holes.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {rope.get("rope_type")} | {kind.get("rope_type") for kind in rope.values() if isinstance(kind, dict)}
+    return (
+        "position_ids" in inspect.signature(model.forward).parameters
+        and not kinds & _LENGTH_DEPENDENT_ROPE
+        and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    )
+
+
+class PrefixCache:
+    """The prompt that each row read last, with its keys and values.
+
+    `mask [rows, columns]` is 0 where a column holds nothing of the row: padding on the left, and
+    a hole between what a row kept of one prompt and what it read of the next.
+    """
+
+    def __init__(self, rows: int, device: torch.device):
+        self.states = DynamicCache()
+        self.mask = torch.zeros(rows, 0, dtype=torch.long, device=device)
+        self.prompts: list[Sequence[int]] = [[]] * rows
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keeps these rows alone."""
+        if len(rows) == len(self.prompts):
+            return
+        self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
+        self.mask, self.prompts = self.mask[rows], [self.prompts[row] for row in rows]
+
+    def read(self, prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+        """Makes room for each row's next prompt; returns `input_ids` and mask `[rows, columns]`.
+
+        Of its last prompt a row keeps what the next one begins with. The ids in kept columns are
+        padding: nobody reads them again.
+        """
+        kept = [_shared(old, new) for old, new in zip(self.prompts, prompts)]
+        width = self._cut(torch.tensor(kept, device=self.mask.device))
+        rest = [list(prompt[n:]) for prompt, n in zip(prompts, kept)]
+        longest = max(map(len, rest))
+        ids = [[pad] * (width + longest - len(r)) + r for r in rest]
+        fresh = [[0] * (longest - len(r)) + [1] * len(r) for r in rest]
+        self.mask = torch.cat([self.mask, torch.tensor(fresh, device=self.mask.device)], dim=1)
+        self.prompts = list(prompts)
+        return torch.tensor(ids, device=self.mask.device), self.mask
+
+    def forget_responses(self) -> None:
+        """Drops the columns that generation appended."""
+        self.states.crop(self.mask.shape[1] - self.states.get_seq_length())
+
+    def _cut(self, kept: Tensor) -> int:
+        """Keeps the first `kept [rows]` tokens of each row; returns how many columns are left."""
+        columns = self.mask.shape[1]
+        ends = torch.zeros_like(kept)
+        if columns:
+            ends = torch.where(kept > 0, (self.mask.cumsum(1) >= kept[:, None]).int().argmax(1) + 1, 0)
+        width = int(ends.max())
+        if width:
+            self.states.crop(width - columns)
+        else:
+            self.states = DynamicCache()
+        self.mask = self.mask[:, :width] * (torch.arange(width, device=self.mask.device) < ends[:, None])
+        return width
+
+
+def _shared(old: Sequence[int], new: Sequence[int]) -> int:
+    # The last token is always read: its output predicts the first token of the response.
+    longest = min(len(old), len(new) - 1)
+    return next((i for i in range(longest) if old[i] != new[i]), longest)

@@ -1,0 +1,110 @@
+"""Sweeps of several models over the same examples, and how each differs from the first."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel
+
+from posgap.measurement import statistics
+from posgap.measurement.sweeps import Evidence
+from posgap.tasks.placements import format_positions
+
+COMPARISON_FILE = "comparison.json"
+
+
+class Difference(BaseModel):
+    """A model minus the reference, in points. `better` and `worse` name the placements at which it
+    is so when all are looked at together: their 95 % intervals hold for all placements at once."""
+
+    label: str
+    accuracy: list[float]
+    ci95: list[tuple[float, float]]
+    mean: float
+    mean_ci95: tuple[float, float]
+    gap: float
+    gap_ci95: tuple[float, float]
+    better: list[list[int]]
+    worse: list[list[int]]
+    verdict: str
+
+
+class Comparison(BaseModel):
+    """Every model against the reference, over the same examples at the same placements."""
+
+    reference: str
+    metric: str
+    n_examples: int
+    n_docs: int
+    placements: list[list[int]]
+    differences: list[Difference]
+
+    @property
+    def names(self) -> list[str]:
+        """Each placement as text: "7", or "3+7"."""
+        return [format_positions(placement) for placement in self.placements]
+
+
+def compare_sweeps(evidence: Sequence[Evidence], resamples: int, seed: int) -> Comparison:
+    """Compares every sweep with the first; `PosgapError` where they did not ask the same."""
+    reference, *others = evidence
+    for other in others:
+        other.require_same_questions(reference)
+    known = reference.sweep
+    return Comparison(
+        reference=known.label,
+        metric=known.metric,
+        n_examples=known.n_examples,
+        n_docs=known.n_docs,
+        placements=known.placements,
+        differences=[_difference(other, reference, resamples, seed) for other in others],
+    )
+
+
+def _difference(candidate: Evidence, reference: Evidence, resamples: int, seed: int) -> Difference:
+    new, old, placements = candidate.correct, reference.correct, reference.sweep.placements
+    rng = np.random.default_rng(seed)
+    mean, mean_ci95 = statistics.paired_difference(new, old, resamples, rng)
+    gap, gap_ci95 = statistics.gap_difference(new, old, resamples, rng)
+    together = statistics.placement_differences(new, old, len(placements))
+    figures = {
+        "label": candidate.sweep.label,
+        "accuracy": (statistics.accuracy(new) - statistics.accuracy(old)).tolist(),
+        "ci95": statistics.placement_differences(new, old).tolist(),
+        "mean": mean,
+        "mean_ci95": mean_ci95,
+        "gap": gap,
+        "gap_ci95": gap_ci95,
+        "better": [placement for placement, (low, _) in zip(placements, together) if low > 0],
+        "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
+    }
+    return Difference(**figures, verdict=_verdict(figures, reference.sweep.label, len(placements)))
+
+
+def _verdict(figures: dict, reference: str, n_placements: int) -> str:
+    """What the intervals say, in words."""
+    means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))
+    gaps = _direction(figures["gap_ci95"], ("larger", "smaller"))
+    told = [
+        f"{figures['label']} {means or 'cannot be told from'} {reference} in the mean "
+        f"({_signed(figures['mean'], figures['mean_ci95'])})",
+        f"its gap is {gaps} ({_signed(figures['gap'], figures['gap_ci95'])})"
+        if gaps
+        else f"whether its gap is smaller or larger cannot be told ({_signed(figures['gap'], figures['gap_ci95'])})",
+    ]
+    for word in ("better", "worse"):
+        if found := figures[word]:
+            where = "every placement" if len(found) == n_placements else ", ".join(map(format_positions, found))
+            told.append(f"it is {word} at {where}")
+    if not figures["better"] and not figures["worse"]:
+        told.append("no single placement differs for certain")
+    return "; ".join(told) + "."
+
+
+def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:
+    """The first word where the interval lies above 0, the second where it lies below, else ""."""
+    low, high = interval
+    return words[0] if low > 0 else words[1] if high < 0 else ""
+
+
+def _signed(estimate: float, interval: Sequence[float]) -> str:
+    return f"{estimate:+.1f} points, {interval[0]:+.1f} to {interval[1]:+.1f}"

@@ -1,0 +1,28 @@
+"""compare: how do models differ on the same examples, and for certain?"""
+
+import logging
+from pathlib import Path
+
+from posgap.config import CompareConfig
+from posgap.files import write_json
+from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps
+from posgap.measurement.plots import write_comparison
+from posgap.measurement.sweeps import Evidence
+from posgap.stage import stage
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def compare(config: CompareConfig, out: Path, run: Run) -> None:
+    """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
+    evidence = [Evidence(path) for path in config.sweeps]
+    comparison = compare_sweeps(evidence, config.resamples, config.seed)
+    write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
+    sweeps = [one.sweep for one in evidence]
+    write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html")
+    for number, found in enumerate(comparison.differences, start=1):
+        run.metrics({"mean_difference": found.mean, "gap_difference": found.gap}, step=number)
+        log.info("%s", found.verdict)
+    run.artifact(out)

@@ -1,0 +1,89 @@
+"""A small local server that speaks the OpenAI protocol, well or badly."""
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+RECORD = re.compile(r'"(\w+)": "(\w+)"')
+
+
+def retrieve(text: str) -> str:
+    """The right answer to a key-value prompt."""
+    records, _, question = text.rpartition("Key:")
+    return dict(RECORD.findall(records))[re.search(r'"(\w+)"', question)[1]]
+
+
+class Endpoint:
+    """What the server saw, and how it answers.
+
+    `misbehave(text, times)` is called with the prompt and how often it came before; it returns None for a
+    proper answer, or (status, headers, body), or seconds to hang.
+    """
+
+    def __init__(self, answer: Callable[[str], str] = retrieve, misbehave=lambda text, times: None, seconds=0.0):
+        self.answer, self.misbehave, self.seconds = answer, misbehave, seconds
+        self.seen: Counter[str] = Counter()
+        self.bodies: list[dict] = []
+        self.headers: list[dict] = []
+        self.under_way = self.most_under_way = 0
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def reply(self, body: dict, headers: dict) -> tuple[int, dict, str]:
+        text = body["messages"][0]["content"]
+        with self.lock:
+            times, self.seen[text] = self.seen[text], self.seen[text] + 1
+            self.bodies.append(body)
+            self.headers.append(headers)
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        wrong = self.misbehave(text, times)
+        if isinstance(wrong, tuple):
+            result = wrong
+        else:
+            time.sleep(self.seconds if wrong is None else wrong)
+            message = {"role": "assistant", "content": self.answer(text)}
+            result = 200, {}, json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        with self.lock:
+            self.under_way -= 1
+        return result
+
+
+@contextmanager
+def served(endpoint: Endpoint) -> Iterator[Endpoint]:
+    """Serves `endpoint` on a free port of this machine, at `endpoint.url`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            assert self.path == "/v1/chat/completions"
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, headers, text = endpoint.reply(body, dict(self.headers))
+            content = text.encode()
+            try:
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client did not wait
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        yield endpoint
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,139 @@
+"""compare and `sweep --plan`: what they conclude, refuse and write."""
+
+import json
+import re
+
+import mlflow
+import numpy as np
+import pytest
+from test_gate import write_sweep
+
+from posgap.cli import main
+from posgap.config import CompareConfig
+from posgap.errors import PosgapError
+from posgap.measurement.comparison import Comparison
+from posgap.measurement.statistics import placement_differences
+from posgap.stage import read_manifest
+from posgap.stages.compare import compare
+
+LOST = [0.95, 0.6, 0.5, 0.6, 0.9]
+
+
+def compared(tmp_path, *sweeps) -> Comparison:
+    out = compare(CompareConfig(out=tmp_path / "comparison", sweeps=list(sweeps), resamples=300))
+    return Comparison.model_validate_json((out / "comparison.json").read_text())
+
+
+def test_a_closed_gap_is_said_in_words_and_figures(tmp_path):
+    base = write_sweep(tmp_path / "base", LOST)
+    (found,) = compared(
+        tmp_path, base, write_sweep(tmp_path / "new", [0.95, 0.93, 0.93, 0.93, 0.9], seed=1)
+    ).differences
+    assert found.mean > 15 and found.mean_ci95[0] > 10
+    assert found.gap < -25 and found.gap_ci95[1] < -15
+    assert found.better == [[2], [3], [4]] and found.worse == []
+    assert re.fullmatch(
+        r"m is better than m in the mean \(\+[\d.]+ points, \+[\d.]+ to \+[\d.]+\); its gap is smaller "
+        r"\(-[\d.]+ points, -[\d.]+ to -[\d.]+\); it is better at 2, 3, 4\.",
+        found.verdict,
+    )
+
+
+def test_a_worse_model_is_called_worse(tmp_path):
+    sweeps = write_sweep(tmp_path / "a", [0.9] * 5), write_sweep(tmp_path / "b", [0.5] * 5, seed=1)
+    (found,) = compared(tmp_path, *sweeps).differences
+    assert "is worse than" in found.verdict and "it is worse at every placement" in found.verdict
+    assert "whether its gap is smaller or larger cannot be told" in found.verdict
+
+
+def test_a_model_does_not_differ_from_itself(tmp_path):
+    sweeps = write_sweep(tmp_path / "a", LOST), write_sweep(tmp_path / "b", LOST)
+    (found,) = compared(tmp_path, *sweeps).differences
+    assert found.mean == found.gap == 0 and found.mean_ci95 == (0, 0) and set(found.accuracy) == {0}
+    assert "cannot be told from" in found.verdict and "no single placement differs for certain" in found.verdict
+    assert all(low < 0 < high for low, high in found.ci95)
+
+
+def test_equal_models_are_told_apart_at_some_position_in_few_of_many_comparisons(tmp_path):
+    rng, false_alarms = np.random.default_rng(0), 0
+    for _ in range(400):
+        old, new = rng.random((2, 80, 20)) < 0.7
+        together = placement_differences(new, old, comparisons=20)
+        false_alarms += ((together[:, 0] > 0) | (together[:, 1] < 0)).any()
+    assert false_alarms / 400 <= 0.07
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"examples": "other"}, "different example files"),
+        ({"ids": [f"x{i}" for i in range(200)]}, "different examples"),
+        ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, "different placements"),
+    ],
+)
+def test_sweeps_of_other_questions_are_refused(tmp_path, change, complaint):
+    sweeps = write_sweep(tmp_path / "a", LOST), write_sweep(tmp_path / "b", LOST, **change)
+    with pytest.raises(PosgapError, match=complaint):
+        compared(tmp_path, *sweeps)
+
+
+def test_the_page_the_picture_and_the_run(tmp_path):
+    sweeps = [write_sweep(tmp_path / name, LOST, seed=i) for i, name in enumerate("abc")]
+    out = compare(CompareConfig(out=tmp_path / "out", sweeps=sweeps, resamples=100))
+    page = (out / "comparison.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    assert page.count("<img") == 2 and "Differences to m" in page
+    assert all(found["verdict"] in page for found in json.loads((out / "comparison.json").read_text())["differences"])
+    assert (out / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    manifest = read_manifest(out)
+    assert manifest["inputs"].keys() == {"sweeps.1", "sweeps.2", "sweeps.3"}
+    run = mlflow.get_run(manifest["mlflow_run_id"])
+    assert run.data.tags["posgap.input.sweeps.3.path"] == str(sweeps[2])
+
+
+def test_pairs_are_compared_too(tmp_path):
+    placements = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
+    sweeps = [write_sweep(tmp_path / name, LOST, seed=i, placements=placements) for i, name in enumerate("ab")]
+    assert compared(tmp_path, *sweeps).names == ["1+2", "4+5", "1+5", "2+1", "5+1"]
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(word) for word in words])
+    shown = capsys.readouterr()
+    return stopped.value.code or 0, shown.out, shown.err
+
+
+def test_sweeps_are_named_one_by_one_or_with_commas(capsys, tmp_path):
+    a, b = write_sweep(tmp_path / "a", LOST), write_sweep(tmp_path / "b", LOST, seed=1)
+    for words in ([a, b], [f"{a},{b}"]):
+        code, _, shown = run(capsys, "compare", *words, "--out", tmp_path / "out", "--resamples", 100)
+        assert code == 0
+    assert "compare: " in shown and "reused" in shown
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        (["a"], "--sweeps: List should have at least 2 items"),
+        ([], "Missing argument 'SWEEPS...'"),
+        (["a", "none"], "none: no such file or folder"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(capsys, tmp_path, names, complaint):
+    write_sweep(tmp_path / "a", LOST)
+    code, _, shown = run(capsys, "compare", *(tmp_path / name for name in names), "--out", tmp_path / "out")
+    assert code == 2 and complaint in shown and "Traceback" not in shown
+
+
+def test_a_plan_from_assumptions_and_from_a_sweep(capsys, tmp_path):
+    code, out, shown = run(capsys, "sweep", "--plan", "--detect", 10, "--n-docs", 5)
+    assert code == 0 and json.loads(out)["examples"].keys() == {"gap", "mean_difference", "placement_difference"}
+    assert "a gap of one model of 10 points: " in shown
+    swept = write_sweep(tmp_path / "a", LOST)
+    code, out, shown = run(capsys, "sweep", "--plan", "--sweep", swept)
+    assert code == 0 and "over 5 placements, a correlation of 0.0" in shown
+    code, out, _ = run(capsys, "sweep", "--plan", "--help")
+    assert code == 0 and "--detect" in out and "--examples" not in out
+    code, out, _ = run(capsys, "sweep", "--help")
+    assert code == 0 and "--plan" in out

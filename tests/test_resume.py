@@ -1,0 +1,130 @@
+"""A sweep that is interrupted goes on where it was: counted by the requests that a local endpoint sees."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import kv_example
+from endpoint import Endpoint, served
+
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.files import read_jsonl
+from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.unfinished import Unfinished
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+N, DOCS = 12, 4
+
+
+@pytest.fixture
+def options(tmp_path) -> dict:
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
+    shared = {"examples": tmp_path / "e.jsonl", "model": "served", "backend": "openai", "n_docs": DOCS}
+    return {**shared, "out": tmp_path / "out", "concurrency": 2, "retries": 0, "resamples": 100}
+
+
+def test_the_endpoint_is_swept_like_any_model(options, tmp_path):
+    # It knows the first document only.
+    only_first = Endpoint(lambda text: text.split('": "')[1].split('"')[0])
+    with served(only_first) as endpoint:
+        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+    assert result.accuracy[0] == 100 and result.worst.accuracy < 50
+    assert endpoint.seen.total() == N * DOCS and result.model == "served"
+    assert not (tmp_path / ".work-out").exists()
+    ids = [row["id"] for _, row in read_jsonl(tmp_path / "out" / "predictions.jsonl")]
+    assert ids == [f"kv-{i}" for i in range(N) for _ in range(DOCS)]
+
+
+def test_a_killed_process_loses_no_example_that_was_finished(options, tmp_path):
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    with served(Endpoint(seconds=0.1)) as endpoint:
+        verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
+        process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
+        work, deadline = tmp_path / ".work-out", time.monotonic() + 120
+        while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in work.glob("*")) < 4:
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+        (file,) = work.glob("predictions-*.jsonl")
+        finished = file.read_bytes().count(b"\n")
+        assert 4 <= finished < N and not (tmp_path / "out").exists()
+        with open(file, "ab") as torn:
+            torn.write('{"example": 11, "responses": ["ü'.encode()[:-1])
+        time.sleep(0.3)  # what was under way is over
+        endpoint.seen.clear()
+        endpoint.seconds = 0
+        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
+        assert endpoint.seen.total() == (N - finished) * DOCS
+    assert result.accuracy == [100] * DOCS
+    assert not work.exists()
+
+
+def test_an_endpoint_that_gives_up_is_gone_on_with_and_only_responses_count(options, tmp_path):
+    with served(Endpoint()) as endpoint:
+        endpoint.misbehave = lambda text, times: (500, {}, "") if endpoint.seen.total() > 3 * DOCS else None
+        with pytest.raises(PosgapError, match="gave up after 1 tries"):
+            sweep(SweepConfig(base_url=endpoint.url, **options))
+        asked_before = {text for text, _ in endpoint.seen.items()}
+        endpoint.misbehave, known = lambda text, times: None, _finished(tmp_path)
+        assert known >= 1 and len(asked_before) > known * DOCS
+        endpoint.seen.clear()
+        # Neither how the endpoint is asked, nor how answers are judged, changes what it answers.
+        sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 5, "metric": "em", "limit": 10}))
+        assert endpoint.seen.total() == (10 - known) * DOCS
+
+
+def test_other_prompts_are_asked_anew(options, tmp_path):
+    with served(Endpoint()) as endpoint:
+        endpoint.misbehave = lambda text, times: (500, {}, "") if endpoint.seen.total() > 3 * DOCS else None
+        with pytest.raises(PosgapError):
+            sweep(SweepConfig(base_url=endpoint.url, **options))
+        endpoint.misbehave = lambda text, times: None
+        endpoint.seen.clear()
+        sweep(SweepConfig(base_url=endpoint.url, **options | {"n_docs": 3}))
+        assert endpoint.seen.total() == N * 3
+
+
+def _finished(tmp_path) -> int:
+    return sum(f.read_bytes().count(b"\n") for f in (tmp_path / ".work-out").iterdir())
+
+
+def test_responses_survive_whatever_they_hold(tmp_path):
+    odd = ["a\nb", "\u2028", 'quote " and ü', ""]
+    Unfinished(tmp_path, {"a": 1}).add(3, odd)
+    assert Unfinished(tmp_path, {"a": 1}).responses == {3: odd}
+    assert Unfinished(tmp_path, {"a": 2}).responses == {}
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 6))
+def test_a_torn_line_is_dropped_and_written_over(tmp_path, cut):
+    unfinished = Unfinished(tmp_path, {})
+    unfinished.add(0, ["first"])
+    whole = unfinished.file.read_bytes()
+    unfinished.add(1, ["second ü"])
+    unfinished.file.write_bytes(unfinished.file.read_bytes()[: len(whole) + cut])
+    again = Unfinished(tmp_path, {})
+    assert again.responses == {0: ["first"]}
+    again.add(1, ["new"])
+    assert [json.loads(line)["responses"] for line in again.file.read_text().splitlines()] == [["first"], ["new"]]
+
+
+def test_the_backend_wants_an_address(options):
+    with pytest.raises(PosgapError, match="backend openai: give `base_url`"):
+        sweep(SweepConfig(**options))
+
+
+def test_vllm_that_is_not_installed_is_named(options, model_folder):
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        with pytest.raises(PosgapError, match="backend vllm: vllm is not installed here"):
+            sweep(SweepConfig(**options | {"backend": "vllm", "model": str(model_folder)}))
+    else:
+        pytest.skip("vllm is installed")
