@@ -15,7 +15,7 @@ from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.questions import Question, right_response
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import Prompt, PromptBuilder, get_task
 
 CANDIDATES = [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.7, 1.3)]
 PROMPTS = [[1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4) for i in range(10)]
