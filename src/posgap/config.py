@@ -109,11 +109,14 @@ class PromptConfig(StageConfig):
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
 
 
-class GenerationConfig(PromptConfig):
+class AnswerConfig(PromptConfig):
     metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
     batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
+
+
+class GenerationConfig(AnswerConfig):
+    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
 
 
 class ValidateConfig(PromptConfig):
@@ -167,7 +170,7 @@ class DistillConfig(StageConfig):
     )
 
 
-class ScaleSearchConfig(GenerationConfig):
+class ScaleSearchConfig(AnswerConfig):
     """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
 
     exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
