@@ -65,6 +65,10 @@ STAGES = {
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
 }
 
+ROLLOUT = {
+    "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
+}
+
 
 def _gate(parsed: config.GateConfig) -> None:
     from posgap.stages.gate import gate
@@ -94,6 +98,10 @@ def build() -> click.Group:
     root.add_command(data)
     for name, (config_type, target) in STAGES.items():
         root.add_command(verb(name, config_type, target))
+    rollout = _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token.")
+    for name, (config_type, target) in ROLLOUT.items():
+        rollout.add_command(verb(name, config_type, target))
+    root.add_command(rollout)
     return root
 
 

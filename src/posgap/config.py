@@ -193,6 +193,46 @@ class PromoteConfig(StageConfig):
     name: str = Field("posgap", min_length=1, description="registered model")
 
 
+Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
+
+
+class RolloutPredictConfig(StageConfig):
+    """Predicts, from mask, position encoding, residuals and depth alone, what reaches the last token."""
+
+    measurement: OptionalInputPath = Field(None, description="folder `rollout measure` wrote: what is 0 or asked of it")
+    sequence_length: int = Field(0, ge=0, description="tokens (N); 0: the measurement's")
+    layers: int = Field(0, ge=0, description="layers (L); 0: the measurement's")
+    heads: int = Field(0, ge=0, description="attention heads (H); 0: the measurement's")
+    mask: Literal["causal", "full", "window", "prefix"] = Field("causal", description="which tokens a token sees")
+    window: int = Field(0, ge=0, description="window: tokens seen, the token itself included (w)")
+    prefix: int = Field(0, ge=0, description="prefix: first tokens that all tokens see (K)")
+    encoding: Literal["measured", "none", "decay", "alibi", "rope"] = Field(
+        "none", description="position encoding; measured: that of the measured model"
+    )
+    slope: float = Field(0.223, ge=0, description="decay: score lost per token of distance (m)")
+    rope_theta: float = Field(10000.0, gt=0, description="rope: base of the angles")
+    head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
+    rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
+    rope_strength: float = Field(1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of parallel ones")
+    rope_factors: Numbers = Field([], description="rope: factor per layer that divides positions (LPES); empty: none")
+    residual: Literal["constant", "power", "measured"] = Field(
+        "constant", description="residual strength by layer; power: lambda * layer^-power; measured: the measurement's"
+    )
+    residual_strength: float = Field(
+        0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
+    )
+    residual_power: float = Field(1.0, ge=0, description="power: exponent of the decay with depth")
+    content: Literal["none", "constant", "mean", "heads"] = Field(
+        "none",
+        description="extra score of a token on itself: none, `content-score`, or the measurement's mean or per layer "
+        "and head",
+    )
+    content_score: float = Field(0.0, description="constant: that score")
+    head_weights: Numbers = Field([], description="weight of each head in the average; empty: uniform")
+    temperature: float = Field(1.0, gt=0, description="divides all scores")
+    label: str = Field("predicted", description="what plots and tables call this prediction")
+
+
 class MakeKVConfig(Config):
     """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
 
