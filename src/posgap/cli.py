@@ -67,6 +67,7 @@ STAGES = {
 
 ROLLOUT = {
     "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
+    "measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
 }
 
 

@@ -56,6 +56,10 @@ def _known_task(name: str) -> str:
     return name
 
 
+def _known_task_if_any(name: str) -> str:
+    return _known_task(name) if name else name
+
+
 InputPath = Annotated[Path, Role.INPUT]
 OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
 ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
@@ -231,6 +235,23 @@ class RolloutPredictConfig(StageConfig):
     head_weights: Numbers = Field([], description="weight of each head in the average; empty: uniform")
     temperature: float = Field(1.0, gt=0, description="divides all scores")
     label: str = Field("predicted", description="what plots and tables call this prediction")
+
+
+class RolloutMeasureConfig(StageConfig):
+    """Measures residual strengths, attention and what of the input reaches the last token, on a model."""
+
+    texts: InputPath = Field(description="a text, .jsonl(.gz) with a field `text`, or with `task` examples")
+    model: ModelPath = Field(description="Hugging Face model folder or hub name")
+    task: Annotated[str, AfterValidator(_known_task_if_any)] = Field(
+        "", description=f"read `texts` as examples worded for {TASK_NAMES}; empty: as text"
+    )
+    n_docs: int = Field(20, ge=1, description="with `task`: documents in a prompt")
+    length: int = Field(0, ge=0, description="tokens of every text (N); 0: 256, or with `task` the shortest prompt's")
+    limit: int = Field(0, ge=0, description="use the first so many texts; 0: all")
+    batch_tokens: int = Field(4096, ge=1, description="tokens read at once")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
+    label: str = Field("model", description="what plots and tables call this model")
 
 
 class MakeKVConfig(Config):

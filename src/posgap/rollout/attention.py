@@ -88,7 +88,7 @@ class RelativeAttention:
         diagonal = np.maximum(diagonal, LEAST_SCORE)
         greatest = np.maximum(diagonal, 0.0)
         self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
-        self.shares = np.asarray(weights)[:, None] / (totals[groups] * self.others[:, None] + self.own[:, None])
+        self.shares = weights[:, None] / (totals[groups] * self.others[:, None] + self.own[:, None])
 
     def carry(self, row: np.ndarray) -> np.ndarray:
         given = row * self.shares

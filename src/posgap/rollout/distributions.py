@@ -6,7 +6,8 @@ A distribution [N] has the first token's share first and sums to one.
 import numpy as np
 from scipy.stats import rankdata
 
-ENDS, CLEARLY = 0.1, 1.2  # share of the positions that an end is; how much more than another is clearly more
+END, STRETCH = 0.02, 0.1  # share of the positions that an end is, and a stretch that is compared with it
+CLEARLY = 1.2  # how many times another is clearly more
 
 
 def normalized(values: np.ndarray) -> np.ndarray:
@@ -28,43 +29,47 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.abs(np.cumsum(a - b, axis=-1)).sum(axis=-1)
 
 
-def three_parts(distribution: np.ndarray) -> tuple[float, float, float]:
-    """Mean share, relative to a uniform one, of the first tenth, the middle fifth and the last tenth."""
+def profile(distribution: np.ndarray) -> dict[str, float]:
+    """Mean shares, relative to a uniform one: of the ends (2 % of the positions, at least one token each),
+    and of the stretches (10 %) between them that draw least and most."""
     n = len(distribution)
-    end = max(1, round(ENDS * n))
-    low, high = (n - 2 * end + 1) // 2, (n + 2 * end) // 2
-    parts = distribution[:end], distribution[low:high], distribution[-end:]
-    return tuple(float(part.mean() * n) if len(part) else 1.0 for part in parts)
+    end, stretch = max(1, round(END * n)), max(1, round(STRETCH * n))
+    between = distribution[end : n - end] if n > 2 * end else distribution
+    stretch = min(stretch, len(between))
+    sums = np.cumsum(np.concatenate([[0.0], between]))
+    stretches = n * (sums[stretch:] - sums[:-stretch]) / stretch
+    return {
+        "first": float(n * distribution[:end].mean()),
+        "trough": float(stretches.min()),
+        "crest": float(stretches.max()),
+        "last": float(n * distribution[-end:].mean()),
+    }
 
 
 def shape(distribution: np.ndarray) -> str:
-    """U-shaped, primacy, recency, middle-heavy or flat, by what first tenth, middle fifth and last tenth draw."""
-    first, middle, last = three_parts(distribution)
-    early, late = first > CLEARLY * middle, last > CLEARLY * middle
-    if early and late:
+    """U-shaped, primacy, recency, middle-heavy or flat, by whether each end draws more than the trough."""
+    found = profile(distribution)
+    first, last = found["first"] > CLEARLY * found["trough"], found["last"] > CLEARLY * found["trough"]
+    if found["crest"] > CLEARLY * max(found["first"], found["last"]):
+        return "greatest between the ends"
+    if first and last:
         return "U-shaped"
-    if early and middle >= last / CLEARLY:
+    if first:
         return "falling from the first token (primacy)"
-    if late:
-        return "rising to the last token (recency)"
-    if middle > CLEARLY * max(first, last):
-        return "greatest in the middle"
-    return "flat" if max(first, last) <= CLEARLY * min(first, last) else "tilted"
+    return "rising to the last token (recency)" if last else "flat"
 
 
 def describe(distribution: np.ndarray) -> dict:
     """The shape and the shares by which one reads it."""
-    n = len(distribution)
-    first, middle, last = three_parts(distribution)
+    n, found = len(distribution), profile(distribution)
     return {
         "shape": shape(distribution),
         "first_token": float(distribution[0]),
         "first_token_times_uniform": float(distribution[0] * n),
         "last_token": float(distribution[-1]),
         "last_token_times_uniform": float(distribution[-1] * n),
-        "first_tenth": first,
-        "middle": middle,
-        "last_tenth": last,
+        "trough_times_uniform": found["trough"],
+        "crest_times_uniform": found["crest"],
     }
 
 
