@@ -73,7 +73,8 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     """How each input embedding moves the most probable next token, [B, N] each.
 
     The L2 norms of the gradient with respect to the embedding, and of gradient times embedding, element
-    by element (their sum would vanish where embeddings are normalised first, as in BLOOM). The gradient is that of the logarithm of the probability, which is the probability's own divided by a number per
+    by element (their sum would vanish where embeddings are normalised first, as in BLOOM). The gradient
+    is that of the logarithm of the probability, which is the probability's own divided by a number per
     text: as distributions they are equal, and the logarithm does not vanish where the model is certain.
     """
     embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()

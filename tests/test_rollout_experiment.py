@@ -1,0 +1,142 @@
+"""The in-context task and the stacks of attention-only networks."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
+from posgap.rollout.networks import Design, NetworkStack
+
+SMALL = TaskSizes(size=16, classes=40, labels=12)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def class_of(items: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    return torch.cdist(items, means).argmin(-1)
+
+
+@given(st.integers(1, 8), st.integers(0, 99))
+def test_distinct_draws_are_distinct_and_within_bounds(count, seed):
+    drawn = distinct(50, count, 8, rng(seed))
+    assert drawn.min() >= 0 and drawn.max() < 8
+    assert all(len(set(row)) == count for row in drawn.tolist())
+
+
+def test_distinct_draws_are_even_over_ordered_pairs():
+    drawn = distinct(60_000, 2, 4, rng())
+    counts = torch.bincount(4 * drawn[:, 0] + drawn[:, 1], minlength=16).double()
+    assert counts[[0, 5, 10, 15]].sum() == 0
+    assert (counts[counts > 0] / 5000 - 1).abs().max() < 0.07
+
+
+def test_training_sequences_are_the_paper_s():
+    # Without noise an item is its class's mean, so that classes can be read off it.
+    sizes = TaskSizes(size=16, classes=40, labels=12, spread=0.0)
+    task = InContextTask(sizes, rng())
+    inputs, answers = task.training(500, rng(1), places=(0, 7))
+    assert inputs.shape == (500, 17, 16)
+    classes = class_of(inputs[:, ::2], task.means)
+    assert all(sorted(row.bincount()[row.unique()].tolist()) == [4, 4] for row in classes[:, :8])
+    assert torch.equal(task.label_vectors[task.labels[classes[:, :8]]], inputs[:, 1::2])
+    assert torch.equal(task.labels[classes[:, 8]], answers)
+    assert ((classes[:, 8:] == classes[:, [0, 7]]).any(1)).all()
+    unbiased = class_of(task.training(4000, rng(2))[0][:, ::2], task.means)
+    matches = (unbiased[:, :8] == unbiased[:, 8:]).double().mean(0)
+    assert (matches - 0.5).abs().max() < 0.04
+
+
+def test_components_have_variance_1_over_d_and_1_over_d_squared_as_coded():
+    for as_coded, deviation in ((False, 1 / 8), (True, 1 / 64)):
+        task = InContextTask(TaskSizes(as_coded=as_coded), rng())
+        items = task.training(64, rng(1))[0][:, ::2]
+        assert float(items.std()) == pytest.approx(deviation, rel=0.03)
+        assert float(task.label_vectors.std()) == pytest.approx(deviation, rel=0.05)
+    assert TaskSizes().place("middle") == 3 and TaskSizes(as_coded=True).place("middle") == 4
+
+
+def test_a_fixed_vocabulary_repeats_its_vectors_and_shares_a_component():
+    task = InContextTask(TaskSizes(vocabulary=True), rng())
+    items = task.training(200, rng(1))[0][:, ::2].flatten(0, 1)
+    assert len(items.unique(dim=0)) < 400  # two classes a sequence, each always the same vector
+    cosines = F.normalize(items.unique(dim=0)) @ F.normalize(items.unique(dim=0)).T
+    off = cosines[~torch.eye(len(cosines), dtype=torch.bool)]
+    assert float(off.mean()) == pytest.approx(0.75**2 / (1 + 0.75**2), abs=0.08)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_test_sequences_exchange_what_is_right_between_equal_vectors(pair):
+    sizes = TaskSizes(size=16, labels=12, spread=0.0)
+    task = InContextTask(sizes, rng())
+    inputs, answers = task.novel(300, rng(1), pair)
+    a, b = map(sizes.place, pair)
+    assert torch.equal(inputs[:, 2 * a], inputs[:, 2 * b])
+    torch.testing.assert_close(inputs[:, 2 * a], inputs[:, -1])
+    labels = class_of(inputs[:, 1::2], task.label_vectors)
+    assert torch.equal(labels[:, a], answers) and (labels[:, b] != answers).all()
+    assert ((labels == answers[:, None]).sum(1) == 4).all()
+    assert class_of(inputs[:, :1], task.means).unique().numel() > 1
+    assert not torch.isclose(inputs[0, 0], task.means).all(1).any()
+
+
+def plain(net: NetworkStack, run: int, design: Design, x: torch.Tensor) -> torch.Tensor:
+    """One network of the stack by the paper's formulas, token by token."""
+    tokens, size = x.shape[1:]
+    if design.encoding == "sin":
+        for i in range(tokens):
+            for pair in range(size // 2):
+                angle = i * 10000 ** (-2 * pair / size)
+                x[:, i, 2 * pair] += math.sin(angle)
+                x[:, i, 2 * pair + 1] += math.cos(angle)
+    for maps in net.maps:
+        query, key, value = (x @ maps[run]).split(size, dim=2)
+        out = torch.zeros_like(x)
+        for i in range(tokens):
+            seen = {
+                "full": range(tokens),
+                "causal": range(i + 1),
+                "window": range(max(0, i - design.width + 1), i + 1),
+                "prefix": range(max(i + 1, design.prefix)),
+            }[design.mask]
+            scores = []
+            for j in seen:
+                q, k = query[:, i].clone(), key[:, j]
+                if design.encoding == "rope":
+                    angle = (i - j) * 10000 ** (-torch.arange(0, size, 2) / size)
+                    even, odd = q[:, 0::2].clone(), q[:, 1::2].clone()
+                    q[:, 0::2] = even * angle.cos() - odd * angle.sin()
+                    q[:, 1::2] = even * angle.sin() + odd * angle.cos()
+                decay = design.slope * abs(i - j) if design.encoding == "decay" else 0.0
+                scores.append((q * k).sum(1) / math.sqrt(size) - decay)
+            weights = torch.stack(scores, 1).softmax(1)
+            out[:, i] = torch.einsum("bj,bjd->bd", weights, value[:, list(seen)])
+        x = x + out if design.residual else out
+    h = x[:, -1]
+    for weight, bias in list(zip(net.weights, net.biases))[:-1]:
+        h = F.relu(h @ weight[run] + bias[run])
+    return h @ net.weights[-1][run] + net.biases[-1][run]
+
+
+DESIGNS = [
+    Design(2),
+    Design(2, "full", "sin", residual=True),
+    Design(2, "window", "rope", width=5),
+    Design(2, "prefix", "decay", prefix=4, residual=True),
+]
+
+
+def test_a_stack_is_its_networks_one_by_one():
+    stack = NetworkStack(DESIGNS, 9, 8, 5, [rng(i) for i in range(4)])
+    inputs = torch.randn(4, 3, 9, 8, generator=rng(9))
+    logits, seen = stack(inputs), []
+    assert torch.allclose(stack(inputs, seen), logits, atol=1e-5) and len(seen) == 2
+    for run, design in enumerate(DESIGNS):
+        torch.testing.assert_close(logits[run], plain(stack, run, design, inputs[run].clone()), rtol=1e-4, atol=1e-5)
+        alone = NetworkStack([design], 9, 8, 5, [rng(run)])
+        torch.testing.assert_close(alone(inputs[run : run + 1])[0], logits[run], rtol=1e-5, atol=1e-6)
