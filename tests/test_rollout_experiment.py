@@ -1,6 +1,7 @@
 """The in-context task and the stacks of attention-only networks."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,13 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from posgap.config import RolloutExperimentConfig
+from posgap.files import read_json
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
+from posgap.rollout.presets import PRESETS
+from posgap.rollout.trials import Training, Trial, run_trials
+from posgap.stages.rollout_experiment import rollout_experiment
 
 SMALL = TaskSizes(size=16, classes=40, labels=12)
 
@@ -140,3 +146,79 @@ def test_a_stack_is_its_networks_one_by_one():
         torch.testing.assert_close(logits[run], plain(stack, run, design, inputs[run].clone()), rtol=1e-4, atol=1e-5)
         alone = NetworkStack([design], 9, 8, 5, [rng(run)])
         torch.testing.assert_close(alone(inputs[run : run + 1])[0], logits[run], rtol=1e-5, atol=1e-6)
+
+
+TINY = Training(iterations=10, batch=8, tests=50)
+
+
+def trials() -> list[Trial]:
+    return [
+        Trial(Design(2), SMALL, 0),
+        Trial(Design(2, encoding="rope", residual=True), SMALL, 1, ("first", "last")),
+        Trial(Design(1, "prefix", prefix=4), SMALL, 0),
+    ]
+
+
+def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
+    together = run_trials(trials(), TINY, 8, tmp_path / "together")
+    alone = run_trials(trials(), TINY, 1, tmp_path / "alone")
+    for a, b in zip(together, alone):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)
+
+
+def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    whole = run_trials(trials()[:2], TINY, 8, tmp_path / "whole")
+
+    def stopping(items, total, what):
+        for item in items:
+            if item == 7:
+                raise KeyboardInterrupt
+            yield item
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("posgap.rollout.trials.track", stopping)
+        run_trials(trials()[:2], TINY, 8, tmp_path / "parts")
+    (checkpoint,) = (tmp_path / "parts").glob("*.pt")
+    assert torch.load(checkpoint, weights_only=True)["done"] == 7
+    assert run_trials(trials()[:2], TINY, 8, tmp_path / "parts") == whole
+    assert not list((tmp_path / "parts").glob("*.pt"))
+
+
+def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
+    """Over the mean maps of one sequence, so that the mean is the sequence's own."""
+    training = Training(iterations=2, batch=4, tests=1)
+    (result,) = run_trials([Trial(Design(2, "window", width=4), SMALL, 3)], training, 8, tmp_path)
+    attention = torch.tensor(result["attention"])
+    assert attention.shape == (2, 17, 17)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(2, 17))
+    i, j = torch.arange(17)[:, None], torch.arange(17)
+    allowed = (j <= i) & (i - j < 4)
+    assert (attention[:, ~allowed] == 0).all()
+    expected = ((attention > 0.2).double().sum(1) / allowed.sum(0)).mean(0)
+    torch.testing.assert_close(torch.tensor(result["sinks"]), expected.float())
+
+
+def test_presets_are_the_paper_s_settings():
+    assert PRESETS["figure2"].training == Training(100_000, 128, 1e-3, 1e-6, 10_000)
+    for name, preset in PRESETS.items():
+        assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
+    assert {c.design.depth for c in PRESETS["figure3"].cells} == {22}
+    assert {c.places for c in PRESETS["figure6"].cells} == {("first",), ("middle",), ("last",)}
+    assert all(PRESETS[f"figure{n}"].sizes.vocabulary for n in (11, 12, 13))
+    assert {(c.design.width, c.design.prefix) for c in PRESETS["figure8"].cells} == {
+        (0, 0), (5, 0), (9, 0), (13, 0), (0, 2), (0, 4), (0, 6),
+    }  # fmt: skip
+
+
+def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
+    small = replace(PRESETS["figure8"], sizes=SMALL)
+    for name, preset in {"figure2": PRESETS["quick"], "figure8": small, "figure12": PRESETS["figure12"]}.items():
+        monkeypatch.setitem(PRESETS, name, preset)
+        config = RolloutExperimentConfig(
+            preset=name, out=tmp_path / name, seeds=2, iterations=2, batch=8, tests=20, work=tmp_path / "work"
+        )
+        rollout_experiment(config)
+        found = read_json(tmp_path / name / "experiment.json")
+        assert len(found["trials"]) == 2 * len(preset.cells) and len(found["summary"]) == len(preset.cells)
+        assert (tmp_path / name / "experiment.png").stat().st_size > 10_000

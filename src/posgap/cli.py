@@ -68,6 +68,8 @@ STAGES = {
 ROLLOUT = {
     "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
     "measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
+    "compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
+    "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
 

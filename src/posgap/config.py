@@ -254,6 +254,36 @@ class RolloutMeasureConfig(StageConfig):
     label: str = Field("model", description="what plots and tables call this model")
 
 
+class RolloutCompareConfig(StageConfig):
+    """Lays predicted and measured distributions, and a sweep's accuracy, over each other."""
+
+    prediction: InputPath = Field(description="folder `rollout predict` wrote")
+    measurement: InputPath = Field(description="folder `rollout measure` wrote")
+    influence: Literal["gradient", "gradient_times_input", "rollout", "rollout_without_residuals"] = Field(
+        "gradient", description="the measured distribution to compare with; all are in the table"
+    )
+    sweep: OptionalInputPath = Field(None, description="sweep whose accuracy curve is drawn too")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the texts")
+
+
+class RolloutExperimentConfig(StageConfig):
+    """Trains attention-only networks in which one cause of position bias at a time is switched on."""
+
+    preset: Literal["quick", "figure2", "figure3", "figure6", "figure8", "figure11", "figure12", "figure13"] = Field(
+        "quick", description="a figure of Wu et al. (2025) at its sizes, or smaller networks for minutes on two cores"
+    )
+    seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")
+    iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")
+    batch: int = Field(0, ge=0, description="sequences a step; 0: the preset's")
+    learning_rate: float = Field(0.0, ge=0, description="of AdamW; 0: the preset's")
+    tests: int = Field(0, ge=0, description="sequences of each test set; 0: the preset's")
+    as_coded: bool = Field(
+        False, description="deviation 1/d and middle n/2 + 1, as the paper's code has them, not variance 1/d and n/2"
+    )
+    side_by_side: int = Field(8, ge=1, description="networks trained at once")
+    work: WorkPath = Field(None, description="folder of checkpoints and finished trials; empty: beside `out`")
+
+
 class MakeKVConfig(Config):
     """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
 

@@ -68,8 +68,8 @@ class NetworkStack(nn.Module):
         self.size = size
 
         def drawn(*shape: int) -> nn.Parameter:
-            bound = 1 / math.sqrt(size)
-            return nn.Parameter(torch.stack([bound * (2 * torch.rand(*shape, generator=g, device=g.device) - 1) for g in rngs]))
+            uniform = [torch.rand(*shape, generator=rng, device=rng.device) for rng in rngs]
+            return nn.Parameter((2 * torch.stack(uniform) - 1) / math.sqrt(size))
 
         self.maps = nn.ParameterList([drawn(size, 3 * size) for _ in range(self.depth)])  # W_Q, W_K, W_V
         widths = [size] * HIDDEN_LAYERS + [labels]
