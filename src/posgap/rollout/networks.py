@@ -71,7 +71,7 @@ class NetworkStack(nn.Module):
             uniform = [torch.rand(*shape, generator=rng, device=rng.device) for rng in rngs]
             return nn.Parameter((2 * torch.stack(uniform) - 1) / math.sqrt(size))
 
-        self.maps = nn.ParameterList([drawn(size, 3 * size) for _ in range(self.depth)])  # W_Q, W_K, W_V
+        self.maps = nn.ParameterList([drawn(3, size, size) for _ in range(self.depth)])  # W_Q, W_K, W_V
         widths = [size] * HIDDEN_LAYERS + [labels]
         self.weights = nn.ParameterList([drawn(size, width) for width in widths])
         self.biases = nn.ParameterList([drawn(1, width) for width in widths])
@@ -90,22 +90,33 @@ class NetworkStack(nn.Module):
         """`inputs` [R, B, T, d] to logits [R, B, labels]. Attention [R, B, T, T] of each layer goes to `seen`."""
         x = inputs + self.vectors
         for layer, maps in enumerate(self.maps):
-            # Of the last layer only the last token is read.
+            # Of the last layer only the last token is read: maps go to its side of each product, which
+            # then costs next to nothing.
             queries = slice(-1, None) if layer == self.depth - 1 and seen is None else slice(None)
-            query, key, value = (x.flatten(1, 2) @ maps).unflatten(1, x.shape[1:3]).split(self.size, dim=3)
+            to_query, to_key, to_value = maps.unbind(1)
+            query = _mapped(x[:, :, queries], to_query)
             if self.turns:
-                query, key = self._turned(query), self._turned(key)
-            scores = query[:, :, queries] @ key.transpose(2, 3) / math.sqrt(self.size) + self.bias[:, :, queries]
+                key = self._turned(_mapped(x, to_key), slice(None))
+                products = self._turned(query, queries) @ key.transpose(2, 3)
+            else:
+                products = _mapped(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
+            scores = products / math.sqrt(self.size) + self.bias[:, :, queries]
             attention = scores.softmax(-1)
             if seen is not None:
                 seen.append(attention)
-            x = self.residual * x[:, :, queries] + attention @ value
+            x = self.residual * x[:, :, queries] + _mapped(attention @ x, to_value)
         hidden = x[:, :, -1]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
             hidden = F.relu(hidden @ weight + bias)
         return hidden @ self.weights[-1] + self.biases[-1]
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _turned(self, x: Tensor, tokens: slice) -> Tensor:
+        """RoPE on queries or keys `x` [R, B, T, d] of `tokens`."""
         even, odd = x[..., 0::2], x[..., 1::2]
-        cos, sin = self.angles.cos(), self.angles.sin()
+        cos, sin = self.angles[:, :, tokens].cos(), self.angles[:, :, tokens].sin()
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def _mapped(x: Tensor, maps: Tensor) -> Tensor:
+    """Each network's `x` [R, B, T, d] through its own map [R, d, d]."""
+    return (x.flatten(1, 2) @ maps).unflatten(1, x.shape[1:3])

@@ -1,6 +1,7 @@
 """Training and testing attention-only networks: stacks of trials, resumable, each trial's result its own file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,10 +59,23 @@ def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, w
             if all(paths[trial].is_file() for trial in stack):
                 continue
             checkpoint = work / f"{files.digest_of([paths[trial].stem for trial in stack])[:16]}.pt"
-            for trial, result in zip(stack, tested(stack, *trained(stack, training, checkpoint), training.tests)):
+            with one_thread():
+                results = tested(stack, *trained(stack, training, checkpoint), training.tests)
+            for trial, result in zip(stack, results):
                 files.write_json(paths[trial], result)
             checkpoint.unlink(missing_ok=True)
     return [files.read_json(paths[trial]) for trial in trials]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On the CPU such small networks spend more on waking threads than these take off."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def trained(
