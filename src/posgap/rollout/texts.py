@@ -36,7 +36,7 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit
     size = length - len(begin)
     sequences = []
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         pieces = range(0, len(ids) - size + 1, size) if whole else range(len(ids) >= size)
         sequences += [begin + ids[at : at + size] for at in pieces]
         if limit and len(sequences) >= limit:
