@@ -33,9 +33,10 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
         few = {"marker": "o", "markersize": 3} if n <= 64 else {}
         axes.plot(np.arange(1, n + 1), distribution, color=color, label=label, linewidth=1.5, **few)
     axes.axhline(1 / n, color="#94a3b8", linewidth=1, linestyle="--", label="uniform")
-    lowest = min(d[d > 0].min() for d in map(np.asarray, curves.values()))
+    shown = np.array(list(curves.values()))
+    lowest = shown[shown > 0].min()
     axes.set_yscale("log")
-    axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-LEAST_DECADES / n), top=1.5)
+    axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-LEAST_DECADES / n), top=min(1.5, 2.5 * shown.max()))
     styled(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
     axes.legend(frameon=False, loc="best")
     return figure
@@ -58,7 +59,7 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
     styled(masses, title="attention, mean and heads", ylim=(0, 1), **depth)
     masses.legend(frameon=False)
     picture = sinks.imshow(
-        arrays["sink"].mean(axis=1), aspect="auto", vmin=0, vmax=1, cmap="magma", interpolation="nearest",
+        arrays["sink"].mean(axis=1), aspect="auto", vmin=0, cmap="magma", interpolation="nearest",
         extent=(0.5, measured.sequence_length + 0.5, measured.layers + 0.5, 0.5),
     )  # fmt: skip
     figure.colorbar(picture, ax=sinks)

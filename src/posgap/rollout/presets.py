@@ -79,12 +79,12 @@ PRESETS = {
     # Smaller and shorter: enough for the signs of the paper's findings, not for their sizes.
     "quick": Preset(
         (
-            *_depths(False, (2, 4), ("none",)),
+            *_depths(False, (1, 2, 3), ("none",)),
             *_depths(False, (2,), ("decay",)),
             *(c for c in _biased(2, _ENDS) if c.design.mask == "causal"),
         ),
         sizes=TaskSizes(size=32),
-        training=Training(1500, 64, 2e-3, tests=2000),
+        training=Training(3500, 64, 3e-3, tests=2000),
         seeds=3,
     ),
 }
