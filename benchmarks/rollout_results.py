@@ -98,7 +98,7 @@ def tiny(out: Path, data: Path) -> tuple[dict[str, Path], Bench]:
 
 def measured(out: Path, models: dict[str, Path], bench: Bench) -> tuple[str, list[str]]:
     """Figures and readings of each model, and its comparison with what its architecture predicts."""
-    rows, readings = [], []
+    rows, readings, seen = [], [], {}
     for label, model in models.items():
         folder = rollout_measure(
             RolloutMeasureConfig(
@@ -135,7 +135,17 @@ def measured(out: Path, models: dict[str, Path], bench: Bench) -> tuple[str, lis
             ]
         )
         readings += [f"- **{label}**: {found.reading}. Compared: {figures['reading']}."]
+        seen[label] = {
+            "gap": swept.gap,
+            "share of the weakest stretch": gradient["trough_times_uniform"],
+            "share of token 1": gradient["first_token_times_uniform"],
+            "residual strength of the last layer": found.lambdas[-1],
+        }
         shutil.copyfile(compared / "comparison.png", ROOT / "docs" / f"rollout-{label.lower()}.png")
+    first, *others = seen
+    for label in others:
+        moved = [f"{name} {seen[first][name]:.2f} to {value:.2f}" for name, value in seen[label].items()]
+        readings.append(f"- **From {first} to {label}** (gradient): {'; '.join(moved)}.")
     head = ["model", "gap", "lambda by layer", "mass on token 1", "gradient: token 1", "trough", "last"]
     return markdown([*head, "rollout: token 1", "Spearman, rollout", "gradient"], rows), readings
 
@@ -161,7 +171,7 @@ def main() -> None:
             TEXT.format(
                 date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs, table=table,
                 readings="\n".join(readings),
-                pictures="\n".join(f"![{label}](rollout-{label.lower()}.png)" for label in models),
+                pictures="\n\n".join(f"![{label}](rollout-{label.lower()}.png)" for label in models),
             )
         )  # fmt: skip
 
@@ -193,7 +203,8 @@ deviation over seeds.
 
 `posgap rollout measure` over 100 held-out key-value prompts, one model (seed 0), gold records at every position in
 turn. Shares are relative to a uniform one. The last two columns: Spearman's correlation over positions of what the
-architecture predicts (RoPE, measured lambdas and content) with what was measured.
+architecture predicts (RoPE, measured lambdas and content) with what was measured. `--model LPES=FOLDER` adds a scaled
+model.
 
 {table}
 
