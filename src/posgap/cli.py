@@ -78,6 +78,13 @@ STAGES = {
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
 }
 
+ROLLOUT = {
+    "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
+    "measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
+    "compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
+    "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
+}
+
 
 def _gate(parsed: config.GateConfig) -> None:
     from posgap.stages.gate import gate
@@ -129,6 +136,10 @@ def build() -> click.Group:
             root.add_command(groups[group[0]])
         kind = _Sweep if name == "sweep" else click.Command
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
+    rollout = _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token.")
+    for name, (config_type, target) in ROLLOUT.items():
+        rollout.add_command(verb(name, config_type, target))
+    root.add_command(rollout)
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 

@@ -1,0 +1,91 @@
+"""From the description of an architecture to its predicted rollout."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from posgap.errors import PosgapError
+from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, totals
+from posgap.rollout.encodings import rope_scores
+from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
+
+
+@dataclass(frozen=True)
+class Rope:
+    """RoPE by its base, head size, and the angle and strength of query and key; see `rope_scores`."""
+
+    theta: float
+    head_size: int
+    angle: float = 0.0
+    strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What decides a rollout before any text is read.
+
+    `lambdas` [L]. Position enters through `rope`, or else through `slopes` [L, H] (zeros: no encoding).
+    `factors` [L] divide RoPE's positions layer by layer, as LPES does; empty: none does. `diagonal` [L, H]
+    is the extra score of a token on itself. It and `slopes` may have one row for all layers and one
+    column for all heads. `head_weights` [H], positive, need not sum to one; empty:
+    uniform. All scores are divided by `temperature`.
+    """
+
+    n: int
+    mask: Mask
+    lambdas: Sequence[float]
+    slopes: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    rope: Rope | None = None
+    factors: Sequence[float] = ()
+    diagonal: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
+    head_weights: Sequence[float] = ()
+    temperature: float = 1.0
+
+    def layers(self) -> list[Attention]:
+        """One attention per layer; layers that do not differ share theirs."""
+        n_layers, n_heads = len(self.lambdas), self._heads()
+        slopes = self._spread(self.slopes, n_layers, n_heads, "slopes")
+        diagonal = self._spread(self.diagonal, n_layers, n_heads, "diagonal scores")
+        weights = np.array(self.head_weights or np.ones(n_heads), dtype=float)
+        weights /= weights.sum()
+        factors = np.broadcast_to(np.asarray(self.factors or [1.0], dtype=float), n_layers)
+        kernels, made, layers = {}, {}, []
+        for own_slopes, factor, own_diagonal in zip(slopes, factors, diagonal):
+            position, content = (own_slopes.tobytes(), factor), own_diagonal.tobytes()
+            if position not in kernels:
+                kernel, groups = self._kernel(own_slopes, factor)
+                kernels[position] = (kernel, totals(self.n, self.mask, kernel), groups)
+            if (position, content) not in made:
+                made[position, content] = RelativeAttention(
+                    self.mask, *kernels[position], own_diagonal / self.temperature, weights
+                )
+            layers.append(made[position, content])
+        return layers
+
+    def rollout(self) -> np.ndarray:
+        """The last token's rollout over input positions, [N]."""
+        return last_row(self.n, self.layers(), self.lambdas)
+
+    def _kernel(self, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
+        """The kernel of a layer, and the group of each head: heads of one slope share their sums."""
+        if self.rope is not None:
+            r, distances = self.rope, np.arange(1 - self.n, self.n) / factor
+            scores = rope_scores(distances, r.theta, r.head_size, r.angle, r.strength) / self.temperature
+            return TabulatedKernel(scores), np.zeros(len(slopes), dtype=int)
+        distinct, groups = np.unique(slopes, return_inverse=True)
+        return ExponentialKernel(distinct / self.temperature), groups
+
+    def _heads(self) -> int:
+        return max(np.shape(self.slopes)[1], np.shape(self.diagonal)[1], len(self.head_weights), 1)
+
+    @staticmethod
+    def _spread(values: np.ndarray, n_layers: int, n_heads: int, what: str) -> np.ndarray:
+        values = np.asarray(values, dtype=float)
+        try:
+            return np.broadcast_to(values, (n_layers, n_heads))
+        except ValueError:
+            raise PosgapError(
+                f"{what} for {values.shape[0]} layers of {values.shape[1]} heads: the architecture has {n_layers} "
+                f"of {n_heads}"
+            ) from None

@@ -1,0 +1,113 @@
+"""Where a transformers decoder keeps what is measured: found by structure, read through hooks."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from posgap.errors import PosgapError
+from posgap.rollout.encodings import alibi_slopes
+
+Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
+
+
+class Decoder:
+    """The layers of a causal language model, their attention modules, and the maps that write to the stream.
+
+    `layers`, `attentions` and `outputs` [L]: a layer reads the residual stream, its attention returns
+    (output, matrices), and the last linear map of the attention makes what is added to the stream.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        config = model.config.get_text_config()
+        self.n_layers, self.n_heads = config.num_hidden_layers, config.num_attention_heads
+        self.layers = self._layers()
+        self.attentions = [_attention(layer) for layer in self.layers]
+        self.outputs = [
+            [m for m in attention.modules() if isinstance(m, nn.Linear | Conv1D)][-1] for attention in self.attentions
+        ]
+
+    def _layers(self) -> list[nn.Module]:
+        for module in self.model.modules():
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers and _attention(module[0]):
+                return list(module)
+        raise PosgapError(f"{type(self.model).__name__}: found no {self.n_layers} layers with attention to measure")
+
+    @contextmanager
+    def matrices(self) -> Iterator[None]:
+        """Within the block attention is computed so that its matrices exist."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    @torch.no_grad()
+    def read(self, ids: Tensor) -> tuple[list[Call], Tensor]:
+        """Reads `ids [B, N]`. Returns how each layer was called, and residual strengths [L, B, N].
+
+        The strength is |a| / (|x| + |a|) with x the residual stream before the layer and a the
+        attention's output, at each token.
+        """
+        calls, streams, strengths = [], [], []
+
+        def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
+            calls.append((args, kwargs))
+            stream = args[0] if args else kwargs["hidden_states"]
+            streams.append(stream.float().norm(dim=-1))
+
+        def after(projection: nn.Module, args: tuple, output: Tensor) -> None:
+            added = output.float().norm(dim=-1)
+            strengths.append(added / (streams[-1] + added))
+
+        with ExitStack() as hooks:
+            for layer, projection in zip(self.layers, self.outputs):
+                hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(projection.register_forward_hook(after).remove)
+            self.model.base_model(input_ids=ids, use_cache=False)
+        return calls, torch.stack(strengths)
+
+    @torch.no_grad()
+    def attention(self, layer: int, call: Call) -> Tensor:
+        """The attention matrices [B, H, N, N] of one layer, called again as `read` saw it called."""
+        seen: list[Tensor] = []
+
+        def keep(module: nn.Module, args: tuple, output: tuple) -> None:
+            seen.extend(part for part in output if isinstance(part, Tensor) and part.ndim == 4)
+
+        handle = self.attentions[layer].register_forward_hook(keep)
+        try:
+            args, kwargs = call
+            self.layers[layer](*args, **kwargs)
+        finally:
+            handle.remove()
+        if not seen:
+            raise PosgapError(f"{type(self.attentions[layer]).__name__}: returns no attention matrices to measure")
+        return seen[0].float()
+
+
+def _attention(layer: nn.Module) -> nn.Module | None:
+    return next((m for m in layer.modules() if type(m).__name__.endswith("Attention")), None)
+
+
+def position_encoding(config: PretrainedConfig) -> dict:
+    """What `predict` needs to know of a model's positions: `kind` and, for ALiBi or RoPE, their numbers."""
+    config = config.get_text_config()
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    nested = getattr(config, "attn_config", None)
+    if config.model_type == "bloom" or getattr(config, "alibi", False) or getattr(nested, "alibi", False):
+        # Falcon divides its biases by sqrt(d) with the scores.
+        divisor = np.sqrt(size) if config.model_type == "falcon" else 1.0
+        return {"kind": "alibi", "slopes": (alibi_slopes(heads) / divisor).tolist()}
+    if rope := getattr(config, "rope_parameters", None):
+        by_layer_type = next(iter(rope.values())) if isinstance(next(iter(rope.values())), dict) else rope
+        share = by_layer_type.get("partial_rotary_factor", 1.0)
+        return {"kind": "rope", "theta": float(by_layer_type["rope_theta"]), "head_size": int(share * size) // 2 * 2}
+    return {"kind": "learned"}

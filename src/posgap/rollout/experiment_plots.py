@@ -1,0 +1,75 @@
+"""The experiments' figures: gaps as bars, attention sinks by token, attention maps."""
+
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from posgap.rollout.plots import COLORS, styled
+
+
+def draw(shows: str, summary: list[dict]) -> Figure:
+    """The figure that a preset shows, from the experiment's summary."""
+    drawn: dict[str, Callable[[list[dict]], Figure]] = {"gaps": gap_bars, "sinks": sink_bars, "maps": attention_maps}
+    return drawn[shows](summary)
+
+
+def _panels(summary: list[dict]) -> dict[str, list[dict]]:
+    panels: dict[str, list[dict]] = {}
+    for cell in summary:
+        panels.setdefault(cell["panel"], []).append(cell)
+    return panels
+
+
+def gap_bars(summary: list[dict]) -> Figure:
+    """[a, b] - [b, a] of each pair of places: a group of bars a setting, a dot a seed, a panel a condition."""
+    panels = _panels(summary)
+    figure, rows = plt.subplots(
+        len(panels), 1, squeeze=False, sharey=True, dpi=144, layout="constrained",
+        figsize=(max(8, 1.1 * max(map(len, panels.values()))), 3.2 * len(panels)),
+    )  # fmt: skip
+    for axes, (panel, cells) in zip(rows[:, 0], panels.items()):
+        for i, (pair, color) in enumerate(zip(cells[0]["gaps"], COLORS)):
+            x = np.arange(len(cells)) + (i - 1) * 0.27
+            gaps = [cell["gaps"][pair] for cell in cells]
+            axes.bar(x, [g["mean"] for g in gaps], width=0.25, color=color, label=pair.replace(",", " vs. "))
+            for at, g in zip(x, gaps):
+                axes.scatter([at] * len(g["values"]), g["values"], s=8, color="#0f172a", zorder=3, linewidth=0)
+        axes.axhline(0, color="#334155", linewidth=0.8)
+        axes.set_xticks(range(len(cells)), [cell["name"].replace(", ", "\n") for cell in cells], fontsize=8)
+        styled(axes, title=panel, ylabel="gap in accuracy, points")
+    rows[0, 0].legend(frameon=False, ncols=3, loc="best")
+    return figure
+
+
+def sink_bars(summary: list[dict]) -> Figure:
+    """The sink metric of every token, a panel a kind of mask."""
+    panels = _panels(summary)
+    figure, (row,) = plt.subplots(
+        1, len(panels), squeeze=False, sharey=True, figsize=(4.2 * len(panels), 3.4), dpi=144, layout="constrained"
+    )
+    for axes, (panel, cells) in zip(row, panels.items()):
+        width = 0.8 / len(cells)
+        for i, (cell, color) in enumerate(zip(cells, COLORS)):
+            tokens = np.arange(1, len(cell["sinks"]) + 1)
+            axes.bar(tokens + (i - (len(cells) - 1) / 2) * width, cell["sinks"], width, color=color, label=cell["name"])
+        styled(axes, title=panel, xlabel="token")
+        axes.legend(frameon=False)
+    row[0].set_ylabel("attention sink metric")
+    return figure
+
+
+def attention_maps(summary: list[dict]) -> Figure:
+    """Mean attention of every layer, a row a setting."""
+    depth = max(len(cell["attention"]) for cell in summary)
+    figure, rows = plt.subplots(
+        len(summary), depth, squeeze=False, figsize=(3.6 * depth, 3.3 * len(summary)), dpi=144, layout="constrained"
+    )
+    for row, cell in zip(rows, summary):
+        for layer, (axes, attention) in enumerate(zip(row, cell["attention"]), start=1):
+            size = len(attention) + 0.5
+            picture = axes.imshow(attention, vmin=0, cmap="magma", extent=(0.5, size, size, 0.5))
+            axes.set(title=f"{cell['name']}, layer {layer}", xlabel="token attended to", ylabel="token")
+            figure.colorbar(picture, ax=axes)
+    return figure

@@ -1,0 +1,91 @@
+"""The files of the rollout verbs: `prediction.json` and `measurement.json`, each with arrays beside it."""
+
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from posgap.errors import PosgapError, first_fault
+from posgap.files import atomic, read_json
+
+PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
+
+
+class Prediction(BaseModel):
+    """A predicted rollout. `distribution` [N] and, with lambda = 1 at every layer, `without_residuals` [N]."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    sequence_length: int
+    layers: int
+    heads: int
+    lambdas: list[float]
+    distribution: list[float]
+    without_residuals: list[float]
+    description: dict
+    reading: str
+    settings: dict
+
+
+class Measurement(BaseModel):
+    """What was measured of a model over texts of equal length.
+
+    Per layer: `lambdas` [L]. Per layer and head: `content`, `first_mass`, `diagonal_mass`, `entropy` (nats),
+    `first_sink`, each [L, H]. `encoding` is what `predict` needs to know of the model's positions. `influence` holds a
+    distribution over positions [N] for each measure, averaged over texts; the texts' own are in the arrays,
+    with masses by distance and the sink metric of every position.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    model: str
+    n_texts: int
+    sequence_length: int
+    layers: int
+    heads: int
+    encoding: dict
+    lambdas: list[float]
+    content: list[list[float]]
+    first_mass: list[list[float]]
+    diagonal_mass: list[list[float]]
+    entropy: list[list[float]]
+    first_sink: list[list[float]]
+    influence: dict[str, list[float]]
+    descriptions: dict[str, dict]
+    reading: str
+    settings: dict
+
+
+def read_measurement(path: Path) -> Measurement:
+    """Reads the folder `rollout measure` wrote."""
+    return _read(Measurement, path, MEASUREMENT_FILE)
+
+
+def read_prediction(path: Path) -> Prediction:
+    """Reads the folder `rollout predict` wrote."""
+    return _read(Prediction, path, PREDICTION_FILE)
+
+
+def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes named arrays as `arrays.npz`."""
+    with atomic(folder / ARRAYS_FILE) as partial:
+        np.savez_compressed(partial, **arrays)
+
+
+def read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays beside a measurement."""
+    try:
+        with np.load(folder / ARRAYS_FILE) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError) as error:
+        raise PosgapError(f"{folder / ARRAYS_FILE}: cannot be read: {error}") from None
+
+
+def _read(model: type[BaseModel], path: Path, name: str) -> BaseModel:
+    file = path / name if path.is_dir() else path
+    try:
+        return model.model_validate(read_json(file))
+    except ValidationError as error:
+        raise PosgapError(f"{file}: {first_fault(error)}") from None

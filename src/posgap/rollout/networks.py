@@ -1,0 +1,122 @@
+"""Attention-only networks (Wu et al. 2025, section 5), many of them trained side by side as one.
+
+Networks of one depth differ in numbers alone: what a mask forbids and a decay takes is a bias on the
+scores, RoPE a table of angles, sinusoids a table of vectors, residuals a factor of 0 or 1. So R runs
+are one stack of parameters with a leading dimension R, and their updates do not touch each other.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from posgap.rollout.encodings import rope_angles
+
+HIDDEN_LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Design:
+    """One network: `width` is the window's (w), `prefix` the prefix's (K), `slope` the decay's (m)."""
+
+    depth: int
+    mask: Literal["full", "causal", "window", "prefix"] = "causal"
+    encoding: Literal["none", "sin", "rope", "decay"] = "none"
+    residual: bool = False
+    width: int = 0
+    prefix: int = 0
+    slope: float = -math.log(0.8)
+
+    def bias(self, tokens: int) -> Tensor:
+        """What is added to the scores [T, T]: -inf where the mask forbids, less with distance under a decay."""
+        i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
+        allowed = {
+            "full": torch.ones(tokens, tokens, dtype=torch.bool),
+            "causal": j <= i,
+            "window": (j <= i) & (i - j < self.width),
+            "prefix": (j <= i) | (j < self.prefix),
+        }[self.mask]
+        decay = -self.slope * (i - j).abs() if self.encoding == "decay" else torch.zeros(tokens, tokens)
+        return decay.masked_fill(~allowed, -math.inf)
+
+    def angles(self, tokens: int, size: int) -> Tensor:
+        """RoPE's angles [T, d/2]; zeros, which turn nothing, for the others."""
+        base = torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
+        return torch.arange(tokens)[:, None] * base * (self.encoding == "rope")
+
+    def vectors(self, tokens: int, size: int) -> Tensor:
+        """Sinusoidal position vectors [T, d] (Vaswani et al. 2017); zeros for the others."""
+        angles = torch.arange(tokens)[:, None] * torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
+        return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) * (self.encoding == "sin")
+
+
+class NetworkStack(nn.Module):
+    """R attention-only networks of equal depth and size, each followed by its own classifier.
+
+    A layer is X <- [X] + softmax(X W_Q (X W_K)^T / sqrt(d) + bias) X W_V with one head. The classifier
+    reads the last token: three hidden layers with ReLU, then the labels' logits. `rngs` draw each
+    network's parameters, so that they do not depend on what runs beside it.
+    """
+
+    def __init__(self, designs: Sequence[Design], tokens: int, size: int, labels: int, rngs: Sequence[Generator]):
+        super().__init__()
+        (self.depth,) = {design.depth for design in designs}
+        self.size = size
+
+        def drawn(*shape: int) -> nn.Parameter:
+            uniform = [torch.rand(*shape, generator=rng, device=rng.device) for rng in rngs]
+            return nn.Parameter((2 * torch.stack(uniform) - 1) / math.sqrt(size))
+
+        self.maps = nn.ParameterList([drawn(3, size, size) for _ in range(self.depth)])  # W_Q, W_K, W_V
+        widths = [size] * HIDDEN_LAYERS + [labels]
+        self.weights = nn.ParameterList([drawn(size, width) for width in widths])
+        self.biases = nn.ParameterList([drawn(1, width) for width in widths])
+
+        def table(name: str, *shape: int) -> None:
+            stacked = torch.stack([getattr(design, name)(*shape) for design in designs])[:, None]
+            self.register_buffer(name, stacked.float())
+
+        table("bias", tokens)
+        table("angles", tokens, size)
+        table("vectors", tokens, size)
+        self.turns = any(design.encoding == "rope" for design in designs)
+        self.register_buffer("residual", torch.tensor([float(d.residual) for d in designs])[:, None, None, None])
+
+    def forward(self, inputs: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        """`inputs` [R, B, T, d] to logits [R, B, labels]. Attention [R, B, T, T] of each layer goes to `seen`."""
+        x = inputs + self.vectors
+        for layer, maps in enumerate(self.maps):
+            # Of the last layer only the last token is read: maps go to its side of each product, which
+            # then costs next to nothing.
+            queries = slice(-1, None) if layer == self.depth - 1 and seen is None else slice(None)
+            to_query, to_key, to_value = maps.unbind(1)
+            query = _mapped(x[:, :, queries], to_query)
+            if self.turns:
+                key = self._turned(_mapped(x, to_key), slice(None))
+                products = self._turned(query, queries) @ key.transpose(2, 3)
+            else:
+                products = _mapped(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
+            scores = products / math.sqrt(self.size) + self.bias[:, :, queries]
+            attention = scores.softmax(-1)
+            if seen is not None:
+                seen.append(attention)
+            x = self.residual * x[:, :, queries] + _mapped(attention @ x, to_value)
+        hidden = x[:, :, -1]
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
+            hidden = F.relu(hidden @ weight + bias)
+        return hidden @ self.weights[-1] + self.biases[-1]
+
+    def _turned(self, x: Tensor, tokens: slice) -> Tensor:
+        """RoPE on queries or keys `x` [R, B, T, d] of `tokens`."""
+        even, odd = x[..., 0::2], x[..., 1::2]
+        cos, sin = self.angles[:, :, tokens].cos(), self.angles[:, :, tokens].sin()
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+def _mapped(x: Tensor, maps: Tensor) -> Tensor:
+    """Each network's `x` [R, B, T, d] through its own map [R, d, d]."""
+    return (x.flatten(1, 2) @ maps).unflatten(1, x.shape[1:3])

@@ -1,0 +1,85 @@
+"""Pictures of rollouts, in one style."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from posgap.files import atomic
+from posgap.rollout.files import Measurement
+
+COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
+LEAST_DECADES = 6  # shares below 10^-6 of a uniform one are not told apart
+
+
+def styled(axes: Axes, **labels) -> Axes:
+    axes.set(**labels)
+    axes.grid(axis="y", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share of the last token") -> Figure:
+    """Distributions [N] over positions on a logarithmic scale, with the uniform one for comparison."""
+    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
+    n = len(next(iter(curves.values())))
+    for (label, distribution), color in zip(curves.items(), COLORS * len(curves)):
+        few = {"marker": "o", "markersize": 3} if n <= 64 else {}
+        axes.plot(np.arange(1, n + 1), distribution, color=color, label=label, linewidth=1.5, **few)
+    axes.axhline(1 / n, color="#94a3b8", linewidth=1, linestyle="--", label="uniform")
+    shown = np.array(list(curves.values()))
+    lowest = shown[shown > 0].min()
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-LEAST_DECADES / n), top=min(1.5, 2.5 * shown.max()))
+    styled(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
+    axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Figure:
+    """Over depth: residual strength, where attention goes, sinks; and attention by distance, a line a layer."""
+    figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), dpi=144, layout="constrained")
+    (strengths, masses), (sinks, distances) = rows
+    layers = np.arange(1, measured.layers + 1)
+    depth = {"xlabel": "layer", "xlim": (0.5, measured.layers + 0.5)}
+    strengths.plot(layers, measured.lambdas, marker="o", markersize=4, color=COLORS[0])
+    styled(strengths, title="residual strength |a| / (|x| + |a|)", ylim=(0, 1), **depth)
+    for (label, values), color in zip(
+        {"on the first token": measured.first_mass, "on the diagonal": measured.diagonal_mass}.items(), COLORS
+    ):
+        for head in np.transpose(values):
+            masses.scatter(layers, head, s=10, color=color, alpha=0.35, linewidth=0)
+        masses.plot(layers, np.mean(values, axis=1), color=color, label=label)
+    styled(masses, title="attention, mean and heads", ylim=(0, 1), **depth)
+    masses.legend(frameon=False)
+    picture = sinks.imshow(
+        arrays["sink"].mean(axis=1), aspect="auto", vmin=0, cmap="magma", interpolation="nearest",
+        extent=(0.5, measured.sequence_length + 0.5, measured.layers + 0.5, 0.5),
+    )  # fmt: skip
+    figure.colorbar(picture, ax=sinks)
+    threshold = measured.settings["sink_threshold"]
+    sinks.set(title=f"share of queries with attention > {threshold:g}", xlabel="token attended to", ylabel="layer")
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, measured.layers))
+    for layer, (values, shade) in enumerate(zip(arrays["distance"].mean(axis=1), shades), start=1):
+        shown = {"label": f"layer {layer}"} if layer in (1, measured.layers) else {}
+        distances.plot(np.arange(1, len(values) + 1), values, color=shade, linewidth=1, **shown)
+    distances.set(xscale="log", yscale="log")
+    styled(distances, title="mean attention by distance", xlabel="distance + 1 (tokens)")
+    distances.legend(frameon=False)
+    for axes in (strengths, masses, sinks):
+        axis = axes.yaxis if axes is sinks else axes.xaxis
+        axis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes the figure as PNG and closes it."""
+    with atomic(path) as partial:
+        figure.savefig(partial, format="png", metadata={"Software": None})
+    plt.close(figure)

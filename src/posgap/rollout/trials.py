@@ -1,0 +1,176 @@
+"""Training and testing attention-only networks: stacks of trials, resumable, each trial's result its own file."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+from posgap import files
+from posgap.progress import track
+from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
+from posgap.rollout.networks import Design, NetworkStack
+
+SINK_THRESHOLD = 0.2
+EVALUATED_AT_ONCE = 1000  # sequences of each trial
+CHECKPOINTS = 20
+
+
+@dataclass(frozen=True)
+class Training:
+    """Appendix J's: AdamW, no warm-up, no decay of the learning rate."""
+
+    iterations: int = 100_000
+    batch: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-6
+    tests: int = 10_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One network trained once: its design, its data, and the seed of both.
+
+    `places` are those of the item whose class the query has in training; empty: any.
+    """
+
+    design: Design
+    sizes: TaskSizes
+    seed: int
+    places: tuple[str, ...] = ()
+
+
+def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, work: Path) -> list[dict]:
+    """Results in the order of `trials`; see `tested`. What is complete in `work` is not run again.
+
+    Trials of equal depth and sizes train as one stack of at most `side_by_side`.
+    """
+    paths = {trial: work / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json" for trial in trials}
+    stacks: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        stacks.setdefault((trial.design.depth, trial.sizes), []).append(trial)
+    for alike in stacks.values():
+        # Stacks are cut before what is complete is left out, so that a resumed one is the one interrupted.
+        for at in range(0, len(alike), side_by_side):
+            stack = alike[at : at + side_by_side]
+            if all(paths[trial].is_file() for trial in stack):
+                continue
+            checkpoint = work / f"{files.digest_of([paths[trial].stem for trial in stack])[:16]}.pt"
+            with one_thread():
+                results = tested(stack, *trained(stack, training, checkpoint), training.tests)
+            for trial, result in zip(stack, results):
+                files.write_json(paths[trial], result)
+            checkpoint.unlink(missing_ok=True)
+    return [files.read_json(paths[trial]) for trial in trials]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """On the CPU such small networks spend more on waking threads than these take off."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def trained(
+    stack: Sequence[Trial], training: Training, checkpoint: Path
+) -> tuple[NetworkStack, list[InContextTask], list[float]]:
+    """The stack after training, its tasks, and each trial's loss over the last tenth of the iterations."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
+    sizes = stack[0].sizes
+    tasks = [InContextTask(sizes, rng) for rng in rngs]
+    places = [[sizes.place(name) for name in trial.places] for trial in stack]
+    net = NetworkStack([t.design for t in stack], sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+    )
+    done, recent = 0, torch.zeros(len(stack), device=device)
+    if checkpoint.is_file():
+        state = torch.load(checkpoint, map_location=device, weights_only=True)
+        net.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        for rng, saved in zip(rngs, state["rngs"]):
+            rng.set_state(saved.cpu())
+        done, recent = state["done"], state["recent"]
+    last_tenth = training.iterations - training.iterations // 10
+    every = max(1, training.iterations // CHECKPOINTS)
+    what = f"{len(stack)} networks of depth {stack[0].design.depth}"
+    for step in track(range(done, training.iterations), training.iterations - done, what):
+        drawn = [task.training(training.batch, rng, where) for task, rng, where in zip(tasks, rngs, places)]
+        inputs, answers = (torch.stack(parts) for parts in zip(*drawn))
+        losses = F.cross_entropy(net(inputs).flatten(0, 1), answers.flatten(), reduction="none")
+        losses = losses.view(answers.shape).mean(dim=1)
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+        if step >= last_tenth:
+            recent += losses.detach()
+        if (step + 1) % every == 0:
+            with files.atomic(checkpoint) as partial:
+                torch.save(
+                    {
+                        "network": net.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "rngs": [rng.get_state() for rng in rngs],
+                        "done": step + 1,
+                        "recent": recent,
+                    },
+                    partial,
+                )
+    return net, tasks, (recent / max(1, training.iterations - last_tenth)).tolist()
+
+
+@torch.no_grad()
+def tested(
+    stack: Sequence[Trial], net: NetworkStack, tasks: Sequence[InContextTask], losses: Sequence[float], tests: int
+) -> list[dict]:
+    """What each network does on sequences of novel classes, the same for equal seeds.
+
+    `accuracy` in points for each pair "a,b" and, under "any", for queries without position bias; `gaps`
+    [a, b] - [b, a] in points; `sinks` [T] of Gu et al.'s metric (appendix K.4), and mean `attention`
+    [depth, T, T], both over the sequences without bias.
+    """
+    device = next(net.parameters()).device
+    sums = {key: torch.zeros(len(stack), device=device) for key in ("any", *map(",".join, PAIRS))}
+    seen_by = (stack_mask(stack).sum(dim=1) * net.depth).to(device)
+    sinks, maps = 0.0, 0.0
+    for pair in (None, *PAIRS):
+        rngs = [Generator(device).manual_seed(1_000_003 * (trial.seed + 1)) for trial in stack]
+        for at in range(0, tests, EVALUATED_AT_ONCE):
+            size = min(EVALUATED_AT_ONCE, tests - at)
+            inputs, answers = (
+                torch.stack(p) for p in zip(*(task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)))
+            )
+            seen = None if pair else []
+            right = net(inputs, seen).argmax(-1) == answers
+            sums[",".join(pair) if pair else "any"] += 100 * right.sum(dim=1) / tests
+            if seen:
+                sinks += sum((a > SINK_THRESHOLD).sum(dim=(1, 2)) for a in seen) / seen_by / tests
+                maps += torch.stack([a.sum(dim=1) for a in seen], dim=1) / tests
+    results = []
+    for i, loss in enumerate(losses):
+        accuracy = {key: float(values[i]) for key, values in sums.items()}
+        pairs = (("first", "middle"), ("first", "last"), ("middle", "last"))
+        gaps = {f"{a},{b}": accuracy[f"{a},{b}"] - accuracy[f"{b},{a}"] for a, b in pairs}
+        results.append(
+            {
+                "loss": loss,
+                "accuracy": accuracy,
+                "gaps": gaps,
+                "sinks": sinks[i].tolist(),
+                "attention": maps[i].tolist(),
+            }
+        )
+    return results
+
+
+def stack_mask(stack: Sequence[Trial]) -> Tensor:
+    """Which tokens each network's mask allows to be seen, [R, T, T]."""
+    return torch.stack([trial.design.bias(trial.sizes.tokens) > -torch.inf for trial in stack])

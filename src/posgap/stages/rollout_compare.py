@@ -1,0 +1,64 @@
+"""rollout compare: does the architecture explain what was measured, and the accuracy by position?"""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from posgap.config import RolloutCompareConfig
+from posgap.errors import PosgapError
+from posgap.files import write_json
+from posgap.measurement.sweeps import read_sweep
+from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_spearman
+from posgap.rollout.files import read_arrays, read_measurement, read_prediction
+from posgap.rollout.measurement import INFLUENCES
+from posgap.rollout.plots import save
+from posgap.stage import stage
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
+    """Writes `comparison.json` and `comparison.png`."""
+    prediction, measurement = read_prediction(config.prediction), read_measurement(config.measurement)
+    if prediction.sequence_length != measurement.sequence_length:
+        raise PosgapError(
+            f"{config.prediction}: predicted for {prediction.sequence_length} tokens, but measured over "
+            f"{measurement.sequence_length}; predict again with `measurement`"
+        )
+    sweep = read_sweep(config.sweep) if config.sweep else None
+    if sweep and sweep.categories:
+        raise PosgapError(f"{config.sweep}: a sweep of pairs has no curve over positions")
+    predicted, texts = np.array(prediction.distribution), read_arrays(config.measurement)
+    figures = {
+        name: compare(predicted, texts[name], config.resamples, np.random.default_rng(config.seed))
+        for name in INFLUENCES
+    }
+    chosen = np.array(measurement.influence[config.influence])
+    sentences = [reading(figures[config.influence], predicted, chosen, config.influence.replace("_", " "))]
+    result = {
+        "prediction": prediction.label,
+        "measurement": measurement.label,
+        "influence": config.influence,
+        "figures": figures,
+        "predicted_reading": prediction.reading,
+        "measured_reading": measurement.reading,
+    }
+    if sweep:
+        by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
+        result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
+        sentences.append(
+            f"the accuracy of {sweep.label} (gap {sweep.gap:.1f}) follows the measured shares with Spearman "
+            f"{by_curve['measured']:.2f} and the predicted ones with {by_curve['predicted']:.2f}"
+        )
+        run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if np.isfinite(value)})
+    result["reading"] = "; ".join(sentences)
+    write_json(out / "comparison.json", result)
+    curves = {prediction.label: predicted, f"{measurement.label}, {config.influence.replace('_', ' ')}": chosen}
+    save(comparison_curves(curves, sweep), out / "comparison.png")
+    for name, found in figures.items():
+        run.metrics({f"{name}_{key}": found[key] for key in ("spearman", "wasserstein") if np.isfinite(found[key])})
+    run.artifact(out)
+    log.info("%s", result["reading"])

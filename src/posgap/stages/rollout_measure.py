@@ -1,0 +1,81 @@
+"""rollout measure: residual strengths, attention, and what of the input reaches the last token."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from posgap.config import RolloutMeasureConfig
+from posgap.errors import PosgapError
+from posgap.files import write_json
+from posgap.models import context_length, load_model, load_tokenizer
+from posgap.rollout.decoders import position_encoding
+from posgap.rollout.distributions import describe, reading
+from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
+from posgap.rollout.measurement import measure
+from posgap.rollout.plots import distribution_curves, layer_panels, save
+from posgap.rollout.texts import batches, read_prompts, read_text
+from posgap.stage import stage
+from posgap.tasks.setup import prompt_builder
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
+
+
+@stage
+def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
+    """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
+    sequences = _sequences(config)
+    n = len(sequences[0])
+    model = load_model(config.model, config.dtype).to("cuda" if torch.cuda.is_available() else "cpu")
+    if n > (context := context_length(model.config, load_tokenizer(config.model))):
+        raise PosgapError(
+            f"{config.texts}: texts of {n} tokens exceed the model's context of {context}; lower `length`"
+        )
+    encoding = position_encoding(model.config)
+    heads = model.config.get_text_config().num_attention_heads
+    found, influence = measure(
+        model,
+        batches(sequences, config.batch_tokens, f"measure {config.label}"),
+        n,
+        np.array(encoding.get("slopes", np.zeros(heads))),
+        config.sink_threshold,
+    )
+    mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
+    result = Measurement(
+        label=config.label,
+        model=config.model,
+        n_texts=len(sequences),
+        sequence_length=n,
+        layers=len(found["lambdas"]),
+        heads=heads,
+        encoding=encoding,
+        lambdas=found["lambdas"].tolist(),
+        **{name: found[name].tolist() for name in PER_HEAD},
+        first_sink=found["sink"][:, :, 0].tolist(),
+        influence={name: values.tolist() for name, values in mean.items()},
+        descriptions={name: describe(values) for name, values in mean.items()},
+        reading=reading(mean["rollout"], found["lambdas"], mean["rollout_without_residuals"]),
+        settings={name: getattr(config, name) for name in config.parameters()},
+    )
+    write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
+    write_arrays(out, {"distance": found["distance"], "sink": found["sink"], **influence})
+    curves = {name.replace("_", " "): values for name, values in mean.items()}
+    save(distribution_curves(curves, "share of the influence"), out / "influence.png")
+    save(layer_panels(result, found), out / "layers.png")
+    for layer, strength in enumerate(result.lambdas, start=1):
+        run.metrics({"residual_strength": strength}, step=layer)
+    for name, description in result.descriptions.items():
+        run.metrics({f"{name}_{key}": value for key, value in description.items() if key != "shape"})
+    run.tags({"posgap.label": config.label, "posgap.shape": result.descriptions["rollout"]["shape"]})
+    run.artifact(out)
+    log.info("%s: %s", config.label, result.reading)
+
+
+def _sequences(config: RolloutMeasureConfig) -> list[list[int]]:
+    if config.task:
+        build = prompt_builder(config.task, config.model, 0)
+        return read_prompts(config.texts, build, config.n_docs, config.length, config.limit)
+    return read_text(config.texts, load_tokenizer(config.model), config.length, config.limit)

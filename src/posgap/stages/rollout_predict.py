@@ -1,0 +1,136 @@
+"""rollout predict: what mask, position encoding, residuals and depth make of the input positions."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from posgap.config import RolloutPredictConfig
+from posgap.errors import PosgapError
+from posgap.files import write_json
+from posgap.rollout.architecture import Architecture, Rope
+from posgap.rollout.attention import Mask
+from posgap.rollout.distributions import describe, reading
+from posgap.rollout.encodings import alibi_slopes, checked_lambdas, constant_schedule, power_schedule
+from posgap.rollout.files import PREDICTION_FILE, Measurement, Prediction, read_measurement
+from posgap.rollout.plots import distribution_curves, save
+from posgap.stage import stage
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
+    """Writes `prediction.json` and `prediction.png`."""
+    measured = read_measurement(config.measurement) if config.measurement else None
+    architecture, n_heads = described(config, measured)
+    distribution = architecture.rollout()
+    bare = dataclasses.replace(architecture, lambdas=np.ones(len(architecture.lambdas))).rollout()
+    result = Prediction(
+        label=config.label,
+        sequence_length=architecture.n,
+        layers=len(architecture.lambdas),
+        heads=n_heads,
+        lambdas=architecture.lambdas.tolist(),
+        distribution=distribution.tolist(),
+        without_residuals=bare.tolist(),
+        description=describe(distribution),
+        reading=reading(distribution, architecture.lambdas, bare),
+        settings={name: getattr(config, name) for name in config.parameters()},
+    )
+    write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
+    save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")
+    run.metrics({name: value for name, value in result.description.items() if name != "shape"})
+    run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
+    run.artifact(out)
+    log.info("%s: %s", config.label, result.reading)
+
+
+def described(config: RolloutPredictConfig, measured: Measurement | None) -> tuple[Architecture, int]:
+    """The architecture that the config and the measurement describe, and its number of heads."""
+
+    def from_measurement(value: int, name: str) -> int:
+        if value:
+            return value
+        if measured is None:
+            raise PosgapError(f"{name}: not given: give it, or a `measurement` to take it from")
+        return getattr(measured, name)
+
+    n = from_measurement(config.sequence_length, "sequence_length")
+    n_layers, n_heads = from_measurement(config.layers, "layers"), from_measurement(config.heads, "heads")
+    asked = [
+        name for name, value in (("encoding", config.encoding), ("residual", config.residual)) if value == "measured"
+    ] + (["content"] if config.content in ("mean", "heads") else [])
+    if asked and measured is None:
+        raise PosgapError(f"{asked[0]}: asks for measured values: give a `measurement`")
+    slopes, rope = _encoding(config, measured, n_heads)
+    if config.rope_factors and len(config.rope_factors) != n_layers:
+        raise PosgapError(f"rope_factors: {len(config.rope_factors)} given for {n_layers} layers")
+    if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
+        raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
+    architecture = Architecture(
+        n,
+        _mask(config, n),
+        _schedule(config, measured, n_layers),
+        slopes,
+        rope=rope,
+        factors=config.rope_factors,
+        diagonal=_content(config, measured),
+        head_weights=config.head_weights,
+        temperature=config.temperature,
+    )
+    return architecture, n_heads
+
+
+def _mask(config: RolloutPredictConfig, n: int) -> Mask:
+    if config.mask in ("window", "prefix") and not getattr(config, config.mask):
+        raise PosgapError(f"{config.mask}: not given: give at least 1 token")
+    return {
+        "causal": lambda: Mask.causal(n),
+        "full": lambda: Mask.full(n),
+        "window": lambda: Mask.window(config.window),
+        "prefix": lambda: Mask.prefixed(n, config.prefix),
+    }[config.mask]()
+
+
+def _encoding(
+    config: RolloutPredictConfig, measured: Measurement | None, n_heads: int
+) -> tuple[np.ndarray, Rope | None]:
+    """Slopes [1, H] and, where positions rotate, the rotation."""
+    known = measured.encoding if config.encoding == "measured" else {"kind": config.encoding}
+    none = np.zeros((1, n_heads))
+    match known["kind"]:
+        case "alibi":
+            return np.array([known.get("slopes", alibi_slopes(n_heads))]), None
+        case "decay":
+            return np.full((1, n_heads), config.slope), None
+        case "rope":
+            theta, size = known.get("theta", config.rope_theta), known.get("head_size", config.head_size)
+            return none, Rope(theta, size, config.rope_angle, config.rope_strength)
+        case _:
+            return none, None  # none, and learned positions: nothing the architecture decides
+
+
+def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
+    if config.residual == "measured":
+        if len(measured.lambdas) != n_layers:
+            raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
+        return checked_lambdas(measured.lambdas)
+    if config.residual == "power":
+        return power_schedule(config.residual_strength, config.residual_power, n_layers)
+    return constant_schedule(config.residual_strength, n_layers)
+
+
+def _content(config: RolloutPredictConfig, measured: Measurement | None) -> np.ndarray:
+    """Extra scores on the diagonal, for all layers and heads or for each."""
+    match config.content:
+        case "constant":
+            return np.array([[config.content_score]])
+        case "mean":
+            return np.array([[np.mean(measured.content)]])
+        case "heads":
+            return np.array(measured.content)
+        case _:
+            return np.zeros((1, 1))

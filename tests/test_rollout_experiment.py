@@ -1,0 +1,224 @@
+"""The in-context task and the stacks of attention-only networks."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posgap.config import RolloutExperimentConfig
+from posgap.files import read_json
+from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
+from posgap.rollout.networks import Design, NetworkStack
+from posgap.rollout.presets import PRESETS
+from posgap.rollout.trials import Training, Trial, run_trials
+from posgap.stages.rollout_experiment import rollout_experiment
+
+SMALL = TaskSizes(size=16, classes=40, labels=12)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def class_of(items: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    return torch.cdist(items, means).argmin(-1)
+
+
+@given(st.integers(1, 8), st.integers(0, 99))
+def test_distinct_draws_are_distinct_and_within_bounds(count, seed):
+    drawn = distinct(50, count, 8, rng(seed))
+    assert drawn.min() >= 0 and drawn.max() < 8
+    assert all(len(set(row)) == count for row in drawn.tolist())
+
+
+def test_distinct_draws_are_even_over_ordered_pairs():
+    drawn = distinct(60_000, 2, 4, rng())
+    counts = torch.bincount(4 * drawn[:, 0] + drawn[:, 1], minlength=16).double()
+    assert counts[[0, 5, 10, 15]].sum() == 0
+    assert (counts[counts > 0] / 5000 - 1).abs().max() < 0.07
+
+
+def test_training_sequences_are_the_paper_s():
+    # Without noise an item is its class's mean, so that classes can be read off it.
+    sizes = TaskSizes(size=16, classes=40, labels=12, spread=0.0)
+    task = InContextTask(sizes, rng())
+    inputs, answers = task.training(500, rng(1), places=(0, 7))
+    assert inputs.shape == (500, 17, 16)
+    classes = class_of(inputs[:, ::2], task.means)
+    assert all(sorted(row.bincount()[row.unique()].tolist()) == [4, 4] for row in classes[:, :8])
+    assert torch.equal(task.label_vectors[task.labels[classes[:, :8]]], inputs[:, 1::2])
+    assert torch.equal(task.labels[classes[:, 8]], answers)
+    assert ((classes[:, 8:] == classes[:, [0, 7]]).any(1)).all()
+    unbiased = class_of(task.training(4000, rng(2))[0][:, ::2], task.means)
+    matches = (unbiased[:, :8] == unbiased[:, 8:]).double().mean(0)
+    assert (matches - 0.5).abs().max() < 0.04
+
+
+def test_components_have_variance_1_over_d_and_1_over_d_squared_as_coded():
+    for as_coded, deviation in ((False, 1 / 8), (True, 1 / 64)):
+        task = InContextTask(TaskSizes(as_coded=as_coded), rng())
+        items = task.training(64, rng(1))[0][:, ::2]
+        assert float(items.std()) == pytest.approx(deviation, rel=0.03)
+        assert float(task.label_vectors.std()) == pytest.approx(deviation, rel=0.05)
+    assert TaskSizes().place("middle") == 3 and TaskSizes(as_coded=True).place("middle") == 4
+
+
+def test_a_fixed_vocabulary_repeats_its_vectors_and_shares_a_component():
+    task = InContextTask(TaskSizes(vocabulary=True), rng())
+    items = task.training(200, rng(1))[0][:, ::2].flatten(0, 1)
+    assert len(items.unique(dim=0)) < 400  # two classes a sequence, each always the same vector
+    cosines = F.normalize(items.unique(dim=0)) @ F.normalize(items.unique(dim=0)).T
+    off = cosines[~torch.eye(len(cosines), dtype=torch.bool)]
+    assert float(off.mean()) == pytest.approx(0.75**2 / (1 + 0.75**2), abs=0.08)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_test_sequences_exchange_what_is_right_between_equal_vectors(pair):
+    sizes = TaskSizes(size=16, labels=12, spread=0.0)
+    task = InContextTask(sizes, rng())
+    inputs, answers = task.novel(300, rng(1), pair)
+    a, b = map(sizes.place, pair)
+    assert torch.equal(inputs[:, 2 * a], inputs[:, 2 * b])
+    torch.testing.assert_close(inputs[:, 2 * a], inputs[:, -1])
+    labels = class_of(inputs[:, 1::2], task.label_vectors)
+    assert torch.equal(labels[:, a], answers) and (labels[:, b] != answers).all()
+    assert ((labels == answers[:, None]).sum(1) == 4).all()
+    assert class_of(inputs[:, :1], task.means).unique().numel() > 1
+    assert not torch.isclose(inputs[0, 0], task.means).all(1).any()
+
+
+def plain(net: NetworkStack, run: int, design: Design, x: torch.Tensor) -> torch.Tensor:
+    """One network of the stack by the paper's formulas, token by token."""
+    tokens, size = x.shape[1:]
+    if design.encoding == "sin":
+        for i in range(tokens):
+            for pair in range(size // 2):
+                angle = i * 10000 ** (-2 * pair / size)
+                x[:, i, 2 * pair] += math.sin(angle)
+                x[:, i, 2 * pair + 1] += math.cos(angle)
+    for maps in net.maps:
+        query, key, value = (x @ w for w in maps[run])
+        out = torch.zeros_like(x)
+        for i in range(tokens):
+            seen = {
+                "full": range(tokens),
+                "causal": range(i + 1),
+                "window": range(max(0, i - design.width + 1), i + 1),
+                "prefix": range(max(i + 1, design.prefix)),
+            }[design.mask]
+            scores = []
+            for j in seen:
+                q, k = query[:, i].clone(), key[:, j]
+                if design.encoding == "rope":
+                    angle = (i - j) * 10000 ** (-torch.arange(0, size, 2) / size)
+                    even, odd = q[:, 0::2].clone(), q[:, 1::2].clone()
+                    q[:, 0::2] = even * angle.cos() - odd * angle.sin()
+                    q[:, 1::2] = even * angle.sin() + odd * angle.cos()
+                decay = design.slope * abs(i - j) if design.encoding == "decay" else 0.0
+                scores.append((q * k).sum(1) / math.sqrt(size) - decay)
+            weights = torch.stack(scores, 1).softmax(1)
+            out[:, i] = torch.einsum("bj,bjd->bd", weights, value[:, list(seen)])
+        x = x + out if design.residual else out
+    h = x[:, -1]
+    for weight, bias in list(zip(net.weights, net.biases))[:-1]:
+        h = F.relu(h @ weight[run] + bias[run])
+    return h @ net.weights[-1][run] + net.biases[-1][run]
+
+
+DESIGNS = [
+    Design(2),
+    Design(2, "full", "sin", residual=True),
+    Design(2, "window", "rope", width=5),
+    Design(2, "prefix", "decay", prefix=4, residual=True),
+]
+
+
+def test_a_stack_is_its_networks_one_by_one():
+    stack = NetworkStack(DESIGNS, 9, 8, 5, [rng(i) for i in range(4)])
+    inputs = torch.randn(4, 3, 9, 8, generator=rng(9))
+    logits, seen = stack(inputs), []
+    assert torch.allclose(stack(inputs, seen), logits, atol=1e-5) and len(seen) == 2
+    for run, design in enumerate(DESIGNS):
+        torch.testing.assert_close(logits[run], plain(stack, run, design, inputs[run].clone()), rtol=1e-4, atol=1e-5)
+        alone = NetworkStack([design], 9, 8, 5, [rng(run)])
+        torch.testing.assert_close(alone(inputs[run : run + 1])[0], logits[run], rtol=1e-5, atol=1e-6)
+
+
+TINY = Training(iterations=10, batch=8, tests=50)
+
+
+def trials() -> list[Trial]:
+    return [
+        Trial(Design(2), SMALL, 0),
+        Trial(Design(2, encoding="rope", residual=True), SMALL, 1, ("first", "last")),
+        Trial(Design(1, "prefix", prefix=4), SMALL, 0),
+    ]
+
+
+def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
+    together = run_trials(trials(), TINY, 8, tmp_path / "together")
+    alone = run_trials(trials(), TINY, 1, tmp_path / "alone")
+    for a, b in zip(together, alone):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)
+
+
+def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    whole = run_trials(trials()[:2], TINY, 8, tmp_path / "whole")
+
+    def stopping(items, total, what):
+        for item in items:
+            if item == 7:
+                raise KeyboardInterrupt
+            yield item
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("posgap.rollout.trials.track", stopping)
+        run_trials(trials()[:2], TINY, 8, tmp_path / "parts")
+    (checkpoint,) = (tmp_path / "parts").glob("*.pt")
+    assert torch.load(checkpoint, weights_only=True)["done"] == 7
+    assert run_trials(trials()[:2], TINY, 8, tmp_path / "parts") == whole
+    assert not list((tmp_path / "parts").glob("*.pt"))
+
+
+def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
+    """Over the mean maps of one sequence, so that the mean is the sequence's own."""
+    training = Training(iterations=2, batch=4, tests=1)
+    (result,) = run_trials([Trial(Design(2, "window", width=4), SMALL, 3)], training, 8, tmp_path)
+    attention = torch.tensor(result["attention"])
+    assert attention.shape == (2, 17, 17)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(2, 17))
+    i, j = torch.arange(17)[:, None], torch.arange(17)
+    allowed = (j <= i) & (i - j < 4)
+    assert (attention[:, ~allowed] == 0).all()
+    expected = ((attention > 0.2).double().sum(1) / allowed.sum(0)).mean(0)
+    torch.testing.assert_close(torch.tensor(result["sinks"]), expected.float())
+
+
+def test_presets_are_the_paper_s_settings():
+    assert PRESETS["figure2"].training == Training(100_000, 128, 1e-3, 1e-6, 10_000)
+    for name, preset in PRESETS.items():
+        assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
+    assert {c.design.depth for c in PRESETS["figure3"].cells} == {22}
+    assert {c.places for c in PRESETS["figure6"].cells} == {("first",), ("middle",), ("last",)}
+    assert all(PRESETS[f"figure{n}"].sizes.vocabulary for n in (11, 12, 13))
+    assert {(c.design.width, c.design.prefix) for c in PRESETS["figure8"].cells} == {
+        (0, 0), (5, 0), (9, 0), (13, 0), (0, 2), (0, 4), (0, 6),
+    }  # fmt: skip
+
+
+def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
+    small = replace(PRESETS["figure8"], sizes=SMALL)
+    for name, preset in {"figure2": PRESETS["quick"], "figure8": small, "figure12": PRESETS["figure12"]}.items():
+        monkeypatch.setitem(PRESETS, name, preset)
+        config = RolloutExperimentConfig(
+            preset=name, out=tmp_path / name, seeds=1, iterations=2, batch=8, tests=20, work=tmp_path / "work"
+        )
+        rollout_experiment(config)
+        found = read_json(tmp_path / name / "experiment.json")
+        assert len(found["trials"]) == len(preset.cells) and len(found["summary"]) == len(preset.cells)
+        assert (tmp_path / name / "experiment.png").stat().st_size > 10_000

@@ -1,0 +1,236 @@
+"""Measurements on random-weight models of four families, each against a brute-force twin."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import kv_example
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
+from posgap.errors import PosgapError
+from posgap.rollout.attention import MatrixAttention, last_row
+from posgap.rollout.decoders import position_encoding
+from posgap.rollout.encodings import alibi_slopes
+from posgap.rollout.files import read_arrays, read_measurement, read_prediction
+from posgap.rollout.measurement import Statistics, measure
+from posgap.rollout.texts import read_text
+from posgap.stages.rollout_measure import rollout_measure
+from posgap.stages.rollout_predict import rollout_predict
+from posgap.tasks.examples import write_examples
+
+N, TEXTS, LAYERS, HEADS, VOCABULARY = 17, 5, 3, 6, 50
+RANDOM = {"initializer_range": 0.4}
+
+
+def llama():
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=HEADS, **RANDOM,
+        )
+    )  # fmt: skip
+
+
+def qwen():
+    """Grouped-query heads."""
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=2, **RANDOM,
+        )
+    )  # fmt: skip
+
+
+def bloom():
+    """ALiBi, and an attention module that returns its output with the residual stream already added."""
+    return BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=48, n_layer=LAYERS, n_head=HEADS, **RANDOM))
+
+
+def gpt2():
+    """Learned positions."""
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=48, n_layer=LAYERS, n_head=HEADS, **RANDOM)
+    )
+
+
+FAMILIES = {"llama": llama, "qwen": qwen, "bloom": bloom, "gpt2": gpt2}
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    torch.manual_seed(0)
+    return FAMILIES[request.param]().eval()
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(VOCABULARY, (TEXTS, N), generator=torch.Generator().manual_seed(1))
+
+
+def slopes_of(model) -> np.ndarray:
+    return np.array(position_encoding(model.config).get("slopes", np.zeros(HEADS)))
+
+
+def test_every_family_against_its_own_matrices(model, ids):
+    """The twin asks transformers for all matrices at once and works text by text in numpy."""
+    found, influence = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        output = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
+    matrices = torch.stack(output.attentions).double().numpy()  # [L, B, H, N, N]
+    assert matrices.shape == (LAYERS, TEXTS, HEADS, N, N)
+    np.testing.assert_allclose(found["first_mass"], matrices[:, :, :, 1:, 0].mean((1, 3)), rtol=1e-5)
+    diagonal = np.diagonal(matrices, axis1=3, axis2=4)
+    np.testing.assert_allclose(found["diagonal_mass"], diagonal[..., 1:].mean((1, 3)), rtol=1e-5)
+    for distance in (0, 1, N - 1):
+        band = np.diagonal(matrices, -distance, 3, 4)
+        np.testing.assert_allclose(found["distance"][..., distance], band.mean((1, 3)), rtol=1e-5)
+    for key in (0, 5):
+        seen = matrices[:, :, :, key:, key] > 0.2
+        np.testing.assert_allclose(found["sink"][..., key], seen.mean((1, 3)), rtol=1e-6)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.nansum(matrices * np.log(matrices), axis=-1)
+    np.testing.assert_allclose(found["entropy"], entropy[..., 1:].mean((1, 3)), rtol=1e-4)
+    lambdas = strengths(model, ids)
+    np.testing.assert_allclose(found["lambdas"], lambdas.mean((1, 2)), rtol=1e-5)
+    for text in range(TEXTS):
+        layers = [MatrixAttention(matrices[layer, text].mean(0)) for layer in range(LAYERS)]
+        expected = last_row(N, layers, lambdas[:, text].mean(-1))
+        np.testing.assert_allclose(influence["rollout"][text], expected, rtol=1e-4)
+        bare = last_row(N, layers, np.ones(LAYERS))
+        np.testing.assert_allclose(influence["rollout_without_residuals"][text], bare, rtol=1e-4)
+    for rows in influence.values():
+        np.testing.assert_allclose(rows.sum(axis=1), 1)
+
+
+def strengths(model, ids) -> np.ndarray:
+    """|a| / (|x| + |a|) [L, B, N] from hidden states, with a found by subtraction: x + a is what the
+    second normalisation of a layer reads."""
+    streams = []
+    norms = {"llama": "post_attention_layernorm", "qwen2": "post_attention_layernorm", "gpt2": "ln_2"}
+    name = norms.get(model.config.model_type, "post_attention_layernorm")
+    handles = [
+        module.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
+        for path, module in model.named_modules()
+        if path.endswith(name)
+    ]
+    with torch.no_grad():
+        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
+    for handle in handles:
+        handle.remove()
+    out = []
+    for before, after in zip(hidden, streams, strict=False):
+        x, a = before.norm(dim=-1), (after - before).norm(dim=-1)
+        out.append((a / (x + a)).numpy())
+    return np.array(out)
+
+
+def test_gradients_are_those_of_the_most_probable_token_s_probability(model, ids):
+    """The twin reads token ids, text by text, and differentiates the probability itself."""
+    influence = measure(model, [ids], N, slopes_of(model), 0.2)[1]
+    for text in range(2):
+        kept = []
+        handle = model.get_input_embeddings().register_forward_hook(
+            lambda module, args, output, kept=kept: kept.append(output.requires_grad_()) or kept[-1]
+        )
+        probability = model(input_ids=ids[text : text + 1]).logits[0, -1].softmax(-1).max()
+        handle.remove()
+        (gradient,) = torch.autograd.grad(probability, kept)
+        norm = gradient[0].norm(dim=-1)
+        product = (gradient[0] * kept[0].detach()[0]).norm(dim=-1)
+        np.testing.assert_allclose(influence["gradient"][text], norm / norm.sum(), rtol=1e-3)
+        np.testing.assert_allclose(
+            influence["gradient_times_input"][text], product / product.sum(), rtol=1e-3, atol=1e-6
+        )
+
+
+def test_content_and_slopes_come_back_from_attention_made_of_them():
+    """A_ij = softmax(-slope (i - j) + content [i = j]) has just that content score."""
+    slopes, content = torch.tensor(alibi_slopes(3)), torch.tensor([0.5, -2.0, 3.0])
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    scores = -slopes[:, None, None] * distance + content[:, None, None] * torch.eye(N)
+    a = scores.masked_fill(distance < 0, -math.inf).softmax(-1)
+    statistics = Statistics(1, 3, N, slopes, 0.2)
+    statistics.add_strengths(torch.full((1, 2, N), 0.25))
+    statistics.add(0, a.expand(2, 3, N, N))
+    found = statistics.means()
+    np.testing.assert_allclose(found["content"][0], content, rtol=1e-6)
+    np.testing.assert_allclose(found["lambdas"], 0.25)
+    np.testing.assert_allclose(found["distance"][0] @ np.arange(N, 0, -1), N)
+
+
+def test_batches_do_not_change_a_measurement(ids):
+    torch.manual_seed(0)
+    model = llama().eval()
+    whole, all_at_once = measure(model, [ids], N, np.zeros(HEADS), 0.2)
+    parts, one_by_one = measure(model, ids.split(1), N, np.zeros(HEADS), 0.2)
+    for name in whole:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)
+    for name in all_at_once:
+        np.testing.assert_allclose(one_by_one[name], all_at_once[name], rtol=1e-3, atol=1e-7)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_encodings_are_read_off_the_config():
+    assert position_encoding(llama().config) == {"kind": "rope", "theta": 10000.0, "head_size": 8}
+    assert position_encoding(gpt2().config) == {"kind": "learned"}
+    assert position_encoding(bloom().config)["slopes"] == alibi_slopes(HEADS).tolist()
+
+
+def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_folder):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(6)])
+    measured = rollout_measure(
+        RolloutMeasureConfig(
+            texts=tmp_path / "e.jsonl", model=str(model_folder), task="kv", n_docs=4, out=tmp_path / "measured"
+        )
+    )
+    found = read_measurement(measured)
+    assert (found.n_texts, found.layers, found.heads) == (6, 2, 4)
+    assert read_arrays(measured)["rollout"].shape == (6, found.sequence_length)
+    np.testing.assert_allclose(sum(found.influence["gradient"]), 1)
+    assert {p.name for p in measured.iterdir()} == {
+        "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
+    }  # fmt: skip
+    predicted = rollout_predict(
+        RolloutPredictConfig(
+            measurement=measured, encoding="measured", residual="measured", content="heads", out=tmp_path / "predicted"
+        )
+    )
+    prediction = read_prediction(predicted)
+    assert prediction.lambdas == found.lambdas and len(prediction.distribution) == found.sequence_length
+    assert sum(prediction.distribution) == pytest.approx(1)
+
+
+def test_texts_are_cut_to_one_length(tmp_path, tokenizer):
+    (tmp_path / "t.txt").write_text("0123456789abcdef" * 4)
+    sequences = read_text(tmp_path / "t.txt", tokenizer, 11, 0)
+    assert len(sequences) == 6 and {len(s) for s in sequences} == {11}
+    assert {s[0] for s in sequences} == {tokenizer.bos_token_id}
+    (tmp_path / "t.jsonl").write_text('{"text": "0123"}\n{"text": "0123456789"}\n')
+    assert len(read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)) == 1
+    with pytest.raises(PosgapError, match="no text of 256 tokens; lower `length`"):
+        read_text(tmp_path / "t.txt", tokenizer, 0, 0)
+    (tmp_path / "t.jsonl").write_text('{"words": 1}\n')
+    with pytest.raises(PosgapError, match=r"t\.jsonl:1: field `text` is missing"):
+        read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)
+
+
+def test_predict_says_what_it_lacks(tmp_path):
+    with pytest.raises(PosgapError, match="layers: not given: give it, or a `measurement`"):
+        rollout_predict(RolloutPredictConfig(out=tmp_path / "p", sequence_length=8))
+    sizes = {"out": tmp_path / "p", "sequence_length": 8, "layers": 2, "heads": 2}
+    with pytest.raises(PosgapError, match="residual: asks for measured values"):
+        rollout_predict(RolloutPredictConfig(**sizes, residual="measured"))
+    with pytest.raises(PosgapError, match="window: not given"):
+        rollout_predict(RolloutPredictConfig(**sizes, mask="window"))
