@@ -34,14 +34,15 @@ def test_prompts_go_out_as_text_and_answers_come_back_in_order(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with served(Endpoint(shouted, seconds=0.01)) as endpoint:
         assert ask(endpoint, [f"p{i}" for i in range(20)]) == [f"P{i}" for i in range(20)]
-    assert endpoint.bodies[0] == {
+    # Four requests are under way at once, so any of them may arrive first.
+    assert next(body for body in endpoint.bodies if body["messages"][0]["content"] == "p0") == {
         "model": "served-model",
         "messages": [{"role": "user", "content": "p0"}],
         "max_tokens": 7,
         "temperature": 0.0,
         "seed": 3,
     }
-    assert endpoint.headers[0]["Authorization"] == "Bearer secret"
+    assert {headers["Authorization"] for headers in endpoint.headers} == {"Bearer secret"}
 
 
 def test_no_more_requests_are_under_way_than_allowed_and_groups_are_read_as_needed():
@@ -70,13 +71,13 @@ def test_no_more_requests_are_under_way_than_allowed_and_groups_are_read_as_need
         (200, {}, "garbage"),
         (200, {}, '{"choices": []}'),
         (200, {"Content-Length": "9999"}, "cut off"),
-        0.6,  # hangs
+        2.5,  # hangs
     ],
     ids=str,
 )
 def test_what_passes_is_tried_again(wrong):
     with served(Endpoint(shouted, lambda text, times: wrong if times < 2 and text == "b" else None)) as endpoint:
-        assert ask(endpoint, ["a", "b", "c"], timeout=0.3) == ["A", "B", "C"]
+        assert ask(endpoint, ["a", "b", "c"], timeout=1.2) == ["A", "B", "C"]
     assert endpoint.seen == {"a": 1, "b": 3, "c": 1}
 
 
