@@ -14,7 +14,7 @@ import click
 from pydantic import ValidationError
 
 from posgap import __version__, config
-from posgap.config import Config
+from posgap.config import POSITIONAL, Config
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
 
@@ -36,6 +36,9 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
     """
     options = []
     for field, info in config_type.model_fields.items():
+        if POSITIONAL in info.metadata:
+            options.append(click.Argument([field], **_kind(info.annotation)))
+            continue
         default = {} if info.default in (None, "", []) else {"default": info.default}
         options.append(
             click.Option(
@@ -86,9 +89,12 @@ def build() -> click.Group:
     root = _InOrder("posgap", help=ROOT_HELP)
     click.version_option(__version__)(root)
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
-    data = _InOrder("data", help="Make examples, or import public data files.")
-    make = _InOrder("make", help="Write synthetic data in a public file's format.")
+    data = _InOrder("data", help="Fetch, import or make examples.")
+    make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
     make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
+    make.add_command(verb("qa", config.MakeQAConfig, "posgap.tasks.data:make_qa"))
+    make.add_command(verb("needle", config.MakeNeedleConfig, "posgap.tasks.data:make_needle"))
+    data.add_command(verb("fetch", config.FetchConfig, "posgap.tasks.data:fetch"))
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
     root.add_command(data)

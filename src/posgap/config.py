@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from posgap.tasks.placements import parse_positions
+from posgap.tasks.sources import SOURCES
 
 TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
 TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"
@@ -23,6 +24,9 @@ class Role(Enum):
     INPUT = "input"
     OUTPUT = "output"
     WORK = "work"
+
+
+POSITIONAL = "positional"  # marks a field that the command line takes by its place, without a name
 
 
 def _unset_if_empty(value: Any) -> Any:
@@ -64,6 +68,7 @@ WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
+QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
 
 
@@ -94,12 +99,18 @@ class StageConfig(Config):
     force: bool = Field(False, description="run again even where the output is complete")
 
 
+_QUESTION = "where a prompt asks: after, before, or both sides of the documents"
+_SHUFFLE = "seed that shuffles an example's distractors, alike at every placement; 0: the file's order"
+
+
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
     task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
     n_docs: int = Field(20, ge=1, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
+    question: QuestionPlace = Field("after", description=_QUESTION)
+    shuffle: int = Field(0, ge=0, description=_SHUFFLE)
 
 
 class GenerationConfig(PromptConfig):
@@ -132,6 +143,8 @@ class DistillConfig(StageConfig):
     responses: InputPath = Field(description="folder `teacher` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
     task: TaskName = Field("kv", description=f"how prompts are worded: {' or '.join(TASKS)}")
+    question: QuestionPlace = Field("after", description=_QUESTION)
+    shuffle: int = Field(0, ge=0, description=_SHUFFLE)
     method: Literal["r1", "r2", "sft", "seqkd"] = Field(
         "r1",
         description="r1: KL to the teacher's distributions, for retrieval; r2: cross-entropy on its chains of thought, "
@@ -202,6 +215,26 @@ class MakeKVConfig(Config):
     seed: int = Field(0, description="equal seeds write equal files")
 
 
+class MakeQAConfig(Config):
+    """Gives questions distractors: passages of the other questions, none of which contains an answer."""
+
+    examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_docs: int = Field(20, ge=1, description="documents an example, the gold ones included")
+    seed: int = Field(0, description="equal seeds draw equal distractors")
+
+
+class MakeNeedleConfig(Config):
+    """Writes synthetic needle questions: one number asked for among invented facts, for the task qa."""
+
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_docs: int = Field(20, ge=1, le=5000, description="documents an example")
+    facts: int = Field(3, ge=1, le=12, description="facts a document, the needle among them")
+    digits: int = Field(7, ge=1, le=18, description="digits of each number")
+    seed: int = Field(0, description="equal seeds write equal files")
+
+
 class MakeTwoHopConfig(Config):
     """Writes synthetic two-hop questions about people and whom they know, as examples."""
 
@@ -212,14 +245,15 @@ class MakeTwoHopConfig(Config):
 
 
 class ImportConfig(Config):
-    """Turns a public data file into posgap's examples."""
+    """Turns a public data file, or your own, into posgap's examples."""
 
-    input: InputPath = Field(description="public file, .jsonl or .json, also with .gz")
+    input: InputPath = Field(description="file to read, .jsonl or .json, also with .gz")
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    format: Literal["litm-kv", "litm-qa", "hotpotqa", "musique", "2wiki"] = Field(
+    format: Literal["litm-kv", "litm-qa", "dpr", "hotpotqa", "musique", "2wiki", "own"] = Field(
         "litm-kv",
-        description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; hotpotqa: its distractor setting; "
-        "2wiki: 2WikiMultiHopQA",
+        description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; dpr: NQ, TriviaQA or WebQ with DPR's "
+        "passages; hotpotqa: its distractor setting; 2wiki: 2WikiMultiHopQA; own: lines of question, answers, "
+        "documents (docs/formats.md)",
     )
     first: int = Field(1, ge=1, description="first line, or item, to read")
     last: int = Field(0, ge=0, description="last line to read; 0: to the end")
@@ -228,6 +262,12 @@ class ImportConfig(Config):
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to so many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to so many characters; 0: whole")
     seed: int = Field(0, description="litm-kv: draws the further queries")
+
+
+class FetchConfig(Config):
+    """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
+
+    name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
 
 
 class DemoConfig(Config):

@@ -17,7 +17,7 @@ from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import examples_file, read_examples
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
     examples = read_examples(config.examples)[: config.limit or None]
-    build = prompt_builder(config.task, config.model, config.max_new_tokens)
+    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
     asked = list(product(examples, placements))
     prompts = [build(example, placement) for example, placement in asked]

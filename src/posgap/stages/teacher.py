@@ -15,7 +15,7 @@ from posgap.stage import stage
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import Placement, format_positions, parse_positions, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
     """
-    examples, build = read_examples(config.examples), prompt_builder(config.task, config.model, config.max_new_tokens)
+    examples = read_examples(config.examples)
+    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     placement = Placement(advantageous_positions(config), config.n_docs)
     require_n_gold(placement, build.task.n_gold)
     where = format_positions(placement.positions)

@@ -28,10 +28,23 @@ def _search_results(documents: Sequence[Document]) -> str:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Where the question stands (after, before, or both sides of the documents), and the seed that
+    shuffles the distractors (0: as the example has them)."""
+
+    question: str = "after"
+    shuffle: int = 0
+
+
+AS_GIVEN = Order()
+
+
+@dataclass(frozen=True)
 class Task:
     """What a prompt says and how its response is judged.
 
-    `template` has the fields `documents` and `question`; `render` writes the documents. An example
+    `template` has the fields `documents` and `question`, in three paragraphs: instruction, documents,
+    question with the answer's cue on a line below; `render` writes the documents. An example
     has `n_gold` gold documents. `target` is the form of a gold response, with the field `answer`,
     and `extract` takes from a response what is compared with the answers.
     """
@@ -45,10 +58,25 @@ class Task:
     target: str = "{answer}"
     extract: Callable[[str], str] = str
 
-    def prompt(self, example: AnyExample, placement: Placement) -> str:
+    def prompt(self, example: AnyExample, placement: Placement, order: Order = AS_GIVEN) -> str:
         """The prompt's text, without any chat template."""
-        documents = self.render(arrange(example, placement))
-        return self.template.format(documents=documents, question=example.question)
+        return self.text(arrange(example, placement, order.shuffle), example.question, order)
+
+    def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
+        """The prompt's text with these documents as they stand."""
+        return self.ordered_template(order).format(documents=self.render(documents), question=question)
+
+    def ordered_template(self, order: Order) -> str:
+        """The template with the question after the documents, before them, or on both sides
+        (query-aware contextualization, Liu et al. 2024, section 4.2)."""
+        instruction, documents, asked = self.template.split("\n\n")
+        question, cue = asked.split("\n")
+        paragraphs = {
+            "after": (instruction, documents, asked),
+            "before": (instruction, question, documents, cue),
+            "both": (instruction, question, documents, asked),
+        }
+        return "\n\n".join(paragraphs[order.question])
 
     def score(self, response: str, example: AnyExample, metric: str = "") -> float:
         """How right a response is, from 0 to 1; `metric` "" is the task's own."""
@@ -116,13 +144,20 @@ class PromptBuilder:
     length in tokens, out of which `max_new_tokens` are kept for the response.
     """
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, max_new_tokens: int):
-        self.task, self.tokenizer = task, tokenizer
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int,
+        max_new_tokens: int,
+        order: Order = AS_GIVEN,
+    ):
+        self.task, self.tokenizer, self.order = task, tokenizer, order
         self.context, self.max_new_tokens = context, max_new_tokens
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """Token ids of the prompt; `PosgapError` where prompt and response exceed the context."""
-        ids = self.token_ids(self.task.prompt(example, placement))
+        ids = self.token_ids(self.text(example, placement))
         if len(ids) + self.max_new_tokens > self.context:
             raise PosgapError(
                 f"example {example.id} at position {format_positions(placement.positions)}: prompt of {len(ids)} "
@@ -130,6 +165,10 @@ class PromptBuilder:
                 "n_docs or max_new_tokens"
             )
         return ids
+
+    def text(self, example: AnyExample, placement: Placement) -> str:
+        """The prompt's text, without any chat template."""
+        return self.task.prompt(example, placement, self.order)
 
     def token_ids(self, text: str) -> list[int]:
         if self.tokenizer.chat_template:
@@ -149,7 +188,13 @@ class PromptBuilder:
         return self.response_ids(self.task.target.format(answer=example.answers[0]))
 
     def digest(self) -> str:
-        """Identifies wording, chat template and vocabulary; two builders that agree in it
+        """Identifies wording, order, chat template and vocabulary; two builders that agree in it
         make the same prompts."""
-        parts = [self.task.template, self.tokenizer.chat_template or "", sorted(self.tokenizer.get_vocab().items())]
+        parts = [
+            self.task.ordered_template(self.order),
+            self.tokenizer.chat_template or "",
+            sorted(self.tokenizer.get_vocab().items()),
+            # The order an example came in has never been part of it.
+            *([self.order.shuffle] if self.order.shuffle else []),
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
