@@ -7,6 +7,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from kfp import compiler
+from posgap.components.diagnose.component import diagnose
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
 from posgap.components.promote.component import promote
@@ -26,6 +27,7 @@ COMPONENTS = {
     "teacher": teacher,
     "distill": distill,
     "sweep": sweep,
+    "diagnose": diagnose,
     "gate": gate,
     "promote": promote,
 }

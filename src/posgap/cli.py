@@ -64,6 +64,7 @@ STAGES = {
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
     "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
+    "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
 }

@@ -183,6 +183,18 @@ class SweepConfig(GenerationConfig):
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
+class DiagnoseConfig(StageConfig):
+    """Why a swept model errs: the tokens its answers turn at, and where its attention goes."""
+
+    sweep: InputPath = Field(description="folder `sweep` wrote")
+    examples: InputPath = Field(description="examples that were swept")
+    model: ModelPath = Field(description="model that was swept")
+    tokens: int = Field(64, ge=0, description="wrong answers diagnosed token by token; 0: none")
+    attention: int = Field(8, ge=0, description="examples whose attention is measured at every placement; 0: none")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="tokens read at once, padding included")
+
+
 class GateConfig(StageConfig):
     """Decides whether a model may enter the registry. Exit code 3 where it may not."""
 
