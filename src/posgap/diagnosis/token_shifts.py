@@ -40,11 +40,6 @@ class Shift:
     greedy: list[int]
     turning: int | None
 
-    @property
-    def peak(self) -> int:
-        """The index of the greatest divergence."""
-        return max(range(len(self.kl)), key=self.kl.__getitem__)
-
 
 @torch.inference_mode()
 def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int, batch_tokens: int) -> list[Shift]:
