@@ -17,13 +17,14 @@ from posgap.tasks.setup import order_of, prompt_builder
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep with its examples in order, `correct [E, P]`, and the builder of its prompts."""
+    """A sweep with its examples in order, `correct [E, P]`, the builder of its prompts, and the rows
+    of its predictions."""
 
     sweep: Sweep
     examples: list[AnyExample]
     correct: np.ndarray
     build: PromptBuilder
-    predictions: dict[tuple[str, tuple[int, ...]], str]
+    predictions: list[dict]
     metric: str
 
     @property
@@ -54,8 +55,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         if found != wanted:
             raise PosgapError(f"{config.sweep}: its {what} are not those given; give what was swept")
     folder = config.sweep if config.sweep.is_dir() else config.sweep.parent
-    rows = (row for _, row in read_jsonl(folder / PREDICTIONS_FILE))
-    predictions = {(row["id"], tuple(row["placement"])): row["response"] for row in rows}
+    predictions = [row for _, row in read_jsonl(folder / PREDICTIONS_FILE)]
     ids, correct = read_correct(config.sweep)
     examples = {example.id: example for example in read_examples(config.examples)}
     return Swept(sweep, [examples[i] for i in ids], correct, build, predictions, was.metric)

@@ -57,7 +57,8 @@ def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int,
             greedy = logits.argmax(-1).tolist()
             pairs = enumerate(zip(greedy, readings[i].response))
             turning = next((t for t, (own, said) in pairs if own != said), None)
-            shifts[i] = Shift(token_kl(head(teacher), logits).tolist(), greedy, turning)
+            # Rounding leaves some just below 0.
+            shifts[i] = Shift(token_kl(head(teacher), logits).clamp_min(0).tolist(), greedy, turning)
     return [shifts[i] for i in range(len(readings))]
 
 

@@ -36,12 +36,13 @@ def diagnose_tokens(
     mended = corrected(
         generator, [r for _, r, _ in turned], [s.turning for _, _, s in turned], build.max_new_tokens, decode
     )
+    said = {(row["id"], tuple(row["placement"])): row["response"] for row in swept.predictions}
     shifts = [
         TokenShift(
             id=example.id,
             placement=list(placement.positions),
             response=decode(r.response),
-            prediction=swept.predictions[example.id, placement.positions],
+            prediction=said[example.id, placement.positions],
             tokens=[build.tokenizer.decode([token]) for token in r.response],
             kl=shift.kl,
             turning=shift.turning,

@@ -10,7 +10,9 @@ from posgap.config import SweepConfig
 from posgap.files import digest, write_json, write_jsonl
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.plots import write_report
+from posgap.measurement.cases import mixed_cases
+from posgap.measurement.model_card import write_model_card
+from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.models import load_model
 from posgap.progress import track
@@ -25,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @stage
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
-    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`."""
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`."""
     examples = read_examples(config.examples)[: config.limit or None]
     build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
@@ -61,7 +63,9 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     # A sweep of single positions has no categories, and does not say so.
     write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
     title = f"{config.label}: position gap {result.gap:.1f} points"
-    write_report([result], out / "sweep.png", out / "sweep.html", title)
+    cases = mixed_cases(examples, predictions, config.n_docs, build)
+    write_report([result], out / "sweep.png", out / "sweep.html", title, cases)
+    write_model_card(result, out / "model_card.md")
     run.metrics({"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean})
     if result.by_category:
         run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in result.by_category.items()})
