@@ -120,7 +120,7 @@ def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
     assert run.data.metrics["accuracy_reversed"] == result.by_category["reversed"].accuracy
     assert "accuracy_by_position" not in run.data.metrics
     page = (swept_pairs / "sweep.html").read_text()
-    assert "Accuracy by category" in page and "<td>7+8</td>" in page
+    assert "Accuracy by category" in page and '<th scope="row">7+8</th>' in page
 
 
 def test_figures_of_categories_are_those_of_their_columns():
