@@ -47,8 +47,16 @@ def make_qa(config: MakeQAConfig) -> Path:
     examples = read_examples(config.examples)
     if any(isinstance(example, KVExample) for example in examples):
         raise PosgapError(f"{config.examples}: key-value records are no passages; `make kv` makes those")
-    write_examples(config.out, with_distractors(examples, config.n_docs, config.seed))
-    log.info("wrote %d examples of %d documents to %s", len(examples), config.n_docs, config.out)
+    made = [example for example in with_distractors(examples, config.n_docs, config.seed) if example is not None]
+    if not made:
+        raise PosgapError(
+            f"{config.examples}: no question has {config.n_docs - 1} passages of others without its answer; lower "
+            "n_docs or give more questions"
+        )
+    if len(made) < len(examples):
+        log.info("left out %d with too few passages that lack their answer", len(examples) - len(made))
+    write_examples(config.out, made)
+    log.info("wrote %d examples of %d documents to %s", len(made), config.n_docs, config.out)
     return config.out
 
 

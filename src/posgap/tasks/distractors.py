@@ -4,17 +4,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posgap.errors import PosgapError
 from posgap.tasks.examples import Example
 from posgap.tasks.passage_readers import holds_answer
 
 
-def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Iterator[Example]:
+def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Iterator[Example | None]:
     """Yields each example with `n_docs` documents, its own gold ones and drawn distractors.
 
     They are drawn without replacement from the gold documents of all examples, never one of the
     example's own and never one that contains an answer of it (both normalised). What an example
-    draws depends on the seed, its place and the pool alone. `PosgapError` where the pool is too small.
+    draws depends on the seed, its place and the pool alone. None where the pool is too small for it:
+    an answer like "A" is contained in every passage.
     """
     pool = list(dict.fromkeys(document for example in examples for document in example.gold))
     for place, example in enumerate(examples):
@@ -24,9 +24,4 @@ def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Ite
                 break
             if pool[i] not in example.gold and not holds_answer(pool[i], example.answers):
                 drawn.append(pool[i])
-        if len(drawn) < needed:
-            raise PosgapError(
-                f"example {example.id}: {n_docs} documents need {needed} distractors, but the pool of {len(pool)} "
-                f"passages has {len(drawn)} without its answer; lower n_docs or give more questions"
-            )
-        yield example.model_copy(update={"distractors": drawn})
+        yield example.model_copy(update={"distractors": drawn}) if len(drawn) >= needed else None
