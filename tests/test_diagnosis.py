@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import kv_example, qa_example
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM as Models
 from transformers import (
     BloomConfig,
@@ -177,6 +178,26 @@ def test_the_last_token_s_attention_is_the_last_row_of_the_eager_maps(name):
     shares = attention_shares(model, prompt, [0, 4, 5])
     torch.testing.assert_close(shares.sink, row[:, 0])
     torch.testing.assert_close(shares.gold, row[:, 0] + row[:, 4] + row[:, 5])
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, torch.Tensor):
+                self.size = max(self.size, value.numel())
+        return result
+
+
+def test_no_attention_map_is_ever_held():
+    model, n = Models.from_config(LlamaConfig(**GROUPED)).eval(), 1500
+    with Largest() as seen:
+        last_token_attention(model, torch.randint(3, 64, (n,)).tolist())
+    assert n * 32 <= seen.size < n * n / 10  # hidden states, and nothing that grows with the square
 
 
 def test_a_model_without_attention_says_so(model):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +110,13 @@ def test_a_file_of_one_s_own_needs_three_fields(tmp_path):
     assert one.distractors == [Document(title="", text="you")]
     assert (hops.id, hops.answers, [d.text for d in hops.gold]) == ("mine", ["b"], ["a", "b"])
     assert [d.title for d in hops.distractors] == ["C"]
+
+
+def test_the_documented_example_is_read(tmp_path):
+    told = (ROOT / "docs" / "formats.md").read_text().split("### Your own file")[1].split("```")[1]
+    write_jsonl(tmp_path / "own.jsonl", [json.loads(told.removeprefix("json"))])
+    ((_, found),) = read_own(tmp_path / "own.jsonl")
+    assert [d.title for d in (*found.gold, *found.distractors)] == ["Röntgen", "Marie Curie"]
 
 
 @pytest.mark.parametrize(
