@@ -92,8 +92,8 @@ def test_pages_are_whole_and_need_no_network(sweeps):
 def test_the_curve_is_where_the_accuracies_are():
     (broad, narrow) = re.findall(r'points="([^"]*)"', page([SINGLE], "t"))
     points = [tuple(map(float, pair.split(","))) for pair in broad.split()]
-    # 340 high, 12 above and 44 below the axis; 720 wide, 40 left and 8 right.
-    wanted = [(40 + (p - 0.5) / 20 * 672, 12 + (100 - v) / 100 * 284) for p, v in [(1, 90), (10, 50), (20, 80)]]
+    # 340 high, 12 above and 44 below the axis; 720 wide, 40 left and 14 right.
+    wanted = [(40 + (p - 0.5) / 20 * 666, 12 + (100 - v) / 100 * 284) for p, v in [(1, 90), (10, 50), (20, 80)]]
     for point, expected in zip(points, wanted, strict=True):
         assert point == pytest.approx(expected, abs=0.06)
     assert len(narrow.split()) == 3
