@@ -91,13 +91,13 @@ def _legend(sweep: Sweep) -> str:
 def attention_map(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Figure:
     """Attention to the gold documents in percent, `shares [P][L]`, over placements and layers."""
     layers = len(shares[0])
-    size = (max(6.0, 0.32 * len(names) + 2), min(9.0, max(2.6, 0.22 * layers + 1.6)))
+    size = (max(6.0, 0.32 * len(names) + 2), min(9.0, max(3.2, 0.22 * layers + 1.6)))
     figure, axes = plt.subplots(figsize=size, dpi=144, layout="constrained")
     image = axes.imshow(list(zip(*shares)), aspect="auto", cmap="Blues", vmin=0, origin="lower")
-    axes.set(xlabel="position of the gold document", ylabel="layer", title=label)
+    axes.set(xlabel="position of the gold documents", ylabel="layer", title=label)
     axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 24 else 0, fontsize=8)
     axes.set_yticks(range(0, layers, max(1, layers // 12)), range(1, layers + 1, max(1, layers // 12)))
-    figure.colorbar(image, label="attention to the gold document, %")
+    figure.colorbar(image, label="attention to the gold, %")
     return figure
 
 
