@@ -20,11 +20,11 @@ from transformers import (
 
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.diagnosis.attention import attention_shares, last_token_attention
-from posgap.diagnosis.figures import TokenShift, read_diagnosis, summarize_shifts
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.errors import PosgapError
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples

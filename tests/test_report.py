@@ -8,8 +8,8 @@ import yaml
 from conftest import kv_example, qa_example
 from huggingface_hub import ModelCard
 
-from posgap.diagnosis.figures import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.cases import Outcome, case_of, mixed_cases
+from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import page

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.diagnosis.figures import AttentionFigures
 from posgap.diagnosis.swept import Swept
 from posgap.errors import PosgapError
+from posgap.measurement.diagnoses import AttentionFigures
 from posgap.progress import track
 from posgap.tasks.spans import gold_tokens
 

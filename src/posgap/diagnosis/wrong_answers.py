@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from posgap.diagnosis.figures import TokenFigures, TokenShift, summarize_shifts
 from posgap.diagnosis.swept import Swept
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.diagnoses import TokenFigures, TokenShift, summarize_shifts
 
 
 def diagnose_tokens(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from posgap.measurement.diagnoses import TokenShift
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, format_positions
 from posgap.tasks.prompts import PromptBuilder
@@ -27,8 +28,7 @@ class Outcome(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An example with its responses, and the prompt of one of them; `shift` is a
-    `posgap.diagnosis.figures.TokenShift` where that response was diagnosed."""
+    """An example with its responses, the prompt of one of them, and how that one turned if it was diagnosed."""
 
     id: str
     question: str
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     placement: str
     prompt: list[Part]
     outcomes: list[Outcome]
-    shift: object | None = None
+    shift: TokenShift | None = None
 
 
 def case_of(
@@ -44,7 +44,7 @@ def case_of(
     placement: Placement,
     predictions: Sequence[dict],
     build: PromptBuilder,
-    shift: object | None = None,
+    shift: TokenShift | None = None,
 ) -> Case:
     """The case of an example, from its rows of predictions.jsonl, with its prompt at `placement`."""
     return Case(

@@ -8,6 +8,7 @@ import jinja2
 from posgap import __version__
 from posgap.files import atomic
 from posgap.measurement.cases import Case
+from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.plots import pair_dots, position_curves, save_picture
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import CATEGORIES, format_positions
@@ -23,14 +24,14 @@ def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, cas
 
 
 def write_page(
-    sweeps: Sequence[Sweep], html: Path, title: str, cases: Sequence[Case] = (), diagnosis: object | None = None
+    sweeps: Sequence[Sweep], html: Path, title: str, cases: Sequence[Case] = (), diagnosis: Diagnosis | None = None
 ) -> None:
-    """Writes the page, with `cases` to open and the first sweep's `posgap.diagnosis.figures.Diagnosis`."""
+    """Writes the page, with `cases` to open and the diagnosis of the first sweep."""
     with atomic(html) as partial:
         partial.write_text(page(sweeps, title, cases, diagnosis), encoding="utf-8")
 
 
-def page(sweeps: Sequence[Sweep], title: str, cases: Sequence[Case] = (), diagnosis: object | None = None) -> str:
+def page(sweeps: Sequence[Sweep], title: str, cases: Sequence[Case] = (), diagnosis: Diagnosis | None = None) -> str:
     """The page as text; it needs nothing beside itself."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("posgap.measurement"),

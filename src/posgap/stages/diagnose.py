@@ -5,12 +5,12 @@ from pathlib import Path
 
 from posgap.config import DiagnoseConfig
 from posgap.diagnosis.attention import diagnose_attention
-from posgap.diagnosis.figures import DIAGNOSIS_FILE, Diagnosis
 from posgap.diagnosis.swept import Swept, read_swept
 from posgap.diagnosis.wrong_answers import diagnose_tokens
 from posgap.files import write_json
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.cases import SHOWN, Case, case_of, mixed_cases
+from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
 from posgap.models import load_model

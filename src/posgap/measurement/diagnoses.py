@@ -1,4 +1,4 @@
-"""The diagnosis file: `diagnosis.json`."""
+"""The diagnosis file: `diagnosis.json`, what `posgap.diagnosis` finds out about a sweep."""
 
 from pathlib import Path
 
