@@ -107,3 +107,19 @@ def test_an_unreachable_tracking_server_is_one_clear_line_and_results_stay(
     (line,) = [line for line in shown.splitlines() if "127.0.0.1:9" in line]
     assert "cannot be reached" in line and "results are kept locally" in line
     assert read_json(tmp_path / "out" / "sweep.json")["n_examples"] == 3
+
+
+def test_key_value_records_are_no_passages(capsys, tmp_path, examples):
+    complaint = fails(capsys, "data", "make", "qa", "--examples", examples, "--out", tmp_path / "qa.jsonl")
+    assert complaint == f"{examples}: key-value records are no passages; `make kv` makes those"
+
+
+def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):
+    given = ["--sweep", tmp_path / "none", "--examples", examples, "--model", model_folder]
+    complaint = fails(capsys, "diagnose", *given, "--out", tmp_path / "out")
+    assert complaint == f"sweep: {tmp_path / 'none'}: no such file or folder"
+
+
+def test_an_unknown_place_of_the_question(capsys, tmp_path, examples, model_folder):
+    shown = fails(capsys, *sweep(tmp_path, examples, model_folder, "--question", "behind"))
+    assert "Invalid value for '--question': 'behind' is not one of 'after', 'before', 'both'" in shown

@@ -8,6 +8,7 @@ import yaml
 from conftest import ROOT
 from kfp import compiler
 from posgap.components.compare.component import compare
+from posgap.components.diagnose.component import diagnose
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
 from posgap.components.promote.component import promote
@@ -32,6 +33,7 @@ COMPONENTS = {
     "scale_apply": scale_apply,
     "sweep": sweep,
     "compare": compare,
+    "diagnose": diagnose,
     "gate": gate,
     "promote": promote,
 }

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from posgap.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
-from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.placements import Placement, arrange
+from posgap.tasks.prompts import Order, PromptBuilder, get_task
 from posgap.tasks.two_hop import two_hop_examples
 
 
@@ -167,3 +167,35 @@ def test_the_digest_tells_wordings_and_vocabularies_apart(tokenizer):
     assert build.digest() == PromptBuilder(get_task("kv"), tokenizer, 99, 9).digest()
     assert build.digest() != PromptBuilder(get_task("qa"), tokenizer, 512, 4).digest()
     assert build.digest() != PromptBuilder(get_task("kv"), word_tokenizer(), 512, 4).digest()
+
+
+@pytest.mark.parametrize("name", ["kv", "qa", "multihop-cot", "multihop-coc"])
+def test_the_question_may_stand_before_the_documents_or_on_both_sides(name):
+    task = get_task(name)
+    instruction, documents, asked = task.template.split("\n\n")
+    question, cue = asked.split("\n")
+    assert task.ordered_template(Order()) == task.template
+    assert task.ordered_template(Order("both")) == "\n\n".join([instruction, question, documents, asked])
+    assert task.ordered_template(Order("before")) == "\n\n".join([instruction, question, documents, cue])
+
+
+@pytest.mark.parametrize("placement", range(1, 6))
+def test_shuffled_distractors_are_alike_at_every_placement(placement):
+    example = qa_example(1, n_distractors=4)
+    placed = Placement((placement,), 5)
+    given, shuffled = arrange(example, placed), arrange(example, placed, shuffle=3)
+    others = [d for d in shuffled if d not in example.gold]
+    assert shuffled[placement - 1] == example.gold[0]
+    assert others == [d for d in arrange(example, Placement((1,), 5), shuffle=3) if d not in example.gold]
+    assert sorted(d.title for d in others) == sorted(d.title for d in given if d not in example.gold)
+    assert others != list(example.distractors)
+
+
+def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer):
+    def build(order):
+        return PromptBuilder(get_task("kv"), tokenizer, 512, 4, order)
+
+    example, placement = kv_example(2), Placement((2,), 6)
+    orders = [Order(), Order("before"), Order("both"), Order(shuffle=1), Order(shuffle=2)]
+    assert len({build(order).text(example, placement) for order in orders}) == len(orders)
+    assert len({build(order).digest() for order in orders}) == len(orders)

@@ -10,7 +10,7 @@ from conftest import kv_example
 
 from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
 from posgap.files import read_jsonl
-from posgap.measurement.plots import write_report
+from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_correct, read_sweep, summarize
 from posgap.stage import read_manifest
 from posgap.stages.sweep import sweep
@@ -120,7 +120,7 @@ def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
     assert run.data.metrics["accuracy_reversed"] == result.by_category["reversed"].accuracy
     assert "accuracy_by_position" not in run.data.metrics
     page = (swept_pairs / "sweep.html").read_text()
-    assert "Accuracy by category" in page and "<td>7+8</td>" in page
+    assert "Accuracy by category" in page and '<th scope="row">7+8</th>' in page
 
 
 def test_figures_of_categories_are_those_of_their_columns():

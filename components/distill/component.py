@@ -13,6 +13,8 @@ def distill(
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Model],
     task: str,
+    question: str,
+    shuffle: int,
     method: str,
     alignment: str,
     anchoring: float,

@@ -14,6 +14,8 @@ def scale_search(
     task: str,
     n_docs: int,
     max_new_tokens: int,
+    question: str,
+    shuffle: int,
     metric: str,
     dtype: str,
     batch_tokens: int,

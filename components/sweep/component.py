@@ -15,6 +15,8 @@ def sweep(
     task: str,
     n_docs: int,
     max_new_tokens: int,
+    question: str,
+    shuffle: int,
     metric: str,
     dtype: str,
     backend: str,

@@ -15,6 +15,8 @@ def teacher(
     task: str,
     n_docs: int,
     max_new_tokens: int,
+    question: str,
+    shuffle: int,
     metric: str,
     dtype: str,
     backend: str,

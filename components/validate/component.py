@@ -14,6 +14,8 @@ def validate(
     task: str,
     n_docs: int,
     max_new_tokens: int,
+    question: str,
+    shuffle: int,
     seed: int,
     exclude: dsl.Input[dsl.Dataset] = None,
 ):

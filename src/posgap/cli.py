@@ -8,15 +8,14 @@ import importlib
 import logging
 import os
 import sys
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import click
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
-from posgap.config import Config
+from posgap.config import POSITIONAL, Config
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
 
@@ -33,7 +32,7 @@ def _kind(annotation: Any) -> dict[str, Any]:
 
 def is_argument(field: FieldInfo) -> bool:
     """Whether a field is given without its name: `posgap compare A B`."""
-    return field.annotation == list[Path]
+    return POSITIONAL in field.metadata
 
 
 def verb(name: str, config_type: type[Config], target: str, kind: type[click.Command] = click.Command) -> click.Command:
@@ -44,7 +43,8 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
     options = []
     for field, info in config_type.model_fields.items():
         if is_argument(info):
-            options.append(click.Argument([field], nargs=-1, required=True))
+            several = {"nargs": -1} if get_origin(info.annotation) is list else {}
+            options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
             continue
         default = {} if info.default in (None, "", []) else {"default": info.default}
         options.append(
@@ -74,6 +74,7 @@ STAGES = {
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
     "compare": (config.CompareConfig, "posgap.stages.compare:compare"),
+    "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
 }
@@ -122,10 +123,13 @@ def build() -> click.Group:
     root = _InOrder("posgap", help=ROOT_HELP)
     click.version_option(__version__)(root)
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
-    data = _InOrder("data", help="Make examples, or import public data files.")
-    make = _InOrder("make", help="Write synthetic data.")
+    data = _InOrder("data", help="Fetch, import or make examples.")
+    make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
     make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
+    make.add_command(verb("qa", config.MakeQAConfig, "posgap.tasks.data:make_qa"))
+    make.add_command(verb("needle", config.MakeNeedleConfig, "posgap.tasks.data:make_needle"))
     make.add_command(verb("two-hop", config.MakeTwoHopConfig, "posgap.tasks.data:make_two_hop"))
+    data.add_command(verb("fetch", config.FetchConfig, "posgap.tasks.data:fetch"))
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
     root.add_command(data)

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from posgap.tasks.placements import parse_positions
+from posgap.tasks.sources import SOURCES
 
 TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
 TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"
@@ -23,6 +24,9 @@ class Role(Enum):
     INPUT = "input"
     OUTPUT = "output"
     WORK = "work"
+
+
+POSITIONAL = "positional"  # marks a field that the command line takes by its place, without a name
 
 
 def _unset_if_empty(value: Any) -> Any:
@@ -75,6 +79,7 @@ WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
+QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
 
 
@@ -105,21 +110,27 @@ class StageConfig(Config):
     force: bool = Field(False, description="run again even where the output is complete")
 
 
+_QUESTION = "where a prompt asks: after, before, or both sides of the documents"
+_SHUFFLE = "seed that shuffles an example's distractors, alike at every placement; 0: the file's order"
+
+
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
     task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
     n_docs: int = Field(20, ge=1, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
+    question: QuestionPlace = Field("after", description=_QUESTION)
+    shuffle: int = Field(0, ge=0, description=_SHUFFLE)
 
 
-class AnswerConfig(PromptConfig):
+class GenerationConfig(PromptConfig):
     metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
 
 
-class GenerationConfig(AnswerConfig):
+class BackendConfig(GenerationConfig):
     backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
 
 
@@ -129,7 +140,7 @@ class ValidateConfig(PromptConfig):
     exclude: OptionalInputPath = Field(None, description="examples that must not occur among these (training set)")
 
 
-class TeacherConfig(GenerationConfig):
+class TeacherConfig(BackendConfig):
     """Samples the model's own responses with the gold documents where it answers best."""
 
     sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best placement is read")
@@ -147,6 +158,8 @@ class DistillConfig(StageConfig):
     responses: InputPath = Field(description="folder `teacher` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
     task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
+    question: QuestionPlace = Field("after", description=_QUESTION)
+    shuffle: int = Field(0, ge=0, description=_SHUFFLE)
     method: Literal["r1", "r2", "sft", "seqkd"] = Field(
         "r1",
         description="r1: KL to the teacher's distributions, for retrieval; r2: cross-entropy on its chains of thought, "
@@ -174,7 +187,7 @@ class DistillConfig(StageConfig):
     )
 
 
-class ScaleSearchConfig(AnswerConfig):
+class ScaleSearchConfig(GenerationConfig):
     """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
 
     exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
@@ -226,7 +239,7 @@ class ScaleApplyConfig(StageConfig):
     scaling: InputPath = Field(description="folder `scale search` wrote")
 
 
-class SweepConfig(GenerationConfig):
+class SweepConfig(BackendConfig):
     """Accuracy with the gold documents at every position, and the gap between best and worst."""
 
     model: ModelPath = Field(
@@ -269,8 +282,20 @@ class PlanConfig(Config):
 class CompareConfig(StageConfig):
     """Paired differences between sweeps of the same examples: every model minus the first."""
 
-    sweeps: InputPaths = Field(min_length=2, description="sweeps, the reference first")
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(min_length=2, description="sweeps, the reference first")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class DiagnoseConfig(StageConfig):
+    """Why a swept model errs: the tokens its answers turn at, and where its attention goes."""
+
+    sweep: InputPath = Field(description="folder `sweep` wrote")
+    examples: InputPath = Field(description="examples that were swept")
+    model: ModelPath = Field(description="model that was swept")
+    tokens: int = Field(64, ge=0, description="wrong answers diagnosed token by token; 0: none")
+    attention: int = Field(8, ge=0, description="examples whose attention is measured at every placement; 0: none")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="tokens read at once, padding included")
 
 
 class GateConfig(StageConfig):
@@ -399,6 +424,26 @@ class MakeKVConfig(Config):
     seed: int = Field(0, description="equal seeds write equal files")
 
 
+class MakeQAConfig(Config):
+    """Gives questions distractors: passages of the other questions, none of which contains an answer."""
+
+    examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_docs: int = Field(20, ge=1, description="documents an example, the gold ones included")
+    seed: int = Field(0, description="equal seeds draw equal distractors")
+
+
+class MakeNeedleConfig(Config):
+    """Writes synthetic needle questions: one number asked for among invented facts, for the task qa."""
+
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_docs: int = Field(20, ge=1, le=5000, description="documents an example")
+    facts: int = Field(3, ge=1, le=12, description="facts a document, the needle among them")
+    digits: int = Field(7, ge=1, le=18, description="digits of each number")
+    seed: int = Field(0, description="equal seeds write equal files")
+
+
 class MakeTwoHopConfig(Config):
     """Writes synthetic two-hop questions about people and whom they know, as examples."""
 
@@ -409,14 +454,15 @@ class MakeTwoHopConfig(Config):
 
 
 class ImportConfig(Config):
-    """Turns a public data file into posgap's examples."""
+    """Turns a public data file, or your own, into posgap's examples."""
 
-    input: InputPath = Field(description="public file, .jsonl or .json, also with .gz")
+    input: InputPath = Field(description="file to read, .jsonl or .json, also with .gz")
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    format: Literal["litm-kv", "litm-qa", "hotpotqa", "musique", "2wiki"] = Field(
+    format: Literal["litm-kv", "litm-qa", "dpr", "hotpotqa", "musique", "2wiki", "own"] = Field(
         "litm-kv",
-        description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; hotpotqa: its distractor setting; "
-        "2wiki: 2WikiMultiHopQA",
+        description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; dpr: NQ, TriviaQA or WebQ with DPR's "
+        "passages; hotpotqa: its distractor setting; 2wiki: 2WikiMultiHopQA; own: lines of question, answers, "
+        "documents (docs/formats.md)",
     )
     first: int = Field(1, ge=1, description="first line, or item, to read")
     last: int = Field(0, ge=0, description="last line to read; 0: to the end")
@@ -425,6 +471,12 @@ class ImportConfig(Config):
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to so many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to so many characters; 0: whole")
     seed: int = Field(0, description="litm-kv: draws the further queries")
+
+
+class FetchConfig(Config):
+    """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
+
+    name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
 
 
 class DemoConfig(Config):

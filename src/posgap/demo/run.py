@@ -13,7 +13,7 @@ from posgap.config import DemoConfig, ImportConfig, MakeKVConfig
 from posgap.demo import tiny_model
 from posgap.demo.summary import summarize, table
 from posgap.errors import PosgapError
-from posgap.measurement.plots import write_report
+from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally

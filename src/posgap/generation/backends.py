@@ -1,21 +1,21 @@
 """From a config to the prompts and the generator of its backend. Each backend is imported when it is chosen."""
 
-from posgap.config import GenerationConfig
+from posgap.config import BackendConfig
 from posgap.errors import PosgapError
 from posgap.generation.generator import Generator
-from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder, get_task
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.prompts import TextPromptBuilder, get_task
+from posgap.tasks.setup import order_of, prompt_builder
 
 
-def open_builder(config: GenerationConfig) -> PromptBuilder | TextPromptBuilder:
+def open_builder(config: BackendConfig) -> TextPromptBuilder:
     """What makes the prompts: text alone for an endpoint, which has the tokenizer."""
     if config.backend == "openai":
         task = get_task(config.task)
-        return TextPromptBuilder(task, config.max_new_tokens or task.max_new_tokens)
-    return prompt_builder(config.task, config.model, config.max_new_tokens)
+        return TextPromptBuilder(task, config.max_new_tokens or task.max_new_tokens, order_of(config))
+    return prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
 
 
-def open_generator(config: GenerationConfig, build: PromptBuilder | TextPromptBuilder) -> Generator:
+def open_generator(config: BackendConfig, build: TextPromptBuilder) -> Generator:
     """What answers them; `PosgapError` where the backend lacks something."""
     if config.backend == "openai":
         from posgap.generation.openai import OpenAIGenerator

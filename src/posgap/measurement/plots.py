@@ -1,18 +1,15 @@
-"""Accuracy over positions, or pairs of them, as PNG and as one self-contained HTML page."""
+"""Pictures of sweeps for slides: accuracy over positions or pairs of them, differences, attention."""
 
-import base64
 import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from posgap import __version__
 from posgap.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.sweeps import Sweep
@@ -115,49 +112,23 @@ def placement_differences(comparison: Comparison) -> Figure:
     return figure
 
 
-def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str) -> None:
-    """Writes the picture as PNG, and with tables and settings as one HTML page."""
-    picture = _png(_curves(sweeps))
-    _write(png, html, picture, _page(sweeps, [picture], title, None))
+def attention_map(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Figure:
+    """Attention to the gold documents in percent, `shares [P][L]`, over placements and layers."""
+    layers = len(shares[0])
+    size = (max(6.0, 0.32 * len(names) + 2), min(9.0, max(3.2, 0.22 * layers + 1.6)))
+    figure, axes = plt.subplots(figsize=size, dpi=144, layout="constrained")
+    image = axes.imshow(list(zip(*shares)), aspect="auto", cmap="Blues", vmin=0, origin="lower")
+    axes.set(xlabel="position of the gold documents", ylabel="layer", title=label)
+    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 24 else 0, fontsize=8)
+    axes.set_yticks(range(0, layers, max(1, layers // 12)), range(1, layers + 1, max(1, layers // 12)))
+    figure.colorbar(image, label="attention to the gold, %")
+    return figure
 
 
-def write_comparison(comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path) -> None:
-    """Writes the differences as PNG; the verdicts, with curves, tables and settings, as one HTML page."""
-    picture = _png(placement_differences(comparison))
-    title = f"{', '.join(model.label for model in comparison.differences)} against {comparison.reference}"
-    _write(png, html, picture, _page(sweeps, [picture, _png(_curves(sweeps))], title, comparison))
-
-
-def _curves(sweeps: Sequence[Sweep]) -> Figure:
-    return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
-
-
-def _png(figure: Figure) -> bytes:
+def save_picture(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG, atomically, and closes it."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", metadata={"Software": None})
     plt.close(figure)
-    return picture.getvalue()
-
-
-def _page(sweeps: Sequence[Sweep], pictures: Sequence[bytes], title: str, comparison: Comparison | None) -> str:
-    template = jinja2.Environment(
-        loader=jinja2.PackageLoader("posgap.measurement"), autoescape=True, undefined=jinja2.StrictUndefined
-    ).get_template("report.html.j2")
-    return template.render(
-        title=title,
-        pictures=[base64.b64encode(picture).decode() for picture in pictures],
-        comparison=comparison,
-        sweeps=sweeps,
-        version=__version__,
-        rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps)))
-        if len({tuple(s.names) for s in sweeps}) == 1
-        else [],
-        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
-    )
-
-
-def _write(png: Path, html: Path, picture: bytes, page: str) -> None:
-    with atomic(png) as partial:
-        partial.write_bytes(picture)
-    with atomic(html) as partial:
-        partial.write_text(page, encoding="utf-8")
+    with atomic(path) as partial:
+        partial.write_bytes(picture.getvalue())

@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.config import CompareConfig
 from posgap.files import write_json
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps
-from posgap.measurement.plots import write_comparison
+from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
 from posgap.tracking.runs import Run

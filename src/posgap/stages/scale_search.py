@@ -27,7 +27,7 @@ from posgap.scaling.strategies import CMAES, Genetic, Strategy
 from posgap.stage import stage
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     What is scored is kept in `<out>.state.json` until the search ends: one that is interrupted goes
     on from there.
     """
-    examples, build = searched_examples(config), prompt_builder(config.task, config.model, config.max_new_tokens)
+    examples = searched_examples(config)
+    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     if build.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one")
     placements = swept_placements(config.n_docs, 1, config.positions)

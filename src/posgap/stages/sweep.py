@@ -12,7 +12,9 @@ from posgap.config import SweepConfig
 from posgap.files import digest, write_json, write_jsonl
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
-from posgap.measurement.plots import write_report
+from posgap.measurement.cases import mixed_cases
+from posgap.measurement.model_card import write_model_card
+from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models import load_config
@@ -22,7 +24,7 @@ from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, swept_placements
-from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ _WITHOUT_EFFECT = {"metric", "batch_tokens", "concurrency", "timeout", "retries"
 
 @stage
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
-    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png` and `sweep.html`.
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`.
 
     Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
@@ -72,7 +74,9 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     # A sweep of single positions has no categories, and does not say so.
     write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
     title = f"{config.label}: position gap {result.gap:.1f} points"
-    write_report([result], out / "sweep.png", out / "sweep.html", title)
+    cases = mixed_cases(examples, predictions, config.n_docs, build)
+    write_report([result], out / "sweep.png", out / "sweep.html", title, cases)
+    write_model_card(result, out / "model_card.md")
     run.metrics(
         {"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean, "flatness_p": result.flatness.p}
     )
@@ -101,7 +105,7 @@ def _responses(
     config: SweepConfig,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
-    build: PromptBuilder | TextPromptBuilder,
+    build: TextPromptBuilder,
     digests: dict[str, str],
 ) -> list[str]:
     """The responses to every example at every placement, in this order; those known already are not asked for."""

@@ -16,7 +16,7 @@ from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, KVExample, read_exa
 from posgap.tasks.metrics import normalize, sub_exact_match
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     Raises `Rejected` naming the first failed expectation and its rows.
     """
     examples = read_examples(config.examples)
-    build = prompt_builder(config.task, config.model, config.max_new_tokens)
+    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     excluded = {content_digest(e) for e in read_examples(config.exclude)} if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
@@ -88,7 +88,7 @@ def _gold_holds_answer(example: AnyExample) -> bool:
 
 def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
     try:
-        return len(build.token_ids(build.task.prompt(example, placement)))
+        return len(build.token_ids(build.text(example, placement)))
     except PosgapError:
         return 0  # cannot be arranged; the document counts say why
 

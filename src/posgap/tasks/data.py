@@ -1,18 +1,31 @@
-"""The data verbs: make synthetic files in public formats, import public files as examples."""
+"""The data verbs: make data, import files as examples, fetch public files."""
 
 import logging
 from pathlib import Path
 
-from posgap.config import ImportConfig, MakeKVConfig, MakeTwoHopConfig
+from posgap.config import FetchConfig, ImportConfig, MakeKVConfig, MakeNeedleConfig, MakeQAConfig, MakeTwoHopConfig
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
-from posgap.tasks.examples import write_examples
+from posgap.tasks.distractors import with_distractors
+from posgap.tasks.examples import KVExample, read_examples, write_examples
 from posgap.tasks.multihop_readers import read_hotpotqa, read_musique
+from posgap.tasks.needles import needle_examples
+from posgap.tasks.passage_readers import read_dpr, read_own
 from posgap.tasks.readers import read_litm_kv, read_litm_qa, take_lines
+from posgap.tasks.sources import SOURCES, fetched
 from posgap.tasks.two_hop import two_hop_examples
 from posgap.tasks.uuids import uuid_records
 
 log = logging.getLogger(__name__)
+_NOT_TWO = "that do not rest on two documents"
+_READERS = {
+    "litm-qa": read_litm_qa,
+    "dpr": read_dpr,
+    "own": read_own,
+    "hotpotqa": read_hotpotqa,
+    "2wiki": read_hotpotqa,  # it has HotpotQA's form
+    "musique": read_musique,
+}
 
 
 def make_kv(config: MakeKVConfig) -> Path:
@@ -29,25 +42,57 @@ def make_two_hop(config: MakeTwoHopConfig) -> Path:
     return config.out
 
 
+def make_qa(config: MakeQAConfig) -> Path:
+    """Writes the examples of `config.examples` with distractors drawn from each other's passages."""
+    examples = read_examples(config.examples)
+    if any(isinstance(example, KVExample) for example in examples):
+        raise PosgapError(f"{config.examples}: key-value records are no passages; `make kv` makes those")
+    made = [example for example in with_distractors(examples, config.n_docs, config.seed) if example is not None]
+    if not made:
+        raise PosgapError(
+            f"{config.examples}: no question has {config.n_docs - 1} passages of others without its answer; lower "
+            "n_docs or give more questions"
+        )
+    if len(made) < len(examples):
+        log.info("left out %d with too few passages that lack their answer", len(examples) - len(made))
+    write_examples(config.out, made)
+    log.info("wrote %d examples of %d documents to %s", len(made), config.n_docs, config.out)
+    return config.out
+
+
+def make_needle(config: MakeNeedleConfig) -> Path:
+    """Writes `config.n_examples` needle examples, for the task `qa`."""
+    found = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
+    write_examples(config.out, found)
+    log.info("wrote %d examples of %d documents to %s", config.n_examples, config.n_docs, config.out)
+    return config.out
+
+
+def fetch(config: FetchConfig) -> Path:
+    """Downloads a public file into the cache and prints its path."""
+    source = SOURCES[config.name]
+    path = fetched(source)
+    log.info("next: posgap data import --format %s --input %s --out EXAMPLES", source.format, path)
+    print(path)
+    return path
+
+
 def import_examples(config: ImportConfig) -> Path:
     """Writes the examples of a public file, or of some of its lines.
 
-    Those without exactly two hops (in two-hop formats) or with fewer documents than
-    `config.min_docs` are left out, and counted in the log.
+    Those without the gold documents of their format (two hops, or one passage) or with fewer
+    documents than `config.min_docs` are left out, and counted in the log.
     """
     if config.format == "litm-kv":
         found = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
-    elif config.format == "litm-qa":
-        found = read_litm_qa(config.input)
-    elif config.format == "musique":
-        found = read_musique(config.input)
     else:
-        found = read_hotpotqa(config.input)  # 2WikiMultiHopQA has its form
+        found = _READERS[config.format](config.input)
     taken = list(take_lines(found, config.first, config.last))
     usable = [example for example in taken if example is not None]
     examples = [e for e in usable if len(e.gold) + len(e.distractors) >= config.min_docs]
     if len(usable) < len(taken):
-        log.info("left out %d that do not rest on two documents", len(taken) - len(usable))
+        without = "without a passage that has the answer" if config.format == "dpr" else _NOT_TWO
+        log.info("left out %d %s", len(taken) - len(usable), without)
     if len(examples) < len(usable):
         log.info("left out %d of fewer than %d documents", len(usable) - len(examples), config.min_docs)
     if not examples:

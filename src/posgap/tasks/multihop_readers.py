@@ -6,16 +6,14 @@ paragraphs comes out as None, so that the caller can count it.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
-from posgap.errors import PosgapError, first_fault
-from posgap.files import read_json, read_jsonl
+from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
-
-M = TypeVar("M", bound=BaseModel)
+from posgap.tasks.rows import parsed, rows
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:
@@ -68,8 +66,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     of a chain is the one gold paragraph that alone holds the answer; where both or none do, and in
     comparisons, the hops are in the order of the supporting facts.
     """
-    for number, row in _rows(path):
-        item = _parsed(_Hotpot, path, number, row)
+    for number, row in rows(path):
+        item = parsed(_Hotpot, path, number, row)
         documents = [Document(title=t, text=" ".join(s.strip() for s in sentences)) for t, sentences in item.context]
         first = {document.title: i for i, document in reversed(list(enumerate(documents)))}
         titles = list(dict.fromkeys(title for title, _ in item.supporting_facts))
@@ -86,8 +84,8 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (line, example) of MuSiQue's file: `id, question, answer, answer_aliases,
     paragraphs[{idx, title, paragraph_text, is_supporting}],
     question_decomposition[{paragraph_support_idx}]`, which gives the order of the hops."""
-    for number, row in _rows(path):
-        item = _parsed(_Musique, path, number, row)
+    for number, row in rows(path):
+        item = parsed(_Musique, path, number, row)
         place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}
         support = [hop.paragraph_support_idx for hop in item.question_decomposition]
         if missing := [idx for idx in support if idx is not None and idx not in place]:
@@ -97,24 +95,6 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
         if len(support) != 2 or not all(item.paragraphs[i].is_supporting for i in hops):
             hops = []
         yield number, _example(item.id, item.question, [item.answer, *item.answer_aliases], documents, hops)
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """(number from 1, item) of a JSON array, or of lines where the name says so."""
-    if ".jsonl" in Path(path).suffixes:
-        yield from read_jsonl(path)
-        return
-    items = read_json(path)
-    if not isinstance(items, list):
-        raise PosgapError(f"{path}: expected a JSON array of questions; name a file of lines .jsonl")
-    yield from enumerate(items, start=1)
-
-
-def _parsed(model: type[M], path: Path, number: int, row: Any) -> M:
-    try:
-        return model.model_validate(row)
-    except ValidationError as error:
-        raise PosgapError(f"{path}:{number}: {first_fault(error)}") from None
 
 
 def _example(

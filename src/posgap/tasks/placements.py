@@ -1,5 +1,6 @@
 """Where the gold documents stand among the n documents of a prompt."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -88,11 +89,12 @@ def _anchored_pairs(n_docs: int) -> list[Placement]:
     return [Placement(pair, n_docs) for pair in connected + disconnected + swapped]
 
 
-def arrange(example: AnyExample, placement: Placement) -> list[Document]:
+def arrange(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
     """The n documents of a prompt: gold where the placement says, distractors in their order.
 
     Distractors keep their order at every placement, so that two prompts of one example differ
-    in nothing but the gold documents' positions.
+    in nothing but the gold documents' positions. A `shuffle` other than 0 is the seed of another
+    order of the same distractors, again alike at every placement.
     """
     gold, n_docs = example.gold, placement.n_docs
     if len(gold) != len(placement.positions):
@@ -105,6 +107,8 @@ def arrange(example: AnyExample, placement: Placement) -> list[Document]:
             f"example {example.id}: {len(example.distractors)} distractors, but {n_docs} documents need {needed}"
         )
     documents = list(example.distractors[:needed])
+    if shuffle:
+        random.Random(f"{shuffle} {example.id}").shuffle(documents)
     for position, document in sorted(zip(placement.positions, gold), key=lambda pair: pair[0]):
         documents.insert(position - 1, document)
     return documents

@@ -29,10 +29,23 @@ def _search_results(documents: Sequence[Document]) -> str:
 
 
 @dataclass(frozen=True)
+class Order:
+    """Where the question stands (after, before, or both sides of the documents), and the seed that
+    shuffles the distractors (0: as the example has them)."""
+
+    question: str = "after"
+    shuffle: int = 0
+
+
+AS_GIVEN = Order()
+
+
+@dataclass(frozen=True)
 class Task:
     """What a prompt says and how its response is judged.
 
-    `template` has the fields `documents` and `question`; `render` writes the documents. An example
+    `template` has the fields `documents` and `question`, in three paragraphs: instruction, documents,
+    question with the answer's cue on a line below; `render` writes the documents. An example
     has `n_gold` gold documents. `target` is the form of a gold response, with the field `answer`,
     and `one_wording` says that a right response has no other. `extract` takes from a response what
     is compared with the answers.
@@ -48,10 +61,25 @@ class Task:
     one_wording: bool = False
     extract: Callable[[str], str] = str
 
-    def prompt(self, example: AnyExample, placement: Placement) -> str:
+    def prompt(self, example: AnyExample, placement: Placement, order: Order = AS_GIVEN) -> str:
         """The prompt's text, without any chat template."""
-        documents = self.render(arrange(example, placement))
-        return self.template.format(documents=documents, question=example.question)
+        return self.text(arrange(example, placement, order.shuffle), example.question, order)
+
+    def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
+        """The prompt's text with these documents as they stand."""
+        return self.ordered_template(order).format(documents=self.render(documents), question=question)
+
+    def ordered_template(self, order: Order) -> str:
+        """The template with the question after the documents, before them, or on both sides
+        (query-aware contextualization, Liu et al. 2024, section 4.2)."""
+        instruction, documents, asked = self.template.split("\n\n")
+        question, cue = asked.split("\n")
+        paragraphs = {
+            "after": (instruction, documents, asked),
+            "before": (instruction, question, documents, cue),
+            "both": (instruction, question, documents, asked),
+        }
+        return "\n\n".join(paragraphs[order.question])
 
     def score(self, response: str, example: AnyExample, metric: str = "") -> float:
         """How right a response is, from 0 to 1; `metric` "" is the task's own."""
@@ -124,28 +152,45 @@ class Prompt(NamedTuple):
 class TextPromptBuilder:
     """Turns (example, placement) into text, for an endpoint that has tokenizer and chat template itself."""
 
-    def __init__(self, task: Task, max_new_tokens: int):
-        self.task, self.max_new_tokens = task, max_new_tokens
+    def __init__(self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN):
+        self.task, self.max_new_tokens, self.order = task, max_new_tokens, order
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, without token ids."""
-        return Prompt(self.task.prompt(example, placement))
+        return Prompt(self.text(example, placement))
+
+    def text(self, example: AnyExample, placement: Placement) -> str:
+        """The prompt's text, without any chat template."""
+        return self.task.prompt(example, placement, self.order)
 
     def digest(self) -> str:
-        """Identifies the wording."""
-        return _digest([self.task.template])
+        """Identifies wording and order."""
+        return self._digest()
+
+    def _digest(self, *parts: str | list) -> str:
+        # The order an example came in has never been part of it.
+        shuffle = [self.order.shuffle] if self.order.shuffle else []
+        described = [self.task.ordered_template(self.order), *parts, *shuffle]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
-class PromptBuilder:
+class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
     The chat template is applied when the tokenizer has one. `context` is the model's context
     length in tokens, out of which `max_new_tokens` are kept for the response.
     """
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context: int, max_new_tokens: int):
-        self.task, self.tokenizer = task, tokenizer
-        self.context, self.max_new_tokens = context, max_new_tokens
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int,
+        max_new_tokens: int,
+        order: Order = AS_GIVEN,
+    ):
+        super().__init__(task, max_new_tokens, order)
+        self.tokenizer, self.context = tokenizer, context
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """Token ids of the prompt; `PosgapError` where prompt and response exceed the context."""
@@ -153,7 +198,7 @@ class PromptBuilder:
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt as text and token ids; `PosgapError` as above."""
-        text = self.task.prompt(example, placement)
+        text = self.text(example, placement)
         ids = self.token_ids(text)
         if len(ids) + self.max_new_tokens > self.context:
             raise PosgapError(
@@ -178,7 +223,7 @@ class PromptBuilder:
         if self.tokenizer.chat_template:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            before = self.task.prompt(example, placement)
+            before = self.text(example, placement)
             prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")
             if together[: len(prompt)] != prompt:
                 raise PosgapError(f"example {example.id}: the tokenizer joins the prompt's end and the response")
@@ -190,11 +235,6 @@ class PromptBuilder:
         return self.response_ids(example, placement, self.task.target.format(answer=example.answers[0]))
 
     def digest(self) -> str:
-        """Identifies wording, chat template and vocabulary; two builders that agree in it
+        """Identifies wording, order, chat template and vocabulary; two builders that agree in it
         make the same prompts."""
-        vocabulary = sorted(self.tokenizer.get_vocab().items())
-        return _digest([self.task.template, self.tokenizer.chat_template or "", vocabulary])
-
-
-def _digest(parts: list) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return self._digest(self.tokenizer.chat_template or "", sorted(self.tokenizer.get_vocab().items()))

@@ -1,12 +1,22 @@
 """What every stage that reads prompts begins with: task, tokenizer and context in one prompt builder."""
 
+from posgap.config import DistillConfig, PromptConfig
 from posgap.models import context_length, load_config, load_tokenizer
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import AS_GIVEN, Order, PromptBuilder, get_task
 
 
-def prompt_builder(task_name: str, model: str, max_new_tokens: int) -> PromptBuilder:
+def prompt_builder(task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 is the task's own."""
     task, tokenizer = get_task(task_name), load_tokenizer(model)
     return PromptBuilder(
-        task, tokenizer, context_length(load_config(model), tokenizer), max_new_tokens or task.max_new_tokens
+        task,
+        tokenizer,
+        context_length(load_config(model), tokenizer),
+        max_new_tokens or task.max_new_tokens,
+        order,
     )
+
+
+def order_of(config: PromptConfig | DistillConfig) -> Order:
+    """How a stage's config orders its prompts."""
+    return Order(config.question, config.shuffle)

@@ -1,0 +1,96 @@
+"""Token-shifting and token recovery (Pos2Distill, section 2.2).
+
+An answer that is right with the gold document at the advantageous position and wrong at a trivial
+one is read again in both places, token by token. Errors turn out to hang on few tokens: correct the
+first one, and the model often goes on rightly by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posgap.distillation.head import Head
+from posgap.distillation.losses import token_kl
+from posgap.generation.batching import batches
+from posgap.generation.generator import Generator, Sampling, complete
+from posgap.tasks.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Readings:
+    """One response, and the token ids of the two prompts before it."""
+
+    advantageous: list[int]
+    trivial: list[int]
+    response: list[int]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How two readings of one response of T tokens differ.
+
+    `kl [T]` is KL(advantageous || trivial) of each token's distribution, in nats. `greedy [T]` is
+    what the trivial reading would have said there. `turning` is the index from 0 of the first token
+    it would not have said; None where it would have said them all.
+    """
+
+    kl: list[float]
+    greedy: list[int]
+    turning: int | None
+
+
+@torch.inference_mode()
+def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int, batch_tokens: int) -> list[Shift]:
+    """The shift of each pair of readings: one forward pass for each prompt, in batches of
+    `batch_tokens`, padding included."""
+    head, shifts = Head.of(model), {}
+    lengths = [max(len(r.advantageous), len(r.trivial)) + len(r.response) for r in readings]
+    for batch in batches(lengths, batch_tokens):
+        responses = [readings[i].response for i in batch]
+        advantageous = _response_states(model, [readings[i].advantageous for i in batch], responses, pad)
+        trivial = _response_states(model, [readings[i].trivial for i in batch], responses, pad)
+        for i, teacher, student in zip(batch, advantageous, trivial):
+            # A row at a time: the batch's logits together would be [tokens, vocabulary].
+            logits = head(student)
+            greedy = logits.argmax(-1).tolist()
+            pairs = enumerate(zip(greedy, readings[i].response))
+            turning = next((t for t, (own, said) in pairs if own != said), None)
+            # Rounding leaves some just below 0.
+            shifts[i] = Shift(token_kl(head(teacher), logits).clamp_min(0).tolist(), greedy, turning)
+    return [shifts[i] for i in range(len(readings))]
+
+
+def _response_states(
+    model: PreTrainedModel, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad: int
+) -> list[Tensor]:
+    """Final hidden states `[T, D]` of each row where the next token is a response token."""
+    read = [prompt + response[:-1] for prompt, response in zip(prompts, responses)]
+    width = max(map(len, read))
+    # Padding stands behind everything that is read, so causal attention needs no mask for it.
+    ids = torch.tensor([row + [pad] * (width - len(row)) for row in read], device=model.device)
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return [row[len(p) - 1 : len(p) - 1 + len(r)] for row, p, r in zip(states, prompts, responses)]
+
+
+def corrected(
+    generator: Generator,
+    readings: Sequence[Readings],
+    turnings: Sequence[int],
+    max_new_tokens: int,
+    decode: Callable[[list[int]], str],
+) -> list[str]:
+    """The trivial reading's response to each prompt when its turning token is given right.
+
+    Up to there it said what the advantageous reading says, so it is given the response as far as
+    the turning token, and goes on greedily, to `max_new_tokens` tokens in all.
+    """
+    prefixes = [r.response[: turning + 1] for r, turning in zip(readings, turnings)]
+    open_ended = [i for i, (r, prefix) in enumerate(zip(readings, prefixes)) if len(prefix) < len(r.response)]
+    prompts = [Prompt("", readings[i].trivial + prefixes[i]) for i in open_ended]
+    longest = max((max_new_tokens - len(prefixes[i]) for i in open_ended), default=0)
+    completions = complete(generator, prompts, Sampling(longest)) if prompts else ()
+    said = {i: completion.token_ids for i, completion in zip(open_ended, completions)}
+    return [decode((prefix + said.get(i, []))[:max_new_tokens]) for i, prefix in enumerate(prefixes)]

@@ -1,0 +1,56 @@
+"""Wrong answers of a sweep, diagnosed token by token."""
+
+import numpy as np
+
+from posgap.diagnosis.swept import Swept
+from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
+from posgap.generation.generator import Sampling, complete
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.diagnoses import TokenFigures, TokenShift, summarize_shifts
+
+
+def diagnose_tokens(
+    swept: Swept, generator: TransformersGenerator, most: int, batch_tokens: int, seed: int
+) -> TokenFigures:
+    """Up to `most` of the answers that are wrong at a trivial placement though their example is
+    answered rightly at the advantageous one: these errors are the position's alone."""
+    wrong = np.argwhere((swept.correct < 1) & (swept.correct[:, [swept.best]] == 1))
+    drawn = np.sort(np.random.default_rng(seed).permutation(len(wrong))[:most])
+    cases = [(swept.examples[e], swept.placements[p]) for e, p in wrong[drawn]]
+    if not cases:
+        return summarize_shifts([], wrong=0)
+    build, advantageous = swept.build, swept.placements[swept.best]
+    prompts = [build.prompt(example, advantageous) for example, _ in cases]
+    responses = complete(generator, prompts, Sampling(build.max_new_tokens))
+    readings = [
+        Readings(prompt.token_ids, build(example, placement), response.token_ids)
+        for prompt, (example, placement), response in zip(prompts, cases, responses)
+    ]
+    found = token_shifts(generator.model, readings, build.tokenizer.pad_token_id, batch_tokens)
+    # Without a turning there is no wrong answer: arithmetic in another batch made it in the sweep.
+    turned = [(case, r, shift) for case, r, shift in zip(cases, readings, found) if shift.turning is not None]
+
+    def decode(ids: list[int]) -> str:
+        return build.tokenizer.decode(ids, skip_special_tokens=True).strip()
+
+    mended = corrected(
+        generator, [r for _, r, _ in turned], [s.turning for _, _, s in turned], build.max_new_tokens, decode
+    )
+    said = {(row["id"], tuple(row["placement"])): row["response"] for row in swept.predictions}
+    shifts = [
+        TokenShift(
+            id=example.id,
+            placement=list(placement.positions),
+            response=decode(r.response),
+            prediction=said[example.id, placement.positions],
+            tokens=[build.tokenizer.decode([token]) for token in r.response],
+            kl=shift.kl,
+            turning=shift.turning,
+            instead=build.tokenizer.decode([shift.greedy[shift.turning]]),
+            corrected=text,
+            recovered=swept.score(text, example) == 1,
+            settled=swept.score(decode(r.response[: shift.turning + 1]), example) == 1,
+        )
+        for ((example, placement), r, shift), text in zip(turned, mended)
+    ]
+    return summarize_shifts(shifts, len(wrong))

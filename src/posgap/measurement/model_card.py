@@ -1,0 +1,70 @@
+"""A sweep as a section of a model card: Hugging Face metadata (`model-index`) and a table."""
+
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from posgap import __version__
+from posgap.files import atomic
+from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import format_positions
+
+
+def write_model_card(sweep: Sweep, path: Path) -> None:
+    """Writes `model_card.md`, to be put into a model's README."""
+    with atomic(path) as partial:
+        partial.write_text(model_card(sweep), encoding="utf-8")
+
+
+def model_card(sweep: Sweep) -> str:
+    """Metadata block and section. Figures are in points, 0 to 100."""
+    data = ModelCardData(
+        model_name=sweep.label, eval_results=_results(sweep), tags=["posgap", "position-bias", "long-context"]
+    )
+    rows = [
+        ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),
+        ("mean over positions", sweep.mean, sweep.mean_ci95),
+        *((f"{name} pairs", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
+        *(
+            (f"gold at {name}", value, interval)
+            for name, value, interval in zip(sweep.names, sweep.accuracy, sweep.ci95)
+        ),
+    ]
+    table = "\n".join(f"| {name} | {value:.1f} | {low:.1f} to {high:.1f} |" for name, value, (low, high) in rows)
+    return f"""---
+{data.to_yaml()}
+---
+
+## Position gap
+
+How much accuracy ({sweep.metric}, in percent) depends on where in the prompt the answer lies: {sweep.n_examples}
+examples of the task `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}. A model without
+position bias would show a gap of about {sweep.gap_noise:.1f} by chance.
+
+| | points | 95 % interval |
+|---|---|---|
+{table}
+
+Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
+"""
+
+
+def _results(sweep: Sweep) -> list[EvalResult]:
+    figures = {
+        "position_gap": ("Position gap", sweep.gap),
+        sweep.metric: ("Mean over positions", sweep.mean),
+        "worst_position": (f"Worst position ({format_positions(sweep.worst.placement)})", sweep.worst.accuracy),
+    }
+    return [
+        EvalResult(
+            task_type="question-answering",
+            task_name="Long-context question answering",
+            dataset_type=f"posgap-{sweep.task}",
+            dataset_name=f"{sweep.task}, {sweep.n_docs} documents, {sweep.n_examples} examples",
+            dataset_revision=sweep.examples_digest,
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 2),
+        )
+        for kind, (name, value) in figures.items()
+    ]

@@ -1,0 +1,101 @@
+"""The report: one self-contained HTML page on one sweep or several."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from posgap import __version__
+from posgap.files import atomic
+from posgap.measurement.cases import Case
+from posgap.measurement.comparison import Comparison
+from posgap.measurement.diagnoses import Diagnosis
+from posgap.measurement.plots import pair_dots, placement_differences, position_curves, save_picture
+from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import CATEGORIES, format_positions
+
+# Round steps between what is named on an axis.
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
+
+
+def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, cases: Sequence[Case] = ()) -> None:
+    """Writes the picture of `sweeps` as PNG, and their page."""
+    save_picture((pair_dots if sweeps[0].categories else position_curves)(sweeps), png)
+    write_page(sweeps, html, title, cases)
+
+
+def write_comparison(comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path) -> None:
+    """Writes the picture of the differences between `sweeps` as PNG, and their page."""
+    save_picture(placement_differences(comparison), png)
+    title = f"{', '.join(model.label for model in comparison.differences)} against {comparison.reference}"
+    write_page(sweeps, html, title, comparison=comparison)
+
+
+def write_page(
+    sweeps: Sequence[Sweep],
+    html: Path,
+    title: str,
+    cases: Sequence[Case] = (),
+    diagnosis: Diagnosis | None = None,
+    comparison: Comparison | None = None,
+) -> None:
+    """Writes the page, with `cases` to open, the diagnosis of the first sweep, and the others' differences to it."""
+    with atomic(html) as partial:
+        partial.write_text(page(sweeps, title, cases, diagnosis, comparison), encoding="utf-8")
+
+
+def page(
+    sweeps: Sequence[Sweep],
+    title: str,
+    cases: Sequence[Case] = (),
+    diagnosis: Diagnosis | None = None,
+    comparison: Comparison | None = None,
+) -> str:
+    """The page as text; it needs nothing beside itself."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("posgap.measurement"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["positions"] = format_positions
+    alike = len({tuple(s.names) for s in sweeps}) == 1
+    return environment.get_template("report.html.j2").render(
+        title=title,
+        sweeps=sweeps,
+        cases=cases,
+        diagnosis=diagnosis,
+        comparison=comparison,
+        version=__version__,
+        rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else [],
+        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
+        axes=[(width, _ticks(max(s.n_docs for s in sweeps), width)) for width in _WIDTHS],
+        difference_axes=_difference_axes(comparison) if comparison else [],
+        grids=[_grid(s) for s in sweeps if s.categories],
+    )
+
+
+def _ticks(n_docs: int, width: int) -> list[int]:
+    """Positions to name on an axis `width` pixels wide: the first, round ones, and the last."""
+    step = next(s for s in _STEPS if n_docs / s * 36 <= width or s == _STEPS[-1])
+    return [1, *(p for p in range(step, n_docs, step) if p > 1 and n_docs - p >= step / 2), n_docs][: n_docs or 1]
+
+
+def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]:
+    """For each width: every how many placements one is named, and the points with a line, 0 in the middle."""
+    most = max(abs(end) for model in comparison.differences for interval in model.ci95 for end in interval)
+    step = next(s for s in _STEPS if 3 * s >= most)
+    reach = step * max(1, math.ceil(most / step))
+    room = 36 if len(comparison.placements[0]) == 1 else 48
+    lines = list(range(-reach, reach + 1, step))
+    return [(width, math.ceil(len(comparison.names) * room / width), lines) for width in _WIDTHS]
+
+
+def _grid(sweep: Sweep) -> dict:
+    """Pairs as a grid: accuracy by the first hop's position (row) and the second's (column)."""
+    known = {tuple(pair): value for pair, value in zip(sweep.placements, sweep.accuracy)}
+    pre, post = (sorted({pair[i] for pair in known}) for i in (0, 1))
+    return {"label": sweep.label, "columns": post, "rows": [(a, [known.get((a, b)) for b in post]) for a in pre]}

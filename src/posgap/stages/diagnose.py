@@ -1,0 +1,72 @@
+"""diagnose: why a swept model errs at a position, token by token and layer by layer."""
+
+import logging
+from pathlib import Path
+
+from posgap.config import DiagnoseConfig
+from posgap.diagnosis.attention import diagnose_attention
+from posgap.diagnosis.swept import Swept, read_swept
+from posgap.diagnosis.wrong_answers import diagnose_tokens
+from posgap.files import write_json
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.cases import SHOWN, Case, case_of, mixed_cases
+from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
+from posgap.measurement.plots import attention_map, save_picture
+from posgap.measurement.report import write_page
+from posgap.models import load_model
+from posgap.stage import stage
+from posgap.tasks.placements import Placement
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
+    """Writes `diagnosis.json`, `diagnosis.html` and, of the attention, `diagnosis.png`."""
+    swept = read_swept(config)
+    model = load_model(config.model, config.dtype)
+    generator = TransformersGenerator(model, swept.build.tokenizer, config.batch_tokens)
+    found = Diagnosis(
+        label=swept.sweep.label,
+        placements=swept.sweep.placements,
+        advantageous=swept.sweep.advantageous,
+        tokens=diagnose_tokens(swept, generator, config.tokens, config.batch_tokens, config.seed)
+        if config.tokens
+        else None,
+        attention=diagnose_attention(swept, generator.model, config.attention) if config.attention else None,
+        examples_digest=swept.sweep.examples_digest,
+        model_digest=swept.sweep.model_digest,
+        prompt_digest=swept.sweep.prompt_digest,
+    )
+    write_json(out / DIAGNOSIS_FILE, found.model_dump(mode="json"))
+    title = f"{found.label}: why its accuracy depends on the position"
+    write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, found), found)
+    if found.attention:
+        save_picture(attention_map(found.attention.gold, swept.sweep.names, found.label), out / "diagnosis.png")
+    run.artifact(out)
+    if (tokens := found.tokens) and tokens.diagnosed:
+        run.metrics({"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak})
+        log.info(
+            "%d of %d wrong answers diagnosed: %.0f %% come out right when one token is corrected; in %d of them that "
+            "token alone is not yet the answer",
+            *(tokens.diagnosed, tokens.wrong, tokens.recovery_rate, tokens.unsettled),
+        )
+
+
+def _cases(swept: Swept, found: Diagnosis) -> list[Case]:
+    """The first shifts with their examples, or some examples where there are none."""
+    rows = swept.predictions
+    if not (found.tokens and found.tokens.shifts):
+        return mixed_cases(swept.examples, rows, swept.sweep.n_docs, swept.build)
+    examples = {example.id: example for example in swept.examples}
+    return [
+        case_of(
+            examples[shift.id],
+            Placement(tuple(shift.placement), swept.sweep.n_docs),
+            [row for row in rows if row["id"] == shift.id],
+            swept.build,
+            shift,
+        )
+        for shift in found.tokens.shifts[:SHOWN]
+    ]

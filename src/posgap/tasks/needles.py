@@ -1,0 +1,51 @@
+"""Needle retrieval: which number does one document among many state of its subject?"""
+
+import random
+from collections.abc import Iterator
+
+from posgap.errors import PosgapError
+from posgap.tasks.examples import Document, Example
+
+ATTRIBUTES = (
+    *("access code", "archive number", "catalogue number", "customs number", "dispatch code", "filing number"),
+    *("inspection number", "permit number", "radio call number", "registry number", "serial number", "vault code"),
+)
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "k", "l", "m", "n", "p", "r", "s", "st", "t", "tr", "v", "z")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
+_KINDS = ("abbey", "archive", "bridge", "depot", "harbour", "library", "mill", "observatory", "station", "tower")
+
+
+def needle_examples(n_examples: int, n_docs: int, facts: int, digits: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each of `facts` statements about an invented place.
+
+    A statement gives one attribute of the place as a number of `digits` digits. The question asks
+    for one attribute of one place; the other statements of its document and all others are filler
+    of the same form, so that only place and attribute together tell which number is asked for.
+    Numbers are distinct within an example. Equal arguments give equal examples.
+    """
+    if n_docs * facts > 9 * 10 ** (digits - 1) // 2:
+        raise PosgapError(f"digits={digits}: too few numbers for {n_docs} documents of {facts} facts")
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        places: dict[str, None] = {}
+        while len(places) < n_docs:
+            places[_place(rng)] = None
+        values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
+        told = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
+        documents = [
+            Document(title=place, text=" ".join(f"The {a} of {place} is {v}." for a, v in known.items()))
+            for place, known in zip(places, told)
+        ]
+        asked = rng.choice(list(told[0]))
+        yield Example(
+            id=f"needle-{number:06d}",
+            question=f"What is the {asked} of {documents[0].title}?",
+            answers=[str(told[0][asked])],
+            gold=documents[:1],
+            distractors=documents[1:],
+        )
+
+
+def _place(rng: random.Random) -> str:
+    name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
+    return f"{name.capitalize()} {rng.choice(_KINDS)}"

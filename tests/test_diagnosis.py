@@ -1,0 +1,286 @@
+"""Diagnosis: token shifts and recovery, attention shares, and the stage that writes them."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import kv_example, qa_example
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM as Models
+from transformers import (
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
+
+from posgap.config import DiagnoseConfig, SweepConfig
+from posgap.diagnosis.attention import attention_shares, last_token_attention
+from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
+from posgap.errors import PosgapError
+from posgap.generation.generator import Completion, Sampling, complete
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
+from posgap.stages.diagnose import diagnose
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Order, Prompt, PromptBuilder, get_task
+from posgap.tasks.spans import gold_spans, gold_tokens
+from posgap.tasks.two_hop import two_hop_examples
+
+
+def random_readings(n: int, vocabulary: int) -> list[Readings]:
+    rng = np.random.default_rng(0)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return rng.integers(4, vocabulary, rng.integers(low, high)).tolist()
+
+    return [Readings(tokens(3, 12), tokens(3, 12), tokens(1, 6)) for _ in range(n)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_tokens", [1, 40, 4096])
+def test_shifts_are_those_of_one_reading_at_a_time(model, batch_tokens):
+    readings = random_readings(9, 41)
+    for reading, shift in zip(readings, token_shifts(model, readings, 0, batch_tokens)):
+        kl, greedy = [], []
+        for t in range(len(reading.response)):
+            so_far = reading.response[:t]
+            a, b = (
+                torch.log_softmax(model(torch.tensor([prompt + so_far])).logits[0, -1], -1)
+                for prompt in (reading.advantageous, reading.trivial)
+            )
+            kl.append(float((a.exp() * (a - b)).sum()))
+            greedy.append(int(b.argmax()))
+        # Divergences are taken in float32.
+        assert shift.kl == pytest.approx(kl, abs=2e-6) and shift.greedy == greedy
+        turnings = [t for t, (own, said) in enumerate(zip(greedy, reading.response)) if own != said]
+        assert shift.turning == (turnings[0] if turnings else None)
+
+
+def test_equal_readings_do_not_differ(model, tokenizer):
+    (said,) = complete(TransformersGenerator(model, tokenizer, 512), [Prompt("", [5, 6, 7])], Sampling(4))
+    (shift,) = token_shifts(model, [Readings([5, 6, 7], [5, 6, 7], said.token_ids)], 0, 512)
+    assert shift.turning is None and max(shift.kl) < 1e-6
+
+
+class Told(torch.nn.Module):
+    """A model whose next token depends on the prompt's first token and on the last token alone.
+
+    `logits [V, V, V]` are those after (first, last).
+    """
+
+    def __init__(self, logits: torch.Tensor):
+        super().__init__()
+        self.vocabulary = logits.shape[0]
+        self.output = torch.nn.Linear(self.vocabulary**2, self.vocabulary, bias=False)
+        self.output.weight.data = logits.flatten(0, 1).T.contiguous()
+        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+        self.device = torch.device("cpu")
+        self.base_model = self.states
+
+    def states(self, input_ids, use_cache):
+        both = input_ids[:, :1] * self.vocabulary + input_ids
+        return SimpleNamespace(last_hidden_state=torch.nn.functional.one_hot(both, self.vocabulary**2).float())
+
+    def get_output_embeddings(self):
+        return self.output
+
+    def generate(self, groups, sampling):
+        for index, (prompt,) in enumerate(groups):
+            first, ids = prompt.token_ids[0], []
+            while len(ids) < sampling.max_new_tokens and (not ids or ids[-1] != 5):
+                last = [*prompt.token_ids, *ids][-1]
+                ids.append(int(self.output.weight[:, first * self.vocabulary + last].argmax()))
+            yield index, [Completion("", ids)]
+
+
+@pytest.fixture
+def told() -> Told:
+    """After 0 it says 2 3 4 5 whatever came first; but where the prompt begins with 1 it says 5 after 3."""
+    logits = torch.zeros(6, 6, 6)
+    for last, following in {0: 2, 1: 2, 2: 3, 3: 4, 4: 5}.items():
+        logits[:, last, following] = 3.0
+    logits[1, 3, 4], logits[1, 3, 5] = 0.0, 3.0
+    return Told(logits)
+
+
+def test_the_turning_token_and_its_divergence_in_closed_form(told):
+    (shift,) = token_shifts(told, [Readings([0, 0], [1, 0], [2, 3, 4, 5])], 0, 512)
+    assert shift.turning == 2 and shift.greedy == [2, 3, 5, 5]
+    # Both put e^3 / (e^3 + 5) on their own choice and 1 / (e^3 + 5) on the other's.
+    wanted = 3 * (np.exp(3) - 1) / (np.exp(3) + 5)
+    assert shift.kl == pytest.approx([0, 0, wanted, 0], abs=1e-6)
+
+
+def test_the_model_goes_on_rightly_from_the_corrected_token(told):
+    readings = [Readings([0, 0], [1, 0], [2, 3, 4, 5])]
+    assert next(complete(told, [Prompt("", [1, 0])], Sampling(8))).token_ids == [2, 3, 5]
+    assert corrected(told, readings, [2], 8, str) == ["[2, 3, 4, 5]"]
+    assert corrected(told, readings, [2], 3, str) == ["[2, 3, 4]"]
+    # Corrected at its last token, a response is complete and nothing is generated.
+    assert corrected(None, readings, [3], 8, str) == ["[2, 3, 4, 5]"]
+
+
+def shift_of(turning: int, kl: list[float], recovered: bool, settled: bool) -> TokenShift:
+    texts = {name: "" for name in ("id", "response", "prediction", "instead", "corrected")}
+    return TokenShift(
+        **texts, placement=[2], tokens=["t"] * len(kl), kl=kl, turning=turning, recovered=recovered, settled=settled
+    )
+
+
+def test_figures_against_values_worked_by_hand():
+    found = summarize_shifts(
+        [
+            shift_of(0, [4.0, 1.0, 2.0], recovered=True, settled=True),
+            shift_of(1, [0.0, 1.0, 3.0], recovered=True, settled=False),
+            shift_of(1, [0.5, 2.0], recovered=False, settled=False),
+            shift_of(0, [9.0], recovered=True, settled=True),
+        ],
+        wrong=7,
+    )
+    assert (found.wrong, found.diagnosed, found.unsettled) == (7, 4, 2)
+    assert (found.recovery_rate, found.unsettled_recovery_rate, found.turning_is_peak) == (75, 50, 75)
+    assert (found.kl_turning, found.kl_elsewhere) == (3.0, 1.0)  # of 4 1 2 9, and of 1 2 0 3 0.5
+    none = summarize_shifts([], wrong=0)
+    assert none.recovery_rate is none.kl_turning is none.unsettled_recovery_rate is None
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8}
+ARCHITECTURES = {
+    "llama, grouped queries": LlamaConfig(**GROUPED),
+    "mistral, sliding window": MistralConfig(**GROUPED, sliding_window=7),
+    "qwen3": Qwen3Config(**GROUPED),
+    "gemma2, soft caps, alternating windows": Gemma2Config(**GROUPED, sliding_window=6),
+    "gpt2, learnt positions": GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4),
+    "bloom, alibi": BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_last_token_s_attention_is_the_last_row_of_the_eager_maps(name):
+    torch.manual_seed(0)
+    model = Models.from_config(ARCHITECTURES[name]).double().eval()
+    own, prompt = model.config._attn_implementation, torch.randint(3, 64, (19,)).tolist()
+    row = last_token_attention(model, prompt)
+    assert model.config._attn_implementation == own
+    model.set_attn_implementation("eager")
+    maps = model(torch.tensor([prompt]), output_attentions=True).attentions
+    wanted = torch.stack([layer[0, :, -1].mean(0) for layer in maps])
+    torch.testing.assert_close(row, wanted.float(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(row.sum(1), torch.ones(2), atol=1e-5, rtol=0)
+    shares = attention_shares(model, prompt, [0, 4, 5])
+    torch.testing.assert_close(shares.sink, row[:, 0])
+    torch.testing.assert_close(shares.gold, row[:, 0] + row[:, 4] + row[:, 5])
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the size of the largest tensor that any operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(value, torch.Tensor):
+                self.size = max(self.size, value.numel())
+        return result
+
+
+def test_no_attention_map_is_ever_held():
+    model, n = Models.from_config(LlamaConfig(**GROUPED)).eval(), 1500
+    with Largest() as seen:
+        last_token_attention(model, torch.randint(3, 64, (n,)).tolist())
+    assert n * 32 <= seen.size < n * n / 10  # hidden states, and nothing that grows with the square
+
+
+def test_a_model_without_attention_says_so(model):
+    model.base_model.forward = lambda **_: SimpleNamespace(past_key_values=None, attentions=None)
+    with pytest.raises(PosgapError, match="LlamaForCausalLM: shows no attention; diagnose with attention 0"):
+        last_token_attention(model, [1, 2, 3])
+
+
+@pytest.mark.parametrize("position", range(1, 5))
+@pytest.mark.parametrize("order", [Order(), Order("both", 3)])
+def test_spans_hold_the_gold_document_and_nothing_else(tokenizer, position, order):
+    example, placement = qa_example(), Placement((position,), 4)
+    build = PromptBuilder(get_task("qa"), tokenizer, 512, 4, order)
+    ((start, end),) = gold_spans(build, example, placement)
+    assert build.text(example, placement)[start:end] == f"{example.gold[0].title}) {example.gold[0].text}"
+
+
+def test_spans_of_two_hops(tokenizer):
+    (example,) = two_hop_examples(1, 6, seed=0)
+    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    spans = gold_spans(build, example, Placement((5, 2), 6))
+    text = build.text(example, Placement((5, 2), 6))
+    assert [text[start:end] for start, end in spans] == [f"{d.title}) {d.text}" for d in example.gold]
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"])
+def test_gold_tokens_are_the_record_s(tokenizer, template, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    build, example = PromptBuilder(get_task("kv"), tokenizer, 512, 4), kv_example(3)
+    for position in range(1, 7):
+        placement = Placement((position,), 6)
+        ids, found = build(example, placement), gold_tokens(build, example, placement)
+        assert found == list(range(found[0], found[-1] + 1))
+        assert tokenizer.convert_ids_to_tokens([ids[i] for i in found]) == [*example.key, f" {example.value}"]
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0]['content'] | upper }}")
+    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    with pytest.raises(PosgapError, match="the chat template rewrites the prompt"):
+        gold_tokens(build, kv_example(), Placement((1,), 4))
+
+
+@pytest.fixture
+def diagnosed(tmp_path, model_folder):
+    """A sweep of an untrained model whose accepted answers are what it says at position 2."""
+    shared = {"model": str(model_folder), "n_docs": 4, "max_new_tokens": 3, "resamples": 100}
+    examples = [kv_example(i) for i in range(12)]
+    write_examples(tmp_path / "plain.jsonl", examples)
+    plain = sweep(SweepConfig(examples=tmp_path / "plain.jsonl", out=tmp_path / "plain", **shared))
+    rows = [json.loads(line) for line in (plain / "predictions.jsonl").read_text().splitlines()]
+    said = {row["id"]: row["response"] for row in rows if row["placement"] == [2]}
+    write_examples(tmp_path / "e.jsonl", [e.model_copy(update={"answers": [said[e.id]]}) for e in examples])
+    swept = sweep(SweepConfig(examples=tmp_path / "e.jsonl", out=tmp_path / "sweep", metric="em", **shared))
+    return DiagnoseConfig(
+        sweep=swept, examples=tmp_path / "e.jsonl", model=str(model_folder), out=tmp_path / "diagnosis", attention=3
+    )
+
+
+def test_the_stage_diagnoses_what_was_swept(diagnosed):
+    found = read_diagnosis(diagnose(diagnosed))
+    rows = [json.loads(line) for line in (diagnosed.sweep / "predictions.jsonl").read_text().splitlines()]
+    wrong = {(row["id"], *row["placement"]): row["response"] for row in rows if not row["correct"]}
+    assert found.advantageous == [2] and found.tokens.wrong == len(wrong) == found.tokens.diagnosed > 0
+    for shift in found.tokens.shifts:
+        assert shift.prediction == wrong[shift.id, *shift.placement] != shift.response
+        # The wrong answer is the right one as far as the turning token.
+        before = "".join(shift.tokens[: shift.turning])
+        assert shift.prediction.startswith((before + shift.instead).strip().removesuffix("<eos>"))
+        assert shift.corrected.startswith((before + shift.tokens[shift.turning]).strip().removesuffix("<eos>"))
+        assert shift.recovered == (shift.corrected == shift.response)
+    attention = found.attention
+    assert np.shape(attention.gold) == np.shape(attention.sink) == (4, 2) and attention.n_examples == 3
+    assert attention.even == pytest.approx([100 * 3 / 22] * 4)
+
+
+def test_parts_can_be_left_out(diagnosed):
+    found = read_diagnosis(diagnose(diagnosed.model_copy(update={"tokens": 0, "attention": 0})))
+    assert found.tokens is found.attention is None
+
+
+def test_other_examples_than_the_sweep_s_are_refused(diagnosed):
+    write_examples(diagnosed.examples, [kv_example(i) for i in range(12)])
+    with pytest.raises(PosgapError, match="sweep: its examples are not those given; give what was swept"):
+        diagnose(diagnosed)
+    assert not diagnosed.out.exists()

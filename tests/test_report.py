@@ -1,0 +1,159 @@
+"""The page: nothing from outside, what it shows, and the model card."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+import yaml
+from conftest import kv_example, qa_example
+from huggingface_hub import ModelCard
+
+from posgap.measurement.cases import Outcome, case_of, mixed_cases
+from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
+from posgap.measurement.model_card import model_card
+from posgap.measurement.plots import attention_map, save_picture
+from posgap.measurement.report import page
+from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, get_task
+
+
+def sweep_of(placements: list[list[int]], accuracy: list[float], **changes) -> Sweep:
+    worst = min(range(len(accuracy)), key=accuracy.__getitem__)
+    pairs = len(placements[0]) > 1
+    return Sweep(
+        **{
+            **{"task": "kv", "model": "some/model", "label": "<base>", "scaling": None, "metric": "sub_em"},
+            **{"n_docs": 20, "n_examples": 50, "placements": placements, "accuracy": accuracy},
+            **{"ci95": [(max(0, a - 5), min(100, a + 5)) for a in accuracy], "mean": 60.0, "mean_ci95": (55, 65)},
+            **{"gap": max(accuracy) - min(accuracy), "gap_ci95": (30.0, 50.0), "gap_noise": 9.5},
+            "flatness": {"q": 30.0, "df": len(placements) - 1, "p": 1e-6},
+            "worst": {"placement": placements[worst], "accuracy": accuracy[worst]},
+            "categories": ["connected" if b == a + 1 else "reversed" for a, b in placements] if pairs else [],
+            "by_category": {"connected": {"accuracy": 70.0, "ci95": (60, 80), "gap": 1.0}} if pairs else {},
+            **{"examples_digest": "e" * 64, "model_digest": "", "prompt_digest": "f" * 64},
+            **{"settings": {"seed": 0, "positions": ["1", "<b>"]}, **changes},
+        }
+    )
+
+
+SINGLE = sweep_of([[1], [10], [20]], [90.0, 50.0, 80.0])
+PAIRS = sweep_of([[1, 2], [2, 1], [19, 20]], [70.0, 20.0, 65.0])
+SHIFT = TokenShift(
+    **{"id": "kv-1", "placement": [10], "response": "a b", "prediction": "a <c>", "tokens": [" a", " b"]},
+    **{"kl": [0.5, 2.0], "turning": 1, "instead": " <c>", "corrected": "a b", "recovered": True, "settled": False},
+)
+DIAGNOSIS = Diagnosis(
+    label="base",
+    placements=SINGLE.placements,
+    advantageous=[1],
+    tokens=summarize_shifts([SHIFT], wrong=7),
+    attention=AttentionFigures(
+        n_examples=4, gold=[[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], sink=[[30.0, 6.0]] * 3, even=[5.0] * 3
+    ),
+    **{"examples_digest": "", "model_digest": "", "prompt_digest": ""},
+)
+
+
+class Reader(HTMLParser):
+    """Checks that tags are closed in order, and keeps attributes and text."""
+
+    VOID = ("meta", "line", "circle", "polyline", "path", "br")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.attributes, self.text = [], [], ""
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("sweeps", [[SINGLE], [SINGLE, SINGLE], [PAIRS], [PAIRS, PAIRS]])
+def test_pages_are_whole_and_need_no_network(sweeps):
+    text = page(sweeps, "a <title>")
+    read = Reader(text)
+    assert not re.search(r"https?:|url\(|@import|<script|<link|<img", text)
+    assert not {"src", "href"} & {name for _, name, _ in read.attributes}
+    assert "a <title>" in read.text and "&lt;base&gt;" in text and "<base>" not in text and "['1', '<b>']" in read.text
+    # Whatever may scroll can be reached by keyboard and has a name.
+    assert text.count('class="scroll"') == text.count('class="scroll" tabindex="0" role="region" aria-label=')
+
+
+def test_the_curve_is_where_the_accuracies_are():
+    (broad, narrow) = re.findall(r'points="([^"]*)"', page([SINGLE], "t"))
+    points = [tuple(map(float, pair.split(","))) for pair in broad.split()]
+    # 340 high, 12 above and 44 below the axis; 720 wide, 40 left and 14 right.
+    wanted = [(40 + (p - 0.5) / 20 * 666, 12 + (100 - v) / 100 * 284) for p, v in [(1, 90), (10, 50), (20, 80)]]
+    for point, expected in zip(points, wanted, strict=True):
+        assert point == pytest.approx(expected, abs=0.06)
+    assert len(narrow.split()) == 3
+
+
+def test_pairs_are_a_grid_of_first_and_second_hop():
+    text = page([PAIRS], "t")
+    rows = re.findall(r"<tr>(<th scope=\"row\">\d+</th>(?:<td.*?</td>)+)</tr>", text.split("Gap and mean")[0])
+    cells = [re.sub(r"<td[^>]*>", "|", re.sub(r"</?th[^>]*>|</td>", "", row)) for row in rows]
+    assert cells == ["1||70|", "2|20||", "19|||65"]
+
+
+def test_a_diagnosis_shows_its_figures_and_the_turning_token(tokenizer):
+    build, example = PromptBuilder(get_task("kv"), tokenizer, 512, 4), kv_example(1)
+    rows = [{"id": "kv-1", "placement": [2], "response": "a <c>", "correct": 0.0}]
+    case = case_of(example, Placement((2,), 4), rows, build, SHIFT)
+    text = page([SINGLE], "t", [case], DIAGNOSIS)
+    read = Reader(text)
+    assert "1 of the 7 answers that are wrong" in read.text and "Turning token 2 of 2" in read.text
+    assert re.search(r'<span class="turning" style="--share: 100%" title="2 nats"> b</span>', text)
+    assert re.search(r"of the 1 answers that this token does not complete</th><td>100 %", text)
+    layers = re.findall(r'<tr><th scope="row">(\d)</th>((?:<td.*?</td>)+)', text.split("Attention to the gold")[1])
+    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:2]] == [
+        ("2", ["2.0", "1.0", "3.5", "6"]),
+        ("1", ["40", "10", "20", "30"]),
+    ]
+    assert f"<mark>{example.key}&#34;: &#34;{example.value}</mark>" in text
+
+
+def test_the_examples_to_open_are_those_that_depend_on_the_position(tokenizer):
+    examples = [qa_example(i) for i in range(9)]
+    rows = [
+        {"id": e.id, "placement": [p], "response": f"r{p}", "correct": float(i == 7 and p != 3)}
+        for i, e in enumerate(examples)
+        for p in (1, 2, 3)
+    ]
+    cases = mixed_cases(examples, rows, 4, PromptBuilder(get_task("qa"), tokenizer, 512, 4))
+    assert [case.id for case in cases] == ["qa-7", *(f"qa-{i}" for i in range(5))]
+    assert cases[0].placement == "3" and cases[0].outcomes[1:] == [Outcome("2", "r2", 1.0), Outcome("3", "r3", 0.0)]
+    (gold,) = [part.text for part in cases[0].prompt if part.gold]
+    assert gold.endswith("number 7.") and "".join(p.text for p in cases[0].prompt).count("Document [") == 4
+
+
+def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
+    text = model_card(PAIRS)
+    _, front, body = text.split("---\n", 2)
+    (entry,) = yaml.safe_load(front)["model-index"]
+    assert entry["name"] == "<base>"
+    results = {r.metric_type: r for r in ModelCard(text, ignore_metadata_errors=False).data.eval_results}
+    assert {kind: r.metric_value for kind, r in results.items()} == {
+        "position_gap": 50.0,
+        "sub_em": 60.0,
+        "worst_position": 20.0,
+    }
+    assert results["worst_position"].metric_name == "Worst position (2+1)"
+    assert "| gap, best minus worst position | 50.0 | 30.0 to 50.0 |" in body and "| connected pairs | 70.0 |" in body
+    assert "| gold at 19+20 | 65.0 | 60.0 to 70.0 |" in body
+
+
+def test_the_attention_map_is_a_picture(tmp_path):
+    save_picture(attention_map(DIAGNOSIS.attention.gold, SINGLE.names, "base"), tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
