@@ -34,7 +34,9 @@ def component(config: type[Config], artifacts: tuple[str, ...] = ()) -> Callable
             given = spec.inputs[name]
             given.description = field.description
             if role(field) is not Role.INPUT and not field.is_required():
-                given.default, given.optional = config.default(name), True
+                # KFP has no null: an empty string is a path that was not given.
+                default = config.default(name)
+                given.default, given.optional = "" if default is None else default, True
         return made
 
     return wrap

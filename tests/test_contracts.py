@@ -22,7 +22,7 @@ from posgap.pipelines import smoke
 from posgap.pipelines.mitigation import mitigation
 
 from posgap.cli import STAGES, build, words
-from posgap.config import DemoConfig, SweepConfig
+from posgap.config import DemoConfig, Role, SweepConfig, role
 from posgap.mlproject import mlproject
 
 COMPONENTS = {
@@ -52,6 +52,9 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
         assert inputs[field].default == config.default(field) == info.get_default(call_default_factory=True)
         assert inputs[field].description == options[field].help == info.description
         assert info.description, f"{name}.{field} has no description"
+    # What KFP is not given and has no default for, the component's function would lack.
+    optional = {f for f, i in config.model_fields.items() if not i.is_required() and role(i) is not Role.INPUT}
+    assert all(inputs[field].default is not None for field in optional - {"force"})
 
 
 def test_every_stage_has_a_folder_with_its_component():
