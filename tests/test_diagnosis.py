@@ -22,6 +22,7 @@ from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.diagnosis.attention import attention_shares, last_token_attention
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
@@ -277,6 +278,14 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
 def test_parts_can_be_left_out(diagnosed):
     found = read_diagnosis(diagnose(diagnosed.model_copy(update={"tokens": 0, "attention": 0})))
     assert found.tokens is found.attention is None
+
+
+def test_what_an_endpoint_answered_is_refused(diagnosed):
+    swept = read_json(diagnosed.sweep / "sweep.json")
+    swept["settings"]["backend"] = "openai"
+    write_json(diagnosed.sweep / "sweep.json", swept)
+    with pytest.raises(PosgapError, match="sweep: swept through an endpoint, which shows no tokens"):
+        diagnose(diagnosed)
 
 
 def test_other_examples_than_the_sweep_s_are_refused(diagnosed):

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from posgap.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement, arrange
-from posgap.tasks.prompts import Order, PromptBuilder, get_task
+from posgap.tasks.prompts import Order, PromptBuilder, TextPromptBuilder, get_task
 from posgap.tasks.two_hop import two_hop_examples
 
 
@@ -191,11 +191,13 @@ def test_shuffled_distractors_are_alike_at_every_placement(placement):
     assert others != list(example.distractors)
 
 
-def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer):
+@pytest.mark.parametrize("textual", [False, True])
+def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer, textual):
     def build(order):
-        return PromptBuilder(get_task("kv"), tokenizer, 512, 4, order)
+        task = get_task("kv")
+        return TextPromptBuilder(task, 4, order) if textual else PromptBuilder(task, tokenizer, 512, 4, order)
 
     example, placement = kv_example(2), Placement((2,), 6)
     orders = [Order(), Order("before"), Order("both"), Order(shuffle=1), Order(shuffle=2)]
-    assert len({build(order).text(example, placement) for order in orders}) == len(orders)
+    assert len({build(order).prompt(example, placement).text for order in orders}) == len(orders)
     assert len({build(order).digest() for order in orders}) == len(orders)

@@ -9,6 +9,7 @@ from conftest import kv_example, qa_example
 from huggingface_hub import ModelCard
 
 from posgap.measurement.cases import Outcome, case_of, mixed_cases
+from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
@@ -79,9 +80,24 @@ class Reader(HTMLParser):
         self.text += data
 
 
+def comparison_of(sweep: Sweep) -> Comparison:
+    return Comparison(
+        reference=sweep.label,
+        **{name: getattr(sweep, name) for name in ("metric", "n_examples", "n_docs", "placements")},
+        differences=[
+            Difference(
+                **{"label": "<new>", "accuracy": [2.0, -8.0, 0.0], "ci95": [(-2, 6), (-13, -3), (-4, 4)]},
+                **{"mean": -2.0, "mean_ci95": (-5, 1), "gap": 9.0, "gap_ci95": (1, 14), "better": [], "worse": []},
+                verdict="<new> is worse",
+            )
+        ],
+    )
+
+
+@pytest.mark.parametrize("compared", [False, True])
 @pytest.mark.parametrize("sweeps", [[SINGLE], [SINGLE, SINGLE], [PAIRS], [PAIRS, PAIRS]])
-def test_pages_are_whole_and_need_no_network(sweeps):
-    text = page(sweeps, "a <title>")
+def test_pages_are_whole_and_need_no_network(sweeps, compared):
+    text = page(sweeps, "a <title>", comparison=comparison_of(sweeps[0]) if compared else None)
     read = Reader(text)
     assert not re.search(r"https?:|url\(|@import|<script|<link|<img", text)
     assert not {"src", "href"} & {name for _, name, _ in read.attributes}
@@ -98,6 +114,18 @@ def test_the_curve_is_where_the_accuracies_are():
     for point, expected in zip(points, wanted, strict=True):
         assert point == pytest.approx(expected, abs=0.06)
     assert len(narrow.split()) == 3
+
+
+def test_differences_are_where_the_figures_are():
+    text = page([SINGLE, SINGLE], "t", comparison=comparison_of(SINGLE))
+    broad = text.split("<svg")[1]
+    points = [tuple(map(float, pair)) for pair in re.findall(r'cx="([^"]*)" cy="([^"]*)"', broad)]
+    # 280 high, 12 above and 44 below; the interval that reaches furthest, to -13, makes the lines -15, -10 ... 15.
+    wanted = [(40 + (at + 0.5) / 3 * 666, 12 + (15 - v) / 30 * 224) for at, v in enumerate([2, -8, 0])]
+    for point, expected in zip(points, wanted, strict=True):
+        assert point == pytest.approx(expected, abs=0.06)
+    assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10", "+15"]
+    assert "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0</td>' in text
 
 
 def test_pairs_are_a_grid_of_first_and_second_hop():
