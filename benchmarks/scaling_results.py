@@ -28,6 +28,7 @@ from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tasks.data import import_examples
+from posgap.tasks.placements import spaced_positions
 
 ROOT = Path(__file__).resolve().parents[1]
 METHODS = {
@@ -62,7 +63,7 @@ class Seed:
                 tiny_model.write(partial, seed)
 
     def sweep(self, model: Path, n: int) -> Sweep:
-        positions = spaced(n, self.settings.positions)
+        positions = spaced_positions(n, self.settings.positions)
         config = SweepConfig(
             examples=self.held_out, n_docs=n, positions=positions, limit=self.settings.examples, **self._common(model)
         )
@@ -76,7 +77,7 @@ class Seed:
                 examples=self.searched,
                 exclude=self.held_out,
                 n_docs=n,
-                positions=spaced(n, 7),
+                positions=spaced_positions(n, 7),
                 limit=self.settings.search_examples,
                 population=self.settings.population,
                 generations=self.settings.generations,
@@ -107,11 +108,6 @@ class Seed:
 
     def _common(self, model: Path) -> dict:
         return {"model": str(model), "max_new_tokens": 2, "seed": self.seed, "out": self.folder}
-
-
-def spaced(n: int, count: int) -> list[int]:
-    """About `count` positions from 1 to n, evenly spaced, both ends among them."""
-    return sorted({round(1 + i * (n - 1) / (count - 1)) for i in range(count)})
 
 
 def rows(seed: Seed, lengths: Sequence[int]) -> dict[tuple[str, int], list[float]]:
