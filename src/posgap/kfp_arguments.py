@@ -1,8 +1,10 @@
 """From the arguments of a KFP component to the config of its stage."""
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from posgap.config import Config
+from posgap.locations import is_uri
 
 C = TypeVar("C", bound=Config)
 
@@ -17,4 +19,9 @@ def to_config(config_type: type[C], arguments: dict[str, Any]) -> C:
 
 
 def _local(value: Any) -> Any:
-    return [_local(one) for one in value] if isinstance(value, list) else getattr(value, "path", value)
+    if isinstance(value, list):
+        return [_local(one) for one in value]
+    path = getattr(value, "path", value)
+    # What no launcher has brought here (an import, in the local runner) the stage fetches itself.
+    uri = getattr(value, "uri", "")
+    return uri if is_uri(uri) and not Path(path).exists() else path
