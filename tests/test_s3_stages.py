@@ -235,6 +235,8 @@ def test_several_inputs_and_the_demo(bucket):
 def test_a_component_s_import_that_nobody_has_downloaded_is_read_from_s3(tmp_path, bucket):
     from kfp import dsl
 
-    given = {"examples": dsl.Dataset(uri=f"{bucket}/x"), "model": dsl.Model(uri=str(tmp_path)), "out": str(tmp_path)}
-    config = to_config(SweepConfig, given)
+    given = {"examples": dsl.Dataset(uri=f"{bucket}/x"), "model": dsl.Model(uri=str(tmp_path))}
+    config = to_config(SweepConfig, given | {"out": dsl.Artifact(uri=f"{bucket}/out"), "curve": dsl.HTML(uri="c")})
     assert config.examples == f"{bucket}/x" and config.model == str(tmp_path)
+    # What it makes the launcher uploads.
+    assert config.out == Path("/s3") / bucket.removeprefix("s3://") / "out"

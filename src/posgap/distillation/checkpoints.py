@@ -112,7 +112,7 @@ class Checkpoints:
             self.kept.push([complete / FILES])
             self.kept.drop([name for name in self.kept.names() if not name.startswith(f"{complete.name}/")])
         except PosgapError as error:
-            log.warning("the checkpoint of %s is on disk only: %s", complete.name, error)
+            log.warning("checkpoint %s is on disk only: %s", complete.name, error)
 
     def _fetch(self) -> int:
         """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
