@@ -62,13 +62,13 @@ class Bench:
     def _shared(self) -> dict:
         return {"task": self.task, "max_new_tokens": self.max_new_tokens, "seed": self.seed}
 
-    def sweep(self, model: Path, name: str, n_docs: int = 20) -> Sweep:
+    def sweep(self, model: Path, name: str, n_docs: int = 20, **how) -> Sweep:
         out = self.folder / f"sweep-{name}-{n_docs}"
         return read_sweep(
             sweep(
                 SweepConfig(
                     examples=self.held_out, model=str(model), label=name, n_docs=n_docs, out=out, resamples=200,
-                    **self._shared,
+                    **self._shared, **how,
                 )
             )
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -19,6 +20,7 @@ from posgap import files
 from posgap.errors import PosgapError
 from posgap.scaling.application import scale_model
 
+_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md")  # of a model on the hub, no code
 transformers_logging.disable_progress_bar()
 
 
@@ -64,6 +66,16 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
         attn_implementation="flash_attention_2" if flash else None,
     )
     return scale_model(model.eval())
+
+
+def model_folder(path: str) -> Path:
+    """The folder of a model: the path itself, or where the hub's files are cached, downloaded if need be."""
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return Path(snapshot_download(path, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:  # the hub's errors are OSErrors, a malformed name a ValueError
+        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
 
 def model_digest(path: str) -> str:
