@@ -3,8 +3,9 @@
     python benchmarks/scale_search.py [--quick]
 
 Both sides answer the same questions under the same candidates, with the same model and token budget,
-and must find the same answers right. What teacher forcing saves is decoding, and the overhead of small
-batches; both sides read the prompts. So the ratio is that of decoding to reading, and three are given:
+and must find the same answers right. What teacher forcing saves is decoding, the overhead of small
+batches, and reading again what placements of an example begin with alike; all else is read on both sides.
+So the ratio is that of decoding to reading, and three are given:
 
 - `speed_ratio`: a generation, one example at seven positions, 10 records a prompt (a rung of a halving
   search of a tiny model), against one batched `generate` call a candidate;
@@ -19,6 +20,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -59,9 +61,16 @@ def model(layers: int, width: int) -> LlamaForCausalLM:
     return made.eval()
 
 
+def placements(rng: np.random.Generator, tokens: int) -> list[list[int]]:
+    """An example's prompts: records of four random tokens, one of which stands at seven places, and a question."""
+    *records, gold, question = rng.integers(4, 41, (tokens // 4, 4)).tolist()
+    places = [round(i * len(records) / 6) for i in range(7)]
+    return [list(chain(*records[:at], gold, *records[at:], question)) for at in places]
+
+
 def generated(llama, questions, candidates, budget: int) -> np.ndarray:
     """Correct [C, E, P] by greedy generation under one candidate after another."""
-    generator, scaling = TransformersGenerator(llama, tokenizer(), budget), layer_scaling(llama)
+    generator, scaling = TransformersGenerator(llama, tokenizer(), budget, reuse=False), layer_scaling(llama)
     asked, right = [question for row in questions for question in row], []
     for candidate in candidates:
         scaling.set(candidate)
@@ -98,7 +107,7 @@ def main() -> None:
     candidates = [tuple(1 + rng.uniform(0, 1e-3 * i, arguments.layers)) for i in range(arguments.candidates)]
     figures, identical = {}, True
     for suffix, examples, prompt in (("", 1, 48), ("_large", 4, 96)):
-        prompts = rng.integers(4, 41, (7 * examples, prompt)).tolist()
+        prompts = [placed for _ in range(examples) for placed in placements(rng, prompt)]
         generator = TransformersGenerator(llama, tokenizer(), BUDGET)
         unscaled = complete(generator, [Prompt("", p) for p in prompts], Sampling(ANSWER))
         asked = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
