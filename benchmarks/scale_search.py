@@ -16,7 +16,6 @@ The last line is JSON with these and `identical`.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+from report import conclude
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.demo.tiny_model import tokenizer
@@ -96,6 +96,7 @@ def compare(sides: dict[str, Callable[[], np.ndarray]], repeats: int) -> tuple[d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--candidates", type=int, default=14, help="a population")
@@ -105,7 +106,7 @@ def main() -> None:
     llama, rng = model(arguments.layers, arguments.width), np.random.default_rng(0)
     # Close to 1, so that a candidate answers some questions as the unscaled model does and others not.
     candidates = [tuple(1 + rng.uniform(0, 1e-3 * i, arguments.layers)) for i in range(arguments.candidates)]
-    figures, identical = {}, True
+    figures, identical, lines = {}, True, []
     for suffix, examples, prompt in (("", 1, 48), ("_large", 4, 96)):
         prompts = [placed for _ in range(examples) for placed in placements(rng, prompt)]
         generator = TransformersGenerator(llama, tokenizer(), BUDGET)
@@ -121,12 +122,23 @@ def main() -> None:
             sides["per_prompt"] = partial(generated, llama, questions, candidates, 1)
         seconds, same = compare(sides, 1 if suffix and arguments.quick else repeats)
         identical = identical and same
-        print(
-            f"{len(candidates)} candidates x {len(asked)} questions of {prompt} + {ANSWER} tokens, seconds: {seconds}"
-        )
+        told = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
+        lines.append(f"{len(candidates)} candidates x {len(asked)} questions of {prompt} + {ANSWER} tokens: {told}")
         figures[f"speed_ratio{suffix}"] = round(seconds["per_candidate"] / seconds["teacher_forced"], 2)
     figures["speed_ratio_per_prompt"] = round(seconds["per_prompt"] / seconds["teacher_forced"], 2)
-    print(json.dumps(figures | {"identical": identical}))
+    conclude("scale-search", TEXT, lines, figures | {"identical": identical}, arguments.write)
+
+
+TEXT = """\
+## The LPES search: teacher forcing against generating under each candidate
+
+Written by `benchmarks/scale_search.py --write` on {date}, one CPU thread, a random-weight Llama (2 layers, width 64
+unless given otherwise), 36-token answers. `speed_ratio`: a population on one example at seven positions, against one
+batched `generate` a candidate; `speed_ratio_large`: four examples of longer prompts; `speed_ratio_per_prompt`: the
+latter against one `generate` a prompt. What is saved is decoding, and reading again what placements begin with alike;
+where batches are large and prompts long, a CPU is as busy reading as decoding, and the ratio falls to that of the
+tokens.
+"""
 
 
 if __name__ == "__main__":
