@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from collections import defaultdict
+from typing import Any
 
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
@@ -62,6 +63,8 @@ def _totals(asked: list[Resources], group: Group) -> dict[str, dict[str, list[st
     for one in asked:
         totals["images"][one.image].append(one.step)
         totals["pools"][_labels(one.pool)].append(one.step)
+        for taint in map(_taint, one.tolerations):
+            totals["tolerations"][taint].append(one.step)
         for volume in one.volumes:
             totals["volumes"][volume].append(one.step)
         for kind, names in one.needs.items():
@@ -104,6 +107,11 @@ def _json(asked: list[Resources], totals: dict[str, dict[str, list[str]]], found
 
 def _labels(pool: dict[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in pool.items()) or "any"
+
+
+def _taint(toleration: dict[str, Any]) -> str:
+    value = f"={toleration['value']}" if toleration.get("value") else ""
+    return f"{toleration.get('key', 'any')}{value}:{toleration.get('effect', 'any')}"
 
 
 def _accelerators(one: Resources) -> str:

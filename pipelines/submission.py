@@ -13,7 +13,7 @@ from posgap.pipelines.steps import task_names
 from posgap.pipelines.transport import Unanswered, once
 
 from posgap.config import PipelineOnCluster, PipelineSubmitConfig
-from posgap.errors import RunCanceled, RunFailed, RunUnfinished
+from posgap.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
 
 log = logging.getLogger(__name__)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -40,7 +40,11 @@ def submit(config: PipelineSubmitConfig) -> None:
         )
     print(f"run {run.run_id}\n{client.run_url(run.run_id)}", flush=True)
     if config.wait:
-        _wait(client, run.run_id, compiled, config)
+        try:
+            _wait(client, run.run_id, compiled, config)
+        except Stopped:
+            # The same command again would start another run.
+            raise Stopped(f"stopped by SIGTERM; run {run.run_id} goes on: {client.run_url(run.run_id)}") from None
 
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:

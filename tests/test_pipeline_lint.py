@@ -58,6 +58,7 @@ def test_totals_say_what_must_be_there_and_who_wants_it(capsys, toy_file):
     totals = linted(capsys, toy_file)["totals"]
     assert totals["secrets"] == {"s3-credentials": ["train R1"]} and totals["claims"] == {"models": ["train R1"]}
     assert set(totals["pools"]) == {"any", "pool=gpu-train"} and set(totals["images"]) == {OURS}
+    assert totals["tolerations"].keys() == {"nvidia.com/gpu:NoSchedule"}
     # Either generate (4) or explain (1), after train (2); beside search (1) and two of the loop (2).
     assert list(totals["accelerators at once"]) == ["7"]
 

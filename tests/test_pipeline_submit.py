@@ -1,6 +1,8 @@
 """`posgap pipeline submit` against a local KFP server that refuses what a real one would."""
 
 import json
+import os
+import signal
 import time
 
 import pytest
@@ -274,6 +276,17 @@ def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
         server.states = ["RUNNING", "SUCCEEDED"]
         code, _, err = posgap(capsys, *submit(server, *WAIT, "--retries", "1"))
     assert code == 0 and "503 Service Unavailable: down; looking again" in err
+
+
+def test_sigterm_ends_the_wait_and_not_the_run(capsys, submit):
+    def terminate(method, path, times):
+        if "runs/" in path and times == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with served(Server(misbehave=terminate)) as server:
+        server.states = ["RUNNING"]
+        told = fails(capsys, *submit(server, *WAIT), code=143)
+    assert told.startswith("stopped by SIGTERM; run 0") and f" goes on: {server.url}/#/runs/details/" in told
 
 
 def test_the_local_server_itself_refuses_what_is_not_as_the_api_says():
