@@ -1,7 +1,11 @@
 """`scale search` and `scale apply`: what they write, what they refuse, and that they belong together."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from conftest import kv_example
 from test_cli import fails
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from posgap.cli import main
 from posgap.config import ScaleApplyConfig, ScaleSearchConfig, SweepConfig
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
@@ -22,6 +27,7 @@ from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
+from posgap.transfer import Target, Transferred
 
 
 @pytest.fixture(scope="module")
@@ -195,4 +201,82 @@ def test_scalings_that_do_not_fit_are_refused(apply, tmp_path, tokenizer):
     assert "made for another model, " in apply(model=other, factors=[1.0, 1.1])
     save_model(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=41)), tokenizer, tmp_path / "gpt2")
     assert "gpt2: no rotary position embedding to scale" in apply(model=tmp_path / "gpt2")
-    assert "someone/model: no such folder; only a model on disk can be scaled" in apply(model="someone/model")
+
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, model_folder):
+    """Runs posgap where the hub's cache holds a model named someone/tiny, and no network is asked."""
+    cached = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(model_folder, cached / "snapshots" / COMMIT)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    offline = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+    def run(*words) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "posgap", *map(str, words)]
+        return subprocess.run(command, env=os.environ | offline, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_model_on_the_hub_is_searched_and_scaled(config, hub, tmp_path):
+    words = search_words(config.model_copy(update={"model": "someone/tiny"}), "--n-docs", 4, "--max-new-tokens", 1)
+    done = hub(*words, "--generations", 1, "--population", 4)
+    assert done.returncode == 0, done.stderr
+    assert read_scaling(config.out).model_digest == COMMIT
+    done = hub("scale", "apply", "--model", "someone/tiny", "--scaling", config.out, "--out", tmp_path / "scaled")
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "scaled" / "config.json")[CONFIG_KEY] == read_scaling(config.out).factors
+    assert not (tmp_path / "scaled" / "model.safetensors").is_symlink()
+    done = hub("scale", "apply", "--model", "someone/other", "--scaling", config.out, "--out", tmp_path / "other")
+    assert done.returncode == 2 and "someone/other: no such folder, nor a model on the hub" in done.stderr
+
+
+def test_a_scaling_is_swept_elsewhere_in_one_command(capsys, config, tmp_path):
+    scaling = read_scaling(scale_search(config))
+    write_examples(tmp_path / "eval.jsonl", [kv_example(i) for i in range(20, 44)])
+    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", tmp_path / "transfer"]
+    targets = [tmp_path / "eval.jsonl", f"kv:3:{tmp_path / 'eval.jsonl'}"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, [*words, "--n-positions", 3, "--resamples", 100, *targets])))
+    assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    here, there = read_json(tmp_path / "transfer" / "transfer.json")
+    assert (here["searched_here"], there["searched_here"]) == (True, False)
+    for found, name, n_positions in ((here, "kv-4-eval", 3), (there, "kv-3-eval", 3)):
+        unscaled, scaled = (read_sweep(tmp_path / "transfer" / f"{name}-{label}") for label in ("unscaled", "scaled"))
+        assert (unscaled.scaling, scaled.scaling) == (None, {"factors": scaling.factors})
+        assert len(scaled.placements) == n_positions and scaled.settings["max_new_tokens"] == 1
+        assert found["mean"] == [unscaled.mean, scaled.mean]
+        assert found["difference"] == pytest.approx(scaled.mean - unscaled.mean)
+        assert found["verdict"] in printed
+    assert f"carries over to {int(there['verdict'] == 'carries over')} of 1 other settings" in printed
+
+
+def test_transfer_refuses_targets_it_cannot_read(capsys, config, tmp_path):
+    scale_search(config)
+    capsys.readouterr()
+    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", tmp_path / "transfer"]
+    assert "write EXAMPLES, or TASK:N_DOCS:EXAMPLES" in fails(capsys, *words, "kv:many:eval.jsonl")
+    assert "rename a file, or drop one" in fails(capsys, *words, "a/eval.jsonl", "b/eval.jsonl")
+    assert "searched on 12 of these examples" in fails(capsys, *words, config.examples)
+
+
+@pytest.mark.parametrize(
+    ("interval", "here", "verdict"),
+    [
+        ((0.1, 5.0), False, "carries over"),
+        ((-1.0, 5.0), False, "does not carry over: no gain seen"),
+        ((-5.0, -0.1), False, "does not carry over: it harms"),
+        ((0.1, 5.0), True, "helps"),
+    ],
+)
+def test_transfer_says_whether_a_scaling_carries_over(interval, here, verdict):
+    target = Target(task="kv", n_docs=3, examples="e.jsonl")
+    figures = {"mean": (1, 2), "gap": (1, 2), "difference": 1.0, "difference_ci95": interval}
+    assert Transferred(target=target, searched_here=here, **figures).verdict == verdict

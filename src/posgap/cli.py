@@ -158,13 +158,17 @@ def build() -> click.Group:
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
     root.add_command(data)
-    groups = {"scale": _InOrder("scale", help="Search RoPE factors for a model, and apply them.")}
+    groups = {
+        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over.")
+    }
     for name, (config_type, target) in STAGES.items():
         *group, word = words(name)
         if group:
             root.add_command(groups[group[0]])
         kind = _Sweep if name == "sweep" else click.Command
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
+    transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
+    groups["scale"].add_command(transfer)
     root.add_command(_group("rollout", "Why a model is biased: what of each position reaches the last token.", ROLLOUT))
     pipeline = _group(
         "pipeline", "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.", PIPELINE

@@ -248,8 +248,23 @@ class ScaleSearchConfig(GenerationConfig):
 class ScaleApplyConfig(StageConfig):
     """Writes a model folder that loads scaled: the same parameters, the factors in its config."""
 
-    model: ModelPath = Field(description="Hugging Face folder of the model the scaling was searched for")
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
     scaling: InputPath = Field(description="folder `scale search` wrote")
+
+
+class ScaleTransferConfig(StageConfig):
+    """Sweeps a model unscaled and scaled elsewhere, and says where the scaling carries over."""
+
+    targets: Annotated[list[str], POSITIONAL] = Field(
+        min_length=1, description="where to: EXAMPLES, at the task and length of the search, or TASK:N_DOCS:EXAMPLES"
+    )
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
+    scaling: InputPath = Field(description="folder `scale search` wrote")
+    n_positions: int = Field(0, ge=0, description="positions a sweep asks, evenly spaced; 0: all")
+    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
 class SweepConfig(BackendConfig):

@@ -72,6 +72,13 @@ def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> li
     return placements
 
 
+def spaced_positions(n_docs: int, count: int) -> list[int]:
+    """At most `count` positions from 1 to n, evenly spaced, both ends among them; all where count is 0."""
+    if not 2 <= count < n_docs:
+        return list(range(1, n_docs + 1))
+    return sorted({round(1 + i * (n_docs - 1) / (count - 1)) for i in range(count)})
+
+
 def require_n_gold(placement: Placement, n_gold: int) -> None:
     """`PosgapError` where the placement is not one of `n_gold` gold documents."""
     if len(placement.positions) != n_gold:
