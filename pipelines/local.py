@@ -61,7 +61,7 @@ def run(config: PipelineRunConfig) -> None:
     out = config.out.absolute()
     outputs = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
     width = max(map(len, outputs), default=0)
-    for name, path in outputs.items():
+    for name, path in sorted(outputs.items()):
         print(f"{name:<{width}}  {path}")
 
 
