@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject manifests clean
+.PHONY: demo test lint mlproject manifests pipeline clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -27,6 +27,10 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+# The compiled pipeline, to be uploaded in the KFP UI.
+pipeline: $(VENV)/.installed
+	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
 
 manifests: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py
