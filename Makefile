@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -11,7 +12,7 @@ DEMO_ARGS ?=
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject clean
+.PHONY: demo test lint mlproject manifests pipeline clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -26,6 +27,16 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+# The compiled pipeline, to be uploaded in the KFP UI.
+pipeline: $(VENV)/.installed
+	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
+
+manifests: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py
+	mkdir -p build/manifests
+	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
+	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
 
 clean:
 	rm -rf $(VENV) runs build
