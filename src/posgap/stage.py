@@ -138,7 +138,7 @@ def _parameters(config: StageConfig) -> dict[str, Any]:
 def _complete(out: Location, identity: str) -> bool:
     folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
     try:
-        return manifest_of(folder).get("identity") == identity
+        return not folder.is_incomplete and manifest_of(folder).get("identity") == identity
     except PosgapError:
         return False
 
