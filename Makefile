@@ -8,10 +8,11 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
+IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject clean
+.PHONY: demo test lint mlproject images images-check clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -26,6 +27,13 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+# The container images, with docker, podman or buildah: make images IMAGES=cpu
+images:
+	infra/images/images.sh build $(IMAGES)
+
+images-check:
+	infra/images/images.sh check $(IMAGES)
 
 clean:
 	rm -rf $(VENV) runs build
