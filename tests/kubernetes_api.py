@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 from jsonschema import Draft202012Validator
 
-KUBERNETES = Path(__file__).resolve().parents[1] / "infra" / "kubernetes"
-SCHEMA = yaml.safe_load((KUBERNETES / "schemas" / "trainjob.yaml").read_text())
+
+SCHEMA = yaml.safe_load((Path(__file__).parent / "schemas" / "trainjob.yaml").read_text())
 RUNTIME = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "ClusterTrainingRuntime",
