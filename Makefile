@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -12,7 +13,7 @@ IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject images images-check clean
+.PHONY: demo test lint mlproject manifests images images-check clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -27,6 +28,12 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+manifests: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py
+	mkdir -p build/manifests
+	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
+	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
 
 # The container images, with docker, podman or buildah: make images IMAGES=cpu
 images:

@@ -1,36 +1,35 @@
-"""LPES and its baselines on the tiny model, as the tables of docs/results-scaling.md.
+"""LPES and its baselines on the tiny model, over seeds: the section `scaling` of docs/results.md.
 
     python benchmarks/scaling_results.py --data FILE [--seeds 0 1 2] [--lengths 20 30 40] [--out runs/scaling]
 
-FILE is the lost-in-the-middle key-value file (300 lines), or what `posgap data make kv` writes. For each
-seed: the base model and its R1 model; at each length every method is searched on the first 60 lines and
-swept on lines 101 to 300. Every step is a stage: what is complete is reused.
+FILE is the lost-in-the-middle key-value file (300 lines), or what `posgap data make kv` writes. At each
+length every method is searched on the first 60 lines and swept on lines 101 to 300. Every step is a
+stage: what is complete is reused.
 """
 
 import argparse
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date
+from functools import cached_property
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
-from posgap.pipelines import smoke
+from distillation_results import Bench, retrieval_bench
+from report import ROOT, markdown, spread, write_section
 
-from posgap.config import DistillConfig, ImportConfig, ScaleApplyConfig, ScaleSearchConfig, SweepConfig, TeacherConfig
+from posgap.config import ImportConfig, ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig
 from posgap.demo import tiny_model
-from posgap.files import atomic
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.scaling.scaling_file import read_scaling
-from posgap.stages.distill import distill
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
-from posgap.stages.sweep import sweep
-from posgap.stages.teacher import teacher
 from posgap.tasks.data import import_examples
 from posgap.tasks.placements import spaced_positions
+from posgap.transfer import Transferred, scale_transfer
 
-ROOT = Path(__file__).resolve().parents[1]
 METHODS = {
     "uniform": {"curve": "uniform"},
     "Ms-PoE": {"strategy": "ms_poe"},
@@ -41,133 +40,149 @@ METHODS = {
     "free": {"curve": "free"},
 }
 ON_R1 = ("uniform", "Bezier")  # the methods that are also searched on the R1 model
+SEARCH = {"population": 14, "generations": 6, "limit": 60, "batch_tokens": 2048}
+SEARCHED, SWEPT = 7, 10  # positions
+PASSES = "passes"
+Row = dict[str, float]  # mean, worst, gap, and the forward passes of the search
 
 
-class Seed:
-    """The models, scalings and sweeps of one seed, each made once, in `folder`."""
+class Scalings:
+    """The scalings of one seed's models, each searched once."""
 
-    def __init__(self, seed: int, folder: Path, data: Path, settings: argparse.Namespace):
-        self.seed, self.folder, self.settings = seed, folder, settings
-        cut = {
-            "key_digits": tiny_model.KEY_DIGITS,
-            "value_digits": tiny_model.VALUE_DIGITS,
-            "input": data,
-            "seed": seed,
-        }
-        self.searched = import_examples(ImportConfig(out=folder / "search.jsonl.gz", last=60, **cut))
-        self.held_out = import_examples(ImportConfig(out=folder / "eval.jsonl.gz", first=101, **cut))
-        self.train = import_examples(ImportConfig(out=folder / "train.jsonl.gz", last=100, queries=10, **cut))
-        self.base = folder / "base"
-        if not self.base.is_dir():
-            with atomic(self.base) as partial:
-                tiny_model.write(partial, seed)
-
-    def sweep(self, model: Path, n: int) -> Sweep:
-        positions = spaced_positions(n, self.settings.positions)
-        config = SweepConfig(
-            examples=self.held_out, n_docs=n, positions=positions, limit=self.settings.examples, **self._common(model)
+    def __init__(self, bench: Bench, source: Path, lengths: Sequence[int]):
+        self.bench, self.lengths = bench, lengths
+        cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "seed": bench.seed}
+        self.questions = import_examples(
+            ImportConfig(input=source, out=bench.folder / "search.jsonl.gz", last=SEARCH["limit"], **cut)
         )
-        return read_sweep(sweep(config.model_copy(update={"out": self.folder / f"sweep-{model.name}-{n}"})))
 
-    def scaled(self, model: Path, method: str, n: int) -> tuple[Path, int]:
-        """The model scaled by a method at a length, and the forward passes that took."""
-        name = f"{model.name}-{method.lower().replace(', ', '-')}-{n}"
-        searched = scale_search(
+    def searched(self, model: Path, method: str, n: int) -> Path:
+        bench = self.bench
+        return scale_search(
             ScaleSearchConfig(
-                examples=self.searched,
-                exclude=self.held_out,
-                n_docs=n,
-                positions=spaced_positions(n, 7),
-                limit=self.settings.search_examples,
-                population=self.settings.population,
-                generations=self.settings.generations,
-                **self._common(model) | {"out": self.folder / f"scaling-{name}"},
+                **SEARCH,
                 **METHODS[method],
+                model=str(model),
+                examples=self.questions,
+                exclude=bench.held_out,
+                n_docs=n,
+                positions=spaced_positions(n, SEARCHED),
+                max_new_tokens=2,
+                seed=bench.seed,
+                out=bench.folder / f"scaling-{_name(model, method, n)}",
             )
         )
-        out = self.folder / name
-        scale_apply(ScaleApplyConfig(model=str(model), scaling=searched, out=out, seed=self.seed))
-        return out, read_scaling(searched).forward_passes
 
-    def distilled(self, model: Path) -> Path:
-        """The model after R1 at the length it was trained for, with the demo's parameters."""
-        common = {key: value for key, value in self._common(model).items() if key != "out"}
-        responses = teacher(
-            TeacherConfig(examples=self.train, advantageous=1, **common, out=self.folder / f"teacher-{model.name}")
+    def scaled(self, model: Path, method: str, n: int) -> Path:
+        """The model scaled by a method at a length."""
+        out = self.bench.folder / _name(model, method, n)
+        scaling = self.searched(model, method, n)
+        return scale_apply(ScaleApplyConfig(model=str(model), scaling=scaling, out=out, seed=self.bench.seed))
+
+    @cached_property
+    def r1(self) -> Path:
+        return self.bench.distilled("R1")
+
+    @cached_property
+    def r1_after(self) -> Path:
+        """R1 trained on the base model as the Bezier curve of the greatest length scaled it."""
+        scaled = self.scaled(self.bench.model, "Bezier", max(self.lengths))
+        return replace(self.bench, folder=self.bench.folder / "after", model=scaled).distilled("R1")
+
+    def sweep(self, model: Path, n: int) -> Sweep:
+        return read_sweep(self.sweep_folder(model, n))
+
+    def sweep_folder(self, model: Path, n: int) -> Path:
+        name = model.name if model.parent == self.bench.folder else f"{model.parent.name}-{model.name}"
+        return self.bench.swept(model, name, n, positions=spaced_positions(n, SWEPT))
+
+    def rows(self, n: int) -> dict[str, Row]:
+        """Figures of every model at length n."""
+        found = {}
+        for start, model, methods in (("base", self.bench.model, METHODS), ("R1", self.r1, ON_R1)):
+            found[start] = figures(self.sweep(model, n))
+            for method in methods:
+                passes = read_scaling(self.searched(model, method, n)).forward_passes
+                found[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
+        found[self.last_row] = figures(self.sweep(self.r1_after, n))
+        return found
+
+    @property
+    def last_row(self) -> str:
+        return f"Bezier of n = {max(self.lengths)}, then R1"
+
+    def transfer(self, n: int) -> list[Transferred]:
+        """The base model's Bezier scaling of length n at every length."""
+        model = self.bench.model
+        return scale_transfer(
+            ScaleTransferConfig(
+                model=str(model),
+                scaling=self.searched(model, "Bezier", n),
+                targets=[f"kv:{to}:{self.bench.held_out}" for to in self.lengths],
+                n_positions=SWEPT,
+                seed=self.bench.seed,
+                out=self.bench.folder / f"transfer-{n}",
+            )
         )
-        chosen = {key: smoke.PARAMETERS[key] for key in smoke.PARAMETERS.keys() & DistillConfig.model_fields.keys()}
-        trained = DistillConfig(
-            **chosen | {"epochs": self.settings.epochs},
-            examples=self.train,
-            responses=responses,
-            model=str(model),
-            out=self.folder / f"{model.name}-r1",
-            seed=self.seed,
+
+
+def _name(model: Path, method: str, n: int) -> str:
+    return f"{model.name}-{method.lower().replace(', ', '-')}-{n}"
+
+
+def figures(sweep: Sweep, passes: int = 0) -> Row:
+    return {"mean": sweep.mean, "worst": sweep.worst.accuracy, "gap": sweep.gap, PASSES: passes}
+
+
+def start(name: str) -> str:
+    """The unscaled model that a row is compared with."""
+    return "R1" if name.startswith("R1") else "base"
+
+
+def gains(found: Sequence[dict[str, Row]], name: str) -> list[float]:
+    """What a row's mean gains over its unscaled model's, seed by seed."""
+    return [rows[name]["mean"] - rows[start(name)]["mean"] for rows in found]
+
+
+def table(found: Sequence[dict[str, Row]]) -> str:
+    """One length: a row a model."""
+    lines = []
+    for name in found[0]:
+        columns = [spread([rows[name][column] for rows in found]) for column in ("mean", "worst", "gap")]
+        gained = "" if name == start(name) else ", ".join(f"{gain:+.1f}" for gain in gains(found, name))
+        passes = mean(rows[name][PASSES] for rows in found)
+        lines.append([name, *columns, gained, f"{passes:,.0f}" if passes else ""])
+    return markdown(["model", "mean", "worst", "gap", "gain in mean, each seed", "forward passes"], lines)
+
+
+def verdict(found: Sequence[dict[str, Row]], n: int) -> str:
+    """Whether the Bezier curve gains ten points where contexts are longest, and beats one factor for all layers."""
+    told = []
+    for name in ("base, Bezier", "R1, Bezier"):
+        gained = gains(found, name)
+        reached = sum(gain >= 10 for gain in gained)
+        uniform = [f"{a - b:+.1f}" for a, b in zip(gained, gains(found, name.replace("Bezier", "uniform")))]
+        told.append(
+            f"On the {start(name)} model at n = {n} the Bezier curve gains {', '.join(f'{g:+.1f}' for g in gained)} "
+            f"points in the mean: ten or more on {reached} of {len(gained)} seeds. Over the best uniform factor it "
+            f"gains {', '.join(uniform)}."
         )
-        return distill(trained)
-
-    def _common(self, model: Path) -> dict:
-        return {"model": str(model), "max_new_tokens": 2, "seed": self.seed, "out": self.folder}
+    return "\n".join(told)
 
 
-def rows(seed: Seed, lengths: Sequence[int]) -> dict[tuple[str, int], list[float]]:
-    """(model, length): mean, worst, gap, and forward passes of the search."""
-    found: dict[tuple[str, int], list[float]] = {}
-
-    def measure(name: str, model: Path, n: int, cost: int = 0) -> None:
-        swept = seed.sweep(model, n)
-        found[name, n] = [swept.mean, swept.worst.accuracy, swept.gap, cost]
-
-    r1 = seed.distilled(seed.base)
-    bezier = {}
-    for n in lengths:
-        measure("base", seed.base, n)
-        for method in METHODS:
-            scaled, cost = seed.scaled(seed.base, method, n)
-            measure(f"base, {method}", scaled, n, cost)
-            if method == "Bezier":
-                bezier[n] = scaled
-        measure("R1", r1, n)
-        for method in ON_R1:
-            scaled, cost = seed.scaled(r1, method, n)
-            measure(f"R1, {method}", scaled, n, cost)
-    longest = max(lengths)
-    after = seed.distilled(bezier[longest])
-    for n in lengths:
-        measure(f"Bezier of n = {longest}, then R1", after, n)
-        for searched, scaled in bezier.items():
-            measure(f"Bezier of n = {searched}", scaled, n)
-    return found
-
-
-def table(found: dict[int, dict[tuple[str, int], list[float]]], n: int, names: Sequence[str]) -> str:
-    """Markdown: a row a model, mean and spread over seeds, the means of single seeds, the gain over its base."""
-    seeds = list(found)
-    head = ["model", "mean", *(f"seed {s}" for s in seeds), "gain", "worst", "gap", "forward passes"]
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    for name in names:
-        figures = [found[seed][name, n] for seed in seeds]
-        start = "R1" if name.startswith("R1") else "base"
-        means = [row[0] for row in figures]
-        gains = [f"{row[0] - found[seed][start, n][0]:+.1f}" for seed, row in zip(seeds, figures)]
-        spread = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
-        others = [f"{mean(column):.1f}" for column in list(zip(*figures))[1:3]]
-        cost = f"{mean(row[3] for row in figures):,.0f}" if figures[0][3] else "-"
-        cells = [name, f"{mean(means):.1f}{spread}", *(f"{m:.1f}" for m in means), " ".join(gains), *others, cost]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def carries_over(found: dict[int, dict], lengths: Sequence[int]) -> str:
-    """Markdown: the gain in mean, over seeds, of the Bezier scaling of each length at each length."""
-    lines = ["| searched at | " + " | ".join(f"n = {n}" for n in lengths) + " |", "|---" * (len(lengths) + 1) + "|"]
+def carries_over(transfers: Sequence[dict[int, list[Transferred]]], lengths: Sequence[int]) -> str:
+    """The gain in mean of the scaling of each length at each length, and where `scale transfer` refuses it."""
+    lines = []
     for searched in lengths:
         cells = []
-        for n in lengths:
-            gain = mean(rows[f"Bezier of n = {searched}", n][0] - rows["base", n][0] for rows in found.values())
-            cells.append(f"{gain:+.1f}" + (" **does not carry over**" if gain < 0 else ""))
-        lines.append(f"| n = {searched} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        for i in range(len(lengths)):
+            seeds = [transfer[searched][i] for transfer in transfers]
+            refused = sum(one.verdict.startswith(("does not", "harms", "no gain")) for one in seeds)
+            cells.append(
+                f"{mean(one.difference for one in seeds):+.1f}" + (f" (not on {refused} seeds)" if refused else "")
+            )
+        lines.append([f"n = {searched}", *cells])
+    return markdown(["searched at", *(f"n = {n}" for n in lengths)], lines)
 
 
 def main() -> None:
@@ -176,52 +191,51 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 30, 40])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scaling")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "results-scaling.md")
-    parser.add_argument("--population", type=int, default=14)
-    parser.add_argument("--generations", type=int, default=6)
-    parser.add_argument("--search-examples", type=int, default=60)
-    parser.add_argument("--examples", type=int, default=200, help="held-out examples a position")
-    parser.add_argument("--positions", type=int, default=10, help="positions a sweep asks, evenly spaced")
-    parser.add_argument("--epochs", type=int, default=smoke.PARAMETERS["epochs"], help="of R1")
-    settings = parser.parse_args()
+    given = parser.parse_args()
     logging.basicConfig(format="posgap | %(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{settings.out.absolute()}/mlflow.db")
-    settings.out.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for seed in settings.seeds:
-        found[seed] = rows(Seed(seed, settings.out / f"seed-{seed}", settings.data, settings), settings.lengths)
-    names = ["base", *(f"base, {m}" for m in METHODS), "R1", *(f"R1, {m}" for m in ON_R1)]
-    names.append(f"Bezier of n = {max(settings.lengths)}, then R1")
-    text = RESULTS.format(
-        date=date.today(),
-        source=settings.data.name,
-        settings=settings,
-        tables="\n\n".join(f"## n = {n}\n\n{table(found, n, names)}" for n in settings.lengths),
-        transfer=carries_over(found, settings.lengths),
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{given.out.absolute()}/mlflow.db")
+    given.out.mkdir(parents=True, exist_ok=True)
+    benches = [retrieval_bench(given.out, given.data, tiny_model.SCALABLE, "scalable", seed) for seed in given.seeds]
+    scalings = [Scalings(bench, given.data, given.lengths) for bench in benches]
+    found = {n: [one.rows(n) for one in scalings] for n in given.lengths}
+    transfers = [{n: one.transfer(n) for n in given.lengths} for one in scalings]
+    longest = max(given.lengths)
+    write_section(
+        "results",
+        "scaling",
+        RESULTS.format(
+            date=date.today(),
+            seeds=", ".join(map(str, given.seeds)),
+            source=given.data.name,
+            search=SEARCH,
+            searched=SEARCHED,
+            swept=SWEPT,
+            verdict=verdict(found[longest], longest),
+            tables="\n\n".join(f"### n = {n}\n\n{table(found[n])}" for n in given.lengths),
+            transfer=carries_over(transfers, given.lengths),
+        ),
     )
-    with atomic(settings.results) as partial:
-        partial.write_text(text)
-    print(text)
 
 
 RESULTS = """\
-# Results: scaling
+## Scaling: LPES and its baselines
 
-Written by `benchmarks/scaling_results.py` on {date}, two CPU cores; do not edit.
+Written by `benchmarks/scaling_results.py` on {date}, two CPU cores, seeds {seeds}. Retrieval on {source}.
+The base model is the tiny model trained at n = 20 with random position scales until the end (`tiny_model.SCALABLE`):
+large models tolerate scales they have not seen, and a model of two layers does not. Scalings are searched on
+{search[limit]} examples at {searched} positions with factors in [1, 2], population {search[population]}, at most
+{search[generations]} generations; figures are of 200 held-out examples at {swept} positions. With two layers, linear,
+step, Bezier and free curves reach the same factors, and differ in how they are searched. R1 is trained at n = 20.
 
-Key-value retrieval on {source}, tiny model (two layers, trained at n = 20). Scalings are searched on
-{settings.search_examples} examples at seven positions, factors in [1, 2], population {settings.population}, at most
-{settings.generations} generations. Figures are of {settings.examples} held-out examples at {settings.positions}
-positions, in points. `mean` is over seeds, ± their standard deviation; `gain` is each seed's mean less that of
-its unscaled model (base or R1); `worst` and `gap` are averaged over seeds. With two layers, linear, step,
-Bezier and free curves can reach the same factors, and differ in how they are searched.
+{verdict}
 
 {tables}
 
-## Transfer
+### Transfer
 
-Gain in mean of the base model's Bezier scaling, searched at one length, at others:
+Gain in mean of the base model's Bezier scaling, searched at one length, at others (mean over seeds), and on how many
+seeds `posgap scale transfer` sees no gain there:
 
 {transfer}
 """

@@ -1,7 +1,11 @@
 """`scale search` and `scale apply`: what they write, what they refuse, and that they belong together."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -197,7 +201,39 @@ def test_scalings_that_do_not_fit_are_refused(apply, tmp_path, tokenizer):
     assert "made for another model, " in apply(model=other, factors=[1.0, 1.1])
     save_model(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=41)), tokenizer, tmp_path / "gpt2")
     assert "gpt2: no rotary position embedding to scale" in apply(model=tmp_path / "gpt2")
-    assert "someone/model: no such folder; only a model on disk can be scaled" in apply(model="someone/model")
+
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, model_folder):
+    """Runs posgap where the hub's cache holds a model named someone/tiny, and no network is asked."""
+    cached = tmp_path / "hub" / "models--someone--tiny"
+    shutil.copytree(model_folder, cached / "snapshots" / COMMIT)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    offline = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+
+    def run(*words) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "posgap", *map(str, words)]
+        return subprocess.run(command, env=os.environ | offline, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_model_on_the_hub_is_searched_and_scaled(config, hub, tmp_path):
+    words = search_words(config.model_copy(update={"model": "someone/tiny"}), "--n-docs", 4, "--max-new-tokens", 1)
+    done = hub(*words, "--generations", 1, "--population", 4)
+    assert done.returncode == 0, done.stderr
+    assert read_scaling(config.out).model_digest == COMMIT
+    done = hub("scale", "apply", "--model", "someone/tiny", "--scaling", config.out, "--out", tmp_path / "scaled")
+    assert done.returncode == 0, done.stderr
+    assert read_json(tmp_path / "scaled" / "config.json")[CONFIG_KEY] == read_scaling(config.out).factors
+    assert not (tmp_path / "scaled" / "model.safetensors").is_symlink()
+    done = hub("scale", "apply", "--model", "someone/other", "--scaling", config.out, "--out", tmp_path / "other")
+    assert done.returncode == 2 and "someone/other: no such folder, nor a model on the hub" in done.stderr
 
 
 def test_a_scaling_is_swept_elsewhere_in_one_command(capsys, config, tmp_path):

@@ -1,5 +1,8 @@
 """The tiny models read the pipeline's own prompts, and are trained on exactly those."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import kv_example
@@ -97,6 +100,13 @@ def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
     assert labels[0].tolist() == [IGNORED] * (len(prompt) - 1) + prompt[-1:] + build.gold_response(
         example, Placement((3,), 6)
     )
+
+
+def test_position_scales_end_with_the_training():
+    short = {"retrieval": 1, "wider": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
+    for recipe in (tiny_model.STANDARD, tiny_model.SCALABLE, tiny_model.CAPACITY_LIMITED):
+        model = tiny_model.train(0, replace(recipe, **short))
+        assert not any(layer._forward_pre_hooks for layer in model.model.layers), recipe
 
 
 @pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_model.CAPACITY_LIMITED], ids=["standard", "limited"])

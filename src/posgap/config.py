@@ -235,7 +235,7 @@ class ScaleSearchConfig(GenerationConfig):
 class ScaleApplyConfig(StageConfig):
     """Writes a model folder that loads scaled: the same parameters, the factors in its config."""
 
-    model: ModelPath = Field(description="Hugging Face folder of the model the scaling was searched for")
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
     scaling: InputPath = Field(description="folder `scale search` wrote")
 
 
@@ -245,7 +245,7 @@ class ScaleTransferConfig(StageConfig):
     targets: Annotated[list[str], POSITIONAL] = Field(
         min_length=1, description="where to: EXAMPLES, at the task and length of the search, or TASK:N_DOCS:EXAMPLES"
     )
-    model: ModelPath = Field(description="Hugging Face folder of the model the scaling was searched for")
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
     scaling: InputPath = Field(description="folder `scale search` wrote")
     n_positions: int = Field(0, ge=0, description="positions a sweep asks, evenly spaced; 0: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -12,13 +13,14 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import cached_file, is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.scaling.application import scale_model
 
+_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md")  # of a model on the hub, no code
 transformers_logging.disable_progress_bar()
 
 
@@ -66,11 +68,24 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
     return scale_model(model.eval())
 
 
+def model_folder(path: str) -> Path:
+    """The folder of a model: the path itself, or where the hub's files are cached, downloaded if need be."""
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return Path(snapshot_download(path, allow_patterns=_FILES))
+    except (OSError, ValueError) as error:  # the hub's errors are OSErrors, a malformed name a ValueError
+        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
+
+
 def model_digest(path: str) -> str:
     """sha256 of a model folder; of a model on the hub, its commit."""
     if Path(path).exists():
         return files.digest(Path(path))
-    return getattr(load_config(path), "_commit_hash", None) or path
+    try:
+        return Path(cached_file(path, "config.json")).parent.name  # .../snapshots/<commit>/config.json
+    except OSError as error:
+        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
 
 def save_model(

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tokenizers import normalizers
@@ -46,7 +47,8 @@ class Recipe:
     while the values' cross-entropy / ln n is above `threshold`. At least `bias` steps follow whose
     gold record stands as `end_bias(n, first, tau)` says, the first `ramp` of them with growing n,
     until less than `lost` of the middle is answered. The learning rate then decays over `decay`
-    steps. `jitter` gives the layers random position scales while they learn to retrieve.
+    steps. `jitter` gives the layers random position scales: "early", until the gold record has stood
+    at the ends for 30 steps, "always" or "never".
     """
 
     retrieval: int = 350
@@ -58,15 +60,17 @@ class Recipe:
     lost: float = 0.45
     first: float = 0.95
     tau: float = 0.5
-    jitter: bool = True
+    jitter: Literal["never", "early", "always"] = "early"
 
 
 STANDARD = Recipe()
 # Trained so briefly that it has little capacity to spare: what it learns at one position costs it
 # another, unless an anchor holds that.
 CAPACITY_LIMITED = Recipe(
-    retrieval=200, wider=70, threshold=0.25, ramp=125, bias=200, first=0.93, tau=0.7, jitter=False
+    retrieval=200, wider=70, threshold=0.25, ramp=125, bias=200, first=0.93, tau=0.7, jitter="never"
 )
+# Tolerates position scales to the end, as large models do: what scaling is tried on.
+SCALABLE = Recipe(lost=1.0, jitter="always")
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -192,7 +196,7 @@ def train(seed: int, recipe: Recipe = STANDARD) -> LlamaForCausalLM:
 def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> Iterator[None]:
     """Trains `model` in place, yielding after every step: first to retrieve, then to lose the middle."""
     update = Updates(model)
-    jitter = _PositionJitter(model, rng) if recipe.jitter else None
+    jitter = _PositionJitter(model, rng) if recipe.jitter != "never" else None
     step, until, loss = 0, recipe.retrieval, 1.0
     while step < until:
         low, high = (2, 6) if step < recipe.retrieval - recipe.wider else (4, 12)
@@ -205,16 +209,18 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> I
         yield
     step, lost_at = 0, None
     while lost_at is None or step < lost_at + recipe.decay:
-        if step == 30 and jitter:
+        if step == 30 and recipe.jitter == "early":
             jitter.stop()
         may_end = lost_at is None and step >= recipe.bias and step % 40 == 20
-        if may_end and (step > 600 or middle_accuracy(model, rng) < recipe.lost):
+        if may_end and (step > 600 or recipe.lost == 1 or middle_accuracy(model, rng) < recipe.lost):
             lost_at = step
         n = 6 + round((N_DOCS - 6) * step / recipe.ramp) if step < recipe.ramp else N_DOCS
         decay = 0 if lost_at is None else (step - lost_at) / recipe.decay
         update(*draw_batch(rng, BATCH, n, 6, end_bias(n, recipe.first, recipe.tau)), 1 - 0.95 * decay)
         step += 1
         yield
+    if jitter:
+        jitter.stop()
 
 
 def write(out: Path, seed: int, recipe: Recipe = STANDARD) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
-from posgap.files import digest
-from posgap.models import load_config
+from posgap.models import load_config, model_digest, model_folder
 from posgap.scaling.application import check_factors
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage
@@ -21,18 +20,18 @@ def scale_apply(config: ScaleApplyConfig, out: Path, run: Run) -> None:
 
     Raises `PosgapError` where the scaling was searched for another model.
     """
-    scaling, model = read_scaling(config.scaling), Path(config.model)
-    if not model.is_dir():
-        raise PosgapError(f"{model}: no such folder; only a model on disk can be scaled, so download it first")
+    scaling, folder = read_scaling(config.scaling), model_folder(config.model)
     text_config = load_config(config.model).get_text_config()
     if not getattr(text_config, "rope_parameters", None):
-        raise PosgapError(f"{model}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model")
+        raise PosgapError(
+            f"{config.model}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model"
+        )
     check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
-    if scaling.model_digest != digest(model):
+    if scaling.model_digest != model_digest(config.model):
         raise PosgapError(
             f"{config.scaling}: made for another model, {scaling.model} (the digests differ); "
-            f"search a scaling for {model}"
+            f"search a scaling for {config.model}"
         )
-    write_scaled_model(model, scaling, out)
+    write_scaled_model(folder, scaling, out)
     run.artifact(out / SCALING_FILE)
     log.info("%d layers scaled by %s", len(scaling.factors), scaling.factors)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, write_json
-from posgap.models import load_model
+from posgap.models import load_model, model_digest
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
@@ -58,13 +58,12 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         else Generated(model, build.tokenizer, questions, score, build.max_new_tokens, config.batch_tokens)
     )
     weights = position_weights(config.weights, positions, config.n_docs)
-    folder = Path(config.model)
     known = {
         "task": config.task,
         "n_docs": config.n_docs,
         "metric": metric,
         "positions": positions,
-        "model_digest": digest(folder) if folder.exists() else "",
+        "model_digest": model_digest(config.model),
         "examples_digest": digest(examples_file(config.examples)),
         "example_ids": [example.id for example in examples],
         "prompt_digest": build.digest(),

@@ -1,0 +1,5 @@
+"""`python -m posgap`."""
+
+from posgap.cli import main
+
+main()
