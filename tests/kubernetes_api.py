@@ -15,29 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 from jsonschema import Draft202012Validator
 
-
-SCHEMA = yaml.safe_load((Path(__file__).parent / "schemas" / "trainjob.yaml").read_text())
-RUNTIME = {
-    "apiVersion": "trainer.kubeflow.org/v1alpha1",
-    "kind": "ClusterTrainingRuntime",
-    "metadata": {"name": "posgap-deepspeed", "labels": {"trainer.kubeflow.org/framework": "deepspeed"}},
-    "spec": {
-        "mlPolicy": {"numNodes": 1, "torch": {}},
-        "template": {
-            "spec": {
-                "replicatedJobs": [
-                    {
-                        "name": "node",
-                        "template": {
-                            "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
-                            "spec": {"template": {"spec": {"containers": [{"name": "node", "image": "posgap"}]}}},
-                        },
-                    }
-                ]
-            }
-        },
-    },
-}
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = yaml.safe_load((ROOT / "tests" / "schemas" / "trainjob.yaml").read_text())
+RUNTIME = yaml.safe_load((ROOT / "infra" / "kubernetes" / "base" / "cluster" / "runtime.yaml").read_text())
 JOBS = re.compile(r"/apis/trainer\.kubeflow\.org/v1alpha1/namespaces/posgap/trainjobs(?:/([^/]+))?$")
 LOG = re.compile(r"/api/v1/namespaces/posgap/pods/([^/]+)/log$")
 

@@ -1,4 +1,4 @@
-"""Prints what posgap and the extras named on the command line depend on, so that images can install it without posgap."""
+"""Prints what posgap, with the extras named on the command line, depends on: images install that first."""
 
 import re
 import sys

@@ -500,3 +500,4 @@ class DemoConfig(Config):
     out: OutputPath = Field(Path("runs/demo"), description="folder of the run")
     seed: int = Field(0, description="seed of the tiny model and of every stage")
     data: OptionalInputPath = Field(None, description="lost-in-the-middle key-value file; empty: made by the demo")
+    smoke: bool = Field(False, description="a minute's run that tries every step, on too little data for a verdict")
