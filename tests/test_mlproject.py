@@ -54,7 +54,8 @@ def test_mlflow_runs_the_smoke_pipeline(tmp_path):
         "OMP_NUM_THREADS": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    command = ["mlflow", "run", ROOT, "-e", "smoke", "--env-manager", "local", "-P", f"out={tmp_path}/smoke"]
+    mlflow = Path(sys.executable).with_name("mlflow")
+    command = [mlflow, "run", ROOT, "-e", "smoke", "--env-manager", "local", "-P", f"out={tmp_path}/smoke"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     client = MlflowClient(store)
