@@ -13,10 +13,14 @@ IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject manifests images images-check clean
+.PHONY: demo smoke test types lint mlproject manifests images images-check clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
+
+# Every step of the demo on next to no data, in a minute or two.
+smoke: $(VENV)/.installed
+	$(VENV)/bin/posgap demo --smoke --out runs/smoke
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -25,6 +29,9 @@ test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+types: $(VENV)/.installed-test
+	$(VENV)/bin/mypy
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
