@@ -13,7 +13,7 @@ IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types lint mlproject manifests images images-check clean
+.PHONY: demo smoke test types lint mlproject manifests pipeline images images-check clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -35,6 +35,10 @@ types: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+# The compiled pipeline, to be uploaded in the KFP UI.
+pipeline: $(VENV)/.installed
+	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
 
 manifests: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -48,6 +49,20 @@ class _Digest:
             self.errors.append(line.split(": ", 1)[-1])
         elif (found := _ENDED.search(line)) and found[2] != "SUCCESS":
             self.show(f"         {found[1]}: {found[2]}")
+
+
+def run(config: PipelineRunConfig) -> None:
+    """Runs the mitigation pipeline in `config.out` and prints where its outputs are."""
+    from posgap.pipelines.arguments import arguments
+    from posgap.pipelines.compilation import compiled_text, parse
+    from posgap.pipelines.smoke import pipeline
+
+    given = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
+    out = config.out.absolute()
+    outputs = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+    width = max(map(len, outputs), default=0)
+    for name, path in sorted(outputs.items()):
+        print(f"{name:<{width}}  {path}")
 
 
 def run_locally(pipeline, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> dict[str, Path]:

@@ -91,3 +91,24 @@ def two_hop_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "two-hop"
     save_model(tiny_two_hop.untrained(0), tiny_two_hop.tokenizer(), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy_file(tmp_path_factory) -> Path:
+    """The compiled toy pipeline."""
+    from toy_pipeline import write_toy
+
+    return write_toy(tmp_path_factory.mktemp("pipelines"))
+
+
+@pytest.fixture
+def no_kfp_settings(tmp_path, monkeypatch):
+    """Nothing of this machine's KFP settings, and no waits between tries."""
+    import kfp
+    from posgap.pipelines import transport
+
+    monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(kfp.Client, "_LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("KFP_HOST", "KF_PIPELINES_ENDPOINT", "KF_PIPELINES_UI_ENDPOINT", "KFP_TOKEN"):
+        monkeypatch.delenv(name, raising=False)

@@ -21,7 +21,7 @@ from posgap.components.wrapper import IMAGE, component
 from posgap.pipelines import smoke
 from posgap.pipelines.mitigation import mitigation
 
-from posgap.cli import STAGES, build, words
+from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
 from posgap.config import Role, SweepConfig, role
 
 COMPONENTS = {
@@ -54,6 +54,13 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     # What KFP is not given and has no default for, the component's function would lack.
     optional = {f for f, i in config.model_fields.items() if not i.is_required() and role(i) is not Role.INPUT}
     assert all(inputs[field].default is not None for field in optional - {"force"})
+
+
+@pytest.mark.parametrize("verbs", [PIPELINE, SCHEDULE])
+def test_every_option_of_the_pipeline_verbs_says_what_it_is(verbs):
+    for config, _ in verbs.values():
+        assert config.__doc__
+        assert all(info.description for info in config.model_fields.values())
 
 
 def test_every_stage_has_a_folder_with_its_component():
@@ -114,8 +121,8 @@ def test_the_pipeline_is_the_chain_and_promotes_only_behind_the_gate(compiled):
 def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
     probe = (
         "import sys, posgap.cli\n"
-        "for words in (['--help'], ['sweep', '--help'], ['data', 'make', 'kv', '--help']):\n"
-        "    try: posgap.cli.main(words)\n"
+        "for words in ('', 'sweep', 'data make kv', 'pipeline submit', 'pipeline schedule create'):\n"
+        "    try: posgap.cli.main([*words.split(), '--help'])\n"
         "    except SystemExit as stopped: assert stopped.code == 0\n"
         "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'pandas', 'numpy'} & set(sys.modules)))"
     )

@@ -1,7 +1,8 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 the gate refused,
-143 stopped by SIGTERM.
+Exit codes: 0 done, 1 `pipeline lint` found something, 2 bad input (one line says what, where and what
+to do), 3 the gate refused, 4 a submitted run failed, 5 it was cancelled, 6 it was still under way when
+the time was up, 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -27,6 +28,8 @@ def _kind(annotation: Any) -> dict[str, Any]:
         return {"type": bool, "is_flag": False, "flag_value": "true"}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
         return {"type": click.Choice(choices)}
+    if get_origin(annotation) is dict:
+        return {"multiple": True, "metavar": "NAME=VALUE"}
     return {"type": {int: int, float: float}.get(annotation, str)}
 
 
@@ -46,7 +49,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
             several = {"nargs": -1} if get_origin(info.annotation) is list else {}
             options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
             continue
-        default = {} if info.default in (None, "", []) else {"default": info.default}
+        default = {} if info.default in (None, "", [], {}) else {"default": info.default}
         options.append(
             click.Option(
                 ["--" + field.replace("_", "-")],
@@ -86,6 +89,21 @@ ROLLOUT = {
     "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
+PIPELINE = {
+    "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
+    "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
+    "submit": (config.PipelineSubmitConfig, "posgap.pipelines.submission:submit"),
+    "lint": (config.PipelineLintConfig, "posgap.pipelines.lint:lint"),
+}
+
+SCHEDULE = {
+    "create": (config.ScheduleCreateConfig, "posgap.pipelines.schedules:create"),
+    "list": (config.ScheduleListConfig, "posgap.pipelines.schedules:show"),
+    "pause": (config.SchedulePauseConfig, "posgap.pipelines.schedules:pause"),
+    "resume": (config.ScheduleResumeConfig, "posgap.pipelines.schedules:resume"),
+    "delete": (config.ScheduleDeleteConfig, "posgap.pipelines.schedules:delete"),
+}
+
 
 def _gate(parsed: config.GateConfig) -> None:
     from posgap.stages.gate import gate
@@ -118,6 +136,13 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
+def _group(name: str, help: str, verbs: dict[str, tuple[type[Config], str]]) -> click.Group:
+    group = _InOrder(name, help=help)
+    for word, (config_type, target) in verbs.items():
+        group.add_command(verb(word, config_type, target))
+    return group
+
+
 def build() -> click.Group:
     """The whole command line."""
     root = _InOrder("posgap", help=ROOT_HELP)
@@ -144,10 +169,12 @@ def build() -> click.Group:
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
-    rollout = _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token.")
-    for name, (config_type, target) in ROLLOUT.items():
-        rollout.add_command(verb(name, config_type, target))
-    root.add_command(rollout)
+    root.add_command(_group("rollout", "Why a model is biased: what of each position reaches the last token.", ROLLOUT))
+    pipeline = _group(
+        "pipeline", "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.", PIPELINE
+    )
+    pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
+    root.add_command(pipeline)
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 

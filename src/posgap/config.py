@@ -51,6 +51,17 @@ def _as_text(value: Any) -> Any:
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
+def _pairs(value: Any) -> Any:
+    # A command line gives NAME=VALUE one by one.
+    if isinstance(value, dict):
+        return value
+    pairs = [each.partition("=") for each in value]
+    for name, equals, text in pairs:
+        if not name or not equals:
+            raise ValueError(f"write NAME=VALUE, not {name + equals + text!r}")
+    return {name: text for name, _, text in pairs}
+
+
 def _placement(text: str) -> str:
     parse_positions(text)
     return text
@@ -75,12 +86,14 @@ OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if
 InputPaths = Annotated[list[Path], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
 OutputPath = Annotated[Path, Role.OUTPUT]
+OptionalOutputPath = Annotated[Path | None, Role.OUTPUT, BeforeValidator(_unset_if_empty)]
 WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
+Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 def role(field: FieldInfo) -> Role | None:
@@ -492,6 +505,100 @@ class FetchConfig(Config):
     """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
 
     name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
+
+
+class PipelineCompileConfig(Config):
+    """Compiles the mitigation pipeline to YAML, to be uploaded in the KFP UI."""
+
+    out: OptionalOutputPath = Field(None, description="file to write; empty: standard output")
+
+
+class PipelineArguments(Config):
+    param: Arguments = Field(
+        {}, description="NAME=VALUE, as often as needed: a parameter of the pipeline; lists and objects as JSON"
+    )
+    smoke: bool = Field(False, description="parameters for the tiny model, wherever --param says nothing else")
+
+
+class PipelineRunConfig(PipelineArguments):
+    """Runs the mitigation pipeline on this machine, without a cluster."""
+
+    out: OutputPath = Field(Path("runs/pipeline"), description="folder of the run; what is complete in it is reused")
+
+
+class CompiledPipeline(PipelineArguments):
+    file: OptionalInputPath = Field(None, description="compiled pipeline; empty: the one of this version")
+
+
+class ServerConfig(Config):
+    host: str = Field(
+        "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST, $KF_PIPELINES_ENDPOINT"
+    )
+    namespace: str = Field("", description="namespace of a multi-user installation; empty: KFP has only one")
+    experiment: str = Field("posgap", min_length=1, description="KFP experiment; made where there is none")
+    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for an answer")
+    retries: int = Field(5, ge=0, description="times a request is tried again before giving up")
+
+
+class PipelineOnCluster(ServerConfig, CompiledPipeline):
+    no_cache: bool = Field(False, description="run every step again, also where KFP has kept its result")
+    service_account: str = Field("", description="Kubernetes service account of the steps; empty: KFP's own choice")
+
+
+class PipelineSubmitConfig(PipelineOnCluster):
+    """Runs the mitigation pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
+
+    name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
+    wait: bool = Field(
+        False, description="wait for the end; exit code 4 where the run failed, 5 where it was cancelled"
+    )
+    timeout: float = Field(
+        86400.0, gt=0, description="with --wait: seconds to wait; then exit code 6, and the run goes on"
+    )
+    interval: float = Field(10.0, gt=0, description="with --wait: seconds between looks")
+
+
+ScheduleName = Annotated[str, POSITIONAL]
+
+
+class ScheduleCreateConfig(PipelineOnCluster):
+    """Runs the pipeline again and again: one run at a time, and none to make up for what was missed.
+
+    Given again, it does nothing; given with anything changed, it replaces the schedule.
+    """
+
+    name: ScheduleName = Field(min_length=1, description="name of the schedule within the experiment")
+    cron: str = Field(description="when: minute hour day month weekday, or the same with seconds before them")
+    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin")
+    cluster_timezone: str = Field(
+        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone of KFP's configuration"
+    )
+
+
+class ScheduleListConfig(ServerConfig):
+    """Lists the experiment's schedules: state, when, and the next run."""
+
+
+class NamedScheduleConfig(ServerConfig):
+    name: ScheduleName = Field(min_length=1, description="name of the schedule")
+
+
+class SchedulePauseConfig(NamedScheduleConfig):
+    """Stops a schedule from starting runs; a run under way goes on."""
+
+
+class ScheduleResumeConfig(NamedScheduleConfig):
+    """Lets a paused schedule start runs again."""
+
+
+class ScheduleDeleteConfig(NamedScheduleConfig):
+    """Removes a schedule; where a run of it is under way, pauses it and says so."""
+
+
+class PipelineLintConfig(CompiledPipeline):
+    """What a run would ask of the cluster, step by step. Exit code 1 where something looks wrong."""
+
+    format: Literal["table", "json"] = Field("table", description="how it is printed")
 
 
 class DemoConfig(Config):
