@@ -8,6 +8,7 @@ import yaml
 from conftest import ROOT
 from kfp import compiler
 from posgap.components.compare.component import compare
+from posgap.components.data_version.component import data_version
 from posgap.components.diagnose.component import diagnose
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
@@ -35,6 +36,7 @@ COMPONENTS = {
     "diagnose": diagnose,
     "gate": gate,
     "promote": promote,
+    "data_version": data_version,
 }
 
 
@@ -124,7 +126,7 @@ def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
         "for words in ('', 'sweep', 'data make kv', 'pipeline submit', 'pipeline schedule create'):\n"
         "    try: posgap.cli.main([*words.split(), '--help'])\n"
         "    except SystemExit as stopped: assert stopped.code == 0\n"
-        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'pandas', 'numpy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'boto3', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -113,7 +113,8 @@ def test_the_pipeline_and_the_cluster_take_the_images_that_are_built():
     registry = repository.removesuffix("/posgap-cpu")
     assert f"REGISTRY=${{REGISTRY:-{registry}}}" in (IMAGES / "images.sh").read_text()
     wanted = yaml.safe_load((ROOT / "infra" / "kubernetes" / "images" / "kustomization.yaml").read_text())["images"]
-    ours = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in wanted if each["name"].startswith("posgap-")}
+    wanted = [each for each in wanted if each["name"].startswith("posgap-")]
+    ours = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in wanted}
     assert ours == {name: f"{registry}/{name}:{tag}" for name in ours}
     assert {name.removeprefix("posgap-") for name in ours} <= set(TARGETS)
 
