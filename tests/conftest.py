@@ -1,6 +1,9 @@
 """Fixtures: public data, hand-made examples and tiny untrained models."""
 
+import itertools
+import logging
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,74 @@ def nq_file() -> Path:
 @pytest.fixture(scope="session")
 def hotpot_file() -> Path:
     return public_file("hotpotqa-distractor.json.gz")
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint():
+    """The address of an S3 server on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+_BUCKETS = itertools.count()
+
+
+@pytest.fixture
+def bucket(s3_endpoint, monkeypatch, tmp_path) -> str:
+    """The URI of an empty bucket, credentials for it, and an empty cache."""
+    import boto3
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    given = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    given |= {"AWS_ENDPOINT_URL": s3_endpoint, "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true"}
+    given |= {"AWS_SHARED_CREDENTIALS_FILE": os.devnull, "POSGAP_CACHE": str(tmp_path / "cache")}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{next(_BUCKETS)}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+class S3Calls:
+    """What posgap asks of S3: the calls counted and in order, and what is to fail."""
+
+    def __init__(self):
+        self.made: list[tuple[str, str]] = []
+        self.fail = lambda operation, key: None
+
+    def seen(self, params, model, context, **_):
+        self.made.append((model.name, context["key"]))
+        if error := self.fail(model.name, context["key"]):
+            raise error
+
+    def count(self) -> Counter:
+        return Counter(operation for operation, _ in self.made)
+
+    def clear(self) -> None:
+        self.made.clear()
+
+
+@pytest.fixture
+def s3_calls(bucket):
+    from posgap.storage.client import client
+
+    calls, events = S3Calls(), client().meta.events
+
+    def named(params, context, **_):
+        context["key"] = params.get("Key", "")
+
+    events.register("before-parameter-build.s3", named)
+    events.register("before-call.s3", calls.seen)
+    yield calls
+    events.unregister("before-parameter-build.s3", named)
+    events.unregister("before-call.s3", calls.seen)
 
 
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:

@@ -15,7 +15,8 @@ import pytest
 from test_gate import copy_of, promotion, write_sweep
 
 from posgap.config import StageConfig
-from posgap.stage import read_manifest, stage
+from posgap.inputs import read_manifest
+from posgap.stage import stage
 from posgap.stages.promote import promote
 
 pytestmark = pytest.mark.slow

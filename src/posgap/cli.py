@@ -19,6 +19,7 @@ from posgap import __version__, config
 from posgap.config import POSITIONAL, Config
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
+from posgap.locations import with_uris
 
 
 def _kind(annotation: Any) -> dict[str, Any]:
@@ -80,6 +81,7 @@ STAGES = {
     "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
+    "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
 }
 
 ROLLOUT = {
@@ -107,9 +109,10 @@ SCHEDULE = {
 
 def _gate(parsed: config.GateConfig) -> None:
     from posgap.stages.gate import gate
+    from posgap.storage.cache import fetch
     from posgap.tracking.rules import read_verdict
 
-    verdict = read_verdict(gate(parsed))
+    verdict = read_verdict(fetch(gate(parsed)))
     if not verdict.passed:
         failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
         raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
@@ -148,7 +151,7 @@ def build() -> click.Group:
     root = _InOrder("posgap", help=ROOT_HELP)
     click.version_option(__version__)(root)
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
-    data = _InOrder("data", help="Fetch, import or make examples.")
+    data = _InOrder("data", help="Fetch, import or make examples, and pick the newest version of them.")
     make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
     make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
     make.add_command(verb("qa", config.MakeQAConfig, "posgap.tasks.data:make_qa"))
@@ -157,9 +160,11 @@ def build() -> click.Group:
     data.add_command(verb("fetch", config.FetchConfig, "posgap.tasks.data:fetch"))
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
+    data.add_command(verb("newest", config.NewestConfig, "posgap.tasks.data:newest"))
     root.add_command(data)
     groups = {
-        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over.")
+        "data": data,
+        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over."),
     }
     for name, (config_type, target) in STAGES.items():
         *group, word = words(name)
@@ -198,7 +203,7 @@ MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing."""
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; always ends with `SystemExit`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("posgap | %(message)s"))
+    handler.setFormatter(_Formatter("posgap | %(message)s"))
     logger = logging.getLogger("posgap")
     # Of several processes one speaks; the others still warn.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
@@ -225,6 +230,11 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return with_uris(super().format(record))
+
+
 def _fail(message: str, code: int) -> int:
-    click.echo(f"posgap: error: {message}", err=True)
+    click.echo(f"posgap: error: {with_uris(message)}", err=True)
     return code

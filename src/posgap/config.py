@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
+from posgap.locations import Location, as_location, is_uri
 from posgap.tasks.placements import parse_positions
 from posgap.tasks.sources import SOURCES
 
@@ -22,6 +23,7 @@ class Role(Enum):
     """What a path is to its stage."""
 
     INPUT = "input"
+    PLACE = "place"  # which the stage looks at itself, and does not read
     OUTPUT = "output"
     WORK = "work"
 
@@ -32,6 +34,20 @@ POSITIONAL = "positional"  # marks a field that the command line takes by its pl
 def _unset_if_empty(value: Any) -> Any:
     # KFP and MLproject have no null: an empty string is a path that was not given.
     return None if value == "" else value
+
+
+def _location_if_any(value: Any) -> Any:
+    return as_location(_unset_if_empty(value))
+
+
+def _model(value: Any) -> Any:
+    return as_location(value) if str(value).startswith("s3:/") else value
+
+
+def _on_this_machine(location: Location | None) -> Location | None:
+    if is_uri(location):
+        raise ValueError("must be on this machine, not in S3")
+    return location
 
 
 def _split_commas(value: Any) -> Any:
@@ -81,13 +97,15 @@ def _known_task_if_any(name: str) -> str:
     return _known_task(name) if name else name
 
 
-InputPath = Annotated[Path, Role.INPUT]
-OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
-InputPaths = Annotated[list[Path], Role.INPUT, BeforeValidator(_paths)]
-ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
-OutputPath = Annotated[Path, Role.OUTPUT]
-OptionalOutputPath = Annotated[Path | None, Role.OUTPUT, BeforeValidator(_unset_if_empty)]
-WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
+# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders.
+InputPath = Annotated[Location, Role.INPUT, BeforeValidator(as_location)]
+OptionalInputPath = Annotated[Location | None, Role.INPUT, BeforeValidator(_location_if_any)]
+InputPaths = Annotated[list[Annotated[Location, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
+Place = Annotated[str, Role.PLACE]
+OutputPath = Annotated[Location, Role.OUTPUT, BeforeValidator(as_location)]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(_location_if_any)]  # changes no result
+OnThisMachine = AfterValidator(_on_this_machine)
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
@@ -97,7 +115,7 @@ Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 def role(field: FieldInfo) -> Role | None:
-    """Whether a config field is an input path, the output path, a work folder, or (None) a plain parameter."""
+    """Whether a config field is an input path, a place, the output path, a work folder, or (None) a plain parameter."""
     return next((m for m in field.metadata if isinstance(m, Role)), None)
 
 
@@ -349,6 +367,18 @@ class PromoteConfig(StageConfig):
     name: str = Field("posgap", min_length=1, description="registered model")
 
 
+class DataVersionConfig(StageConfig):
+    """Picks the newest data version, and says whether data or base model changed since the champion was made."""
+
+    data: Place = Field(
+        min_length=1,
+        description="where data versions begin, like s3://bucket/data/ or s3://bucket/data/train-; or the data itself",
+    )
+    model: Place = Field(min_length=1, description="base model: Hugging Face folder, s3:// URI or hub name")
+    name: str = Field("posgap", min_length=1, description="registered model whose champion is compared")
+    force: bool = Field(True, description="run again even where the output is complete: the champion may be another")
+
+
 class ServeCheckConfig(Config):
     """Prints the RoPE factors that a loaded model applies, layer by layer, beside those of its config."""
 
@@ -507,10 +537,20 @@ class FetchConfig(Config):
     name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
 
 
+class NewestConfig(Config):
+    """Prints where the newest complete data version is: the highest date or number in the names below a prefix."""
+
+    prefix: Annotated[str, POSITIONAL] = Field(
+        min_length=1, description="a folder, or the beginning of names in one: s3://bucket/data/, data/train-"
+    )
+
+
 class PipelineCompileConfig(Config):
     """Compiles the mitigation pipeline to YAML, to be uploaded in the KFP UI."""
 
-    out: OptionalOutputPath = Field(None, description="file to write; empty: standard output")
+    out: Annotated[Location | None, Role.OUTPUT, BeforeValidator(_location_if_any), OnThisMachine] = Field(
+        None, description="file to write; empty: standard output"
+    )
 
 
 class PipelineArguments(Config):
@@ -523,11 +563,15 @@ class PipelineArguments(Config):
 class PipelineRunConfig(PipelineArguments):
     """Runs the mitigation pipeline on this machine, without a cluster."""
 
-    out: OutputPath = Field(Path("runs/pipeline"), description="folder of the run; what is complete in it is reused")
+    out: Annotated[OutputPath, OnThisMachine] = Field(
+        Path("runs/pipeline"), description="folder of the run; what is complete in it is reused"
+    )
 
 
 class CompiledPipeline(PipelineArguments):
-    file: OptionalInputPath = Field(None, description="compiled pipeline; empty: the one of this version")
+    file: Annotated[OptionalInputPath, OnThisMachine] = Field(
+        None, description="compiled pipeline; empty: the one of this version"
+    )
 
 
 class ServerConfig(Config):
@@ -604,6 +648,9 @@ class PipelineLintConfig(CompiledPipeline):
 class DemoConfig(Config):
     """Trains a tiny model that gets lost in the middle, closes its gap and registers it."""
 
-    out: OutputPath = Field(Path("runs/demo"), description="folder of the run")
+    out: Annotated[OutputPath, OnThisMachine] = Field(Path("runs/demo"), description="folder of the run")
     seed: int = Field(0, description="seed of the tiny model and of every stage")
-    data: OptionalInputPath = Field(None, description="lost-in-the-middle key-value file; empty: made by the demo")
+    data: Annotated[OptionalInputPath, OnThisMachine] = Field(
+        None, description="lost-in-the-middle key-value file; empty: made by the demo"
+    )
+    smoke: bool = Field(False, description="a minute's run that tries every step, on too little data for a verdict")

@@ -6,8 +6,10 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
+from posgap.inputs import read_manifest
+from posgap.locations import with_uris
 from posgap.measurement.sweeps import read_sweep
-from posgap.stage import read_manifest, stage
+from posgap.stage import stage
 from posgap.tracking import registry
 from posgap.tracking.rules import read_verdict
 from posgap.tracking.runs import Run
@@ -40,9 +42,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.gap_ci95_high": f"{swept.gap_ci95[1]:.2f}",
         "posgap.mean": f"{swept.mean:.2f}",
         "posgap.method": made_by.get("config", {}).get("method", "none"),
-        "posgap.base_model": made_by.get("config", {}).get("model", config.model),
+        "posgap.base_model": made_by.get("config", {}).get("model", with_uris(config.model)),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
+        registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
     }
     current = registry.champion(config.name)
     if current is not None and current.tags.get("posgap.model_digest") == model_digest:

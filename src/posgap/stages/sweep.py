@@ -12,6 +12,7 @@ from posgap.config import SweepConfig
 from posgap.files import digest, write_json, write_jsonl
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
+from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.report import write_report
@@ -61,7 +62,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     result = Sweep(
         task=config.task,
-        model=config.model,
+        model=with_uris(config.model),
         label=config.label,
         scaling=_scaling(config),
         metric=config.metric or build.task.metric,

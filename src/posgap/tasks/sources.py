@@ -2,7 +2,6 @@
 
 import http.client
 import logging
-import os
 import shutil
 import urllib.error
 import urllib.request
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from posgap.errors import PosgapError
 from posgap.files import atomic, digest
+from posgap.locations import cache_folder
 
 log = logging.getLogger(__name__)
 SECONDS = 60  # without a byte, after which a download is given up
@@ -66,13 +66,6 @@ SOURCES = {
     ),
     "musique": Source(f"{_MUSIQUE}/musique_ans_v1.0_dev.jsonl", "musique"),
 }
-
-
-def cache_folder() -> Path:
-    """POSGAP_CACHE, else `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache)."""
-    if given := os.environ.get("POSGAP_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posgap"
 
 
 def fetched(source: Source) -> Path:

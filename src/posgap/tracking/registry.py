@@ -7,6 +7,7 @@ from posgap.errors import PosgapError
 from posgap.tracking.runs import Run, require_server
 
 CHAMPION, PREVIOUS = "champion", "previous"
+ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
 
 
 def champion(name: str):

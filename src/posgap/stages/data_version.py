@@ -1,0 +1,60 @@
+"""data version: is there anything new to train on?"""
+
+import logging
+from pathlib import Path
+
+from posgap.config import DataVersionConfig
+from posgap.files import read_json, write_json
+from posgap.inputs import source
+from posgap.stage import stage
+from posgap.storage.versions import newest
+from posgap.tracking import registry
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+VERSION_FILE = "version.json"
+
+
+@stage
+def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
+    """Writes `version.json`: the newest data version, and what of data and base model the champion was not made from.
+
+    Where that is nothing, `skip` is true, and the run's description in MLflow says why.
+    """
+    version, champion = newest(config.data), registry.champion(config.name)
+    digests = {"data": _digest(version.location), "base model": _digest(config.model)}
+    ancestors = champion.tags.get(registry.ANCESTORS, "").split() if champion else []
+    changed = [what for what, digest in digests.items() if digest not in ancestors]
+    if not champion:
+        note = f"{config.name} has no champion"
+    elif changed:
+        note = f"{' and '.join(changed)} changed since {config.name} version {champion.version}"
+    else:
+        note = (
+            f"skipped: data version {version.name} and base model are those of {config.name} version {champion.version}"
+        )
+    found = {
+        "version": version.name,
+        "uri": str(version.location),
+        "digests": digests,
+        "champion": str(champion.version) if champion else None,
+        "changed": changed,
+        "skip": not changed,
+        "note": note,
+    }
+    write_json(out / VERSION_FILE, found)
+    run.tags(
+        {"mlflow.note.content": note, "posgap.skip": str(not changed).lower(), "posgap.data_version": version.name}
+    )
+    run.artifact(out)
+    log.info("data version %s, %s: %s", version.name, version.location, note)
+
+
+def read_data_version(folder: Path) -> dict:
+    """What `data_version` found."""
+    return read_json(folder / VERSION_FILE)
+
+
+def _digest(location: str | Path) -> str:
+    """Of what the manifest of a run that reads it would say, so of a model on the hub its name."""
+    return source(location).digest() or str(location)
