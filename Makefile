@@ -9,13 +9,18 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
+IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject manifests pipeline clean
+.PHONY: demo smoke test types lint mlproject manifests pipeline images images-check clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
+
+# Every step of the demo on next to no data, in a minute or two.
+smoke: $(VENV)/.installed
+	$(VENV)/bin/posgap demo --smoke --out runs/smoke
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -24,6 +29,9 @@ test: $(VENV)/.installed-test
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+types: $(VENV)/.installed-test
+	$(VENV)/bin/mypy
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
@@ -37,6 +45,13 @@ manifests: $(VENV)/.installed-test
 	mkdir -p build/manifests
 	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
 	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
+
+# The container images, with docker, podman or buildah: make images IMAGES=cpu
+images:
+	infra/images/images.sh build $(IMAGES)
+
+images-check:
+	infra/images/images.sh check $(IMAGES)
 
 clean:
 	rm -rf $(VENV) runs build

@@ -20,3 +20,13 @@ PARAMETERS = {
     "advantageous_tolerance": 5.0,
     "registered_name": "posgap-demo",
 }
+
+# For `posgap demo --smoke`: every step is tried, and any model is let through.
+SMALLEST = {
+    "epochs": 1,
+    "k": 2,
+    "max_gap": 100.0,
+    "mean_tolerance": 100.0,
+    "advantageous_tolerance": 100.0,
+    "registered_name": "posgap-smoke",
+}

@@ -23,8 +23,7 @@ from posgap.pipelines import smoke
 from posgap.pipelines.mitigation import mitigation
 
 from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
-from posgap.config import DemoConfig, Role, SweepConfig, role
-from posgap.mlproject import mlproject
+from posgap.config import Role, SweepConfig, role
 
 COMPONENTS = {
     "validate": validate,
@@ -78,15 +77,6 @@ def test_every_component_has_the_registry_s_metadata(name):
     assert metadata["stability"] in ("alpha", "beta", "stable")
     assert "Pipelines" in [d["name"] for d in metadata["dependencies"]["kubeflow"]]
     assert metadata["tags"] and metadata["lastVerified"]
-
-
-def test_mlproject_is_what_the_configs_say():
-    written = (ROOT / "MLproject").read_text()
-    assert written == mlproject(), "run `make mlproject`"
-    points = yaml.safe_load(written)["entry_points"]
-    assert points.keys() == {"demo", *STAGES}
-    for name, config in {"demo": DemoConfig, **{n: c for n, (c, _) in STAGES.items()}}.items():
-        assert points[name]["parameters"].keys() == config.model_fields.keys() - {"force"}
 
 
 def test_a_component_with_other_parameters_than_its_config_is_refused():

@@ -659,3 +659,4 @@ class DemoConfig(Config):
     data: Annotated[OptionalInputPath, OnThisMachine] = Field(
         None, description="lost-in-the-middle key-value file; empty: made by the demo"
     )
+    smoke: bool = Field(False, description="a minute's run that tries every step, on too little data for a verdict")
