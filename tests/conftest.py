@@ -3,11 +3,11 @@
 import itertools
 import logging
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+from s3 import Calls
 
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.models import save_model
@@ -87,38 +87,16 @@ def bucket(s3_endpoint, monkeypatch, tmp_path) -> str:
     return f"s3://{name}"
 
 
-class S3Calls:
-    """What posgap asks of S3: the calls counted and in order, and what is to fail."""
-
-    def __init__(self):
-        self.made: list[tuple[str, str]] = []
-        self.fail = lambda operation, key: None
-
-    def seen(self, params, model, context, **_):
-        self.made.append((model.name, context["key"]))
-        if error := self.fail(model.name, context["key"]):
-            raise error
-
-    def count(self) -> Counter:
-        return Counter(operation for operation, _ in self.made)
-
-    def clear(self) -> None:
-        self.made.clear()
-
-
 @pytest.fixture
 def s3_calls(bucket):
+    """The calls that posgap makes to S3."""
     from posgap.storage.client import client
 
-    calls, events = S3Calls(), client().meta.events
-
-    def named(params, context, **_):
-        context["key"] = params.get("Key", "")
-
-    events.register("before-parameter-build.s3", named)
+    calls, events = Calls(), client().meta.events
+    events.register("before-parameter-build.s3", calls.named)
     events.register("before-call.s3", calls.seen)
     yield calls
-    events.unregister("before-parameter-build.s3", named)
+    events.unregister("before-parameter-build.s3", calls.named)
     events.unregister("before-call.s3", calls.seen)
 
 

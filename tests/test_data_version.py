@@ -1,6 +1,5 @@
 """Is there anything new to train on? Asked of data in S3 and of the registry's champion."""
 
-import boto3
 import mlflow
 import pytest
 from conftest import kv_example
@@ -8,13 +7,13 @@ from kfp import dsl
 from posgap.components.data_version.component import data_version as data_version_component
 from posgap.components.validate.component import validate
 from posgap.pipelines.local import run_locally
+from s3 import put
 from test_gate import copy_of, promotion, write_sweep
 
 from posgap.config import DataVersionConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
 from posgap.inputs import read_manifest
-from posgap.locations import split_uri
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
 from posgap.tasks.examples import write_examples
@@ -28,8 +27,7 @@ def data(bucket, tmp_path):
     def write(day: str, n: int) -> str:
         file = tmp_path / f"{day}.jsonl.gz"
         write_examples(file, [kv_example(i) for i in range(n)])
-        name, _ = split_uri(bucket)
-        boto3.client("s3").upload_file(str(file), name, f"data/train-{day}.jsonl.gz")
+        put(f"{bucket}/data/train-{day}.jsonl.gz", file.read_bytes())
         return digest(file)
 
     return write

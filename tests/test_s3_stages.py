@@ -3,12 +3,11 @@
 import json
 import logging
 import shutil
-import time
 from pathlib import Path
 
-import boto3
 import pytest
 from conftest import kv_example
+from s3 import Killed, elsewhere, keys, put
 from test_stage import CopyConfig
 
 from posgap import files
@@ -17,7 +16,7 @@ from posgap.config import CompareConfig, DemoConfig, SweepConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.inputs import source
 from posgap.kfp_arguments import to_config
-from posgap.locations import s3_cache, split_uri
+from posgap.locations import s3_cache
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.stages.sweep import sweep
@@ -39,23 +38,8 @@ def run(*words) -> int:
     return ended.value.code
 
 
-def keys(bucket, prefix=""):
-    pages = boto3.client("s3").list_objects_v2(Bucket=split_uri(bucket)[0], Prefix=prefix).get("Contents", [])
-    return sorted(one["Key"] for one in pages)
-
-
-def put(uri, content):
-    name, key = split_uri(uri)
-    boto3.client("s3").put_object(Bucket=name, Key=key, Body=content)
-
-
 def manifest(uri) -> dict:
     return json.loads(look(uri).read("manifest.json").read_text())
-
-
-def elsewhere(tmp_path, monkeypatch):
-    """Another machine: an empty cache."""
-    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / f"cache-{time.monotonic_ns()}"))
 
 
 @pytest.fixture
@@ -73,7 +57,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     assert run("validate", *shared, "--examples", f"{given}/data/train.jsonl.gz", "--out", f"{given}/run/train") == 0
     swept = ["sweep", *shared, "--examples", f"{given}/run/train", "--out", f"{given}/run/base", "--resamples", 100]
     assert run(*swept) == 0
-    assert keys(given, "run/base") == [
+    assert keys(f"{given}/run/base") == [
         f"run/base/{name}"
         for name in ("manifest.json", "model_card.md", "predictions.jsonl", "sweep.html", "sweep.json", "sweep.png")
     ]
@@ -121,7 +105,7 @@ def test_what_is_complete_in_s3_is_reused_without_work_or_downloads(
     s3_calls.clear()
     words[2] = f"{given}/models/ours"  # the same model, uploaded with its sha256s
     assert run(*words) == 0
-    assert {key for op, key in s3_calls.made if op == "GetObject"} == {"data/train.jsonl.gz", "run/train/manifest.json"}
+    assert set(s3_calls.keys("GetObject")) == {"data/train.jsonl.gz", "run/train/manifest.json"}
     assert manifest(f"{given}/run/train") == first
     assert run(*words, "--force", "true") == 0
     assert manifest(f"{given}/run/train")["identity"] == first["identity"]
@@ -146,10 +130,6 @@ def shouting(bucket):
     CALLS.clear()
     put(f"{bucket}/text", b"hello")
     return CopyConfig(source=f"{bucket}/text", out=f"{bucket}/out")
-
-
-class Killed(Exception):
-    pass
 
 
 def test_an_upload_that_fails_is_done_again_without_the_work(shouting, bucket, s3_calls):
@@ -190,7 +170,7 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     complete = not there.is_incomplete and there.read("manifest.json") and manifest(f"{bucket}/out")["stage"] == "shout"
     assert bool(complete) == (not died)
     shout(shouting)
-    assert len(CALLS) == 1 + died and keys(bucket, "out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
+    assert len(CALLS) == 1 + died and keys(f"{bucket}/out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
     assert (fetch(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
 
 
@@ -199,7 +179,7 @@ def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, c
     monkeypatch.setattr("posgap.stages.validate.validate", lambda config: shout(shouting))
     code = run("validate", "--examples", "x", "--model", "y", "--out", "z")
     assert code == 2 and f"{bucket}/text: refused; see {bucket}/out.rejected/a.txt" in capsys.readouterr().err
-    assert keys(bucket, "out.rejected") == ["out.rejected/a.txt", "out.rejected/b.txt"]
+    assert keys(f"{bucket}/out.rejected") == ["out.rejected/a.txt", "out.rejected/b.txt"]
     with pytest.raises(PosgapError, match="incomplete"):
         fetch(f"{bucket}/out")
 

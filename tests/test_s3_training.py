@@ -5,11 +5,11 @@ import signal
 import subprocess
 import time
 
-import boto3
 import pytest
 import torch
 from botocore.exceptions import ClientError
 from conftest import kv_example
+from s3 import Killed, elsewhere, keys
 from test_processes import TORCHRUN, command, environment, history, parameters
 from test_rollout_experiment import TINY, trials
 
@@ -17,7 +17,6 @@ from posgap.config import DistillConfig
 from posgap.distillation.checkpoints import FILES, _share
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
-from posgap.locations import split_uri
 from posgap.rollout.trials import run_trials
 from posgap.stages.distill import distill
 from posgap.storage.cache import fetch
@@ -45,19 +44,9 @@ def config(tmp_path, model_folder, bucket, monkeypatch) -> DistillConfig:
     return DistillConfig(**given, k=3, epochs=4, batch_size=4, learning_rate=1e-3, dtype="float32")
 
 
-def elsewhere(tmp_path, monkeypatch):
-    """Another machine: an empty cache."""
-    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / f"cache-{time.monotonic_ns()}"))
-
-
 def kept(config) -> set[str]:
     """What is in S3, without the names that differ by run."""
-    found = boto3.client("s3").list_objects_v2(Bucket=split_uri(config.work)[0], Prefix="work/")
-    return {one["Key"].split("/", 2)[2] for one in found.get("Contents", [])}
-
-
-class Killed(Exception):
-    pass
+    return {key.split("/", 2)[2] for key in keys(config.work)}
 
 
 def refused(*_) -> ClientError:
@@ -126,8 +115,7 @@ def test_an_experiment_s_trials_are_kept_too(bucket, tmp_path, monkeypatch, s3_c
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
     assert run_trials(trials()[:2], TINY, 8, f"{bucket}/work") == whole
-    found = boto3.client("s3").list_objects_v2(Bucket=split_uri(bucket)[0])["Contents"]
-    assert len(found) == 2 and all(one["Key"].endswith(".json") for one in found)
+    assert [key.partition(".")[2] for key in keys(bucket)] == ["json", "json"]
 
 
 # Each process with a disk of its own, as on two nodes.

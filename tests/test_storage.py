@@ -3,13 +3,13 @@
 import random
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
 import pytest
+from s3 import Killed, elsewhere, keys, put
 
 from posgap import files
 from posgap.errors import PosgapError
@@ -21,10 +21,6 @@ from posgap.storage.folders import Kept, announce, publish, twin
 FILES = {"a.txt": b"a", "deep/b.bin": bytes(range(256)) * 50, "empty": b"", "manifest.json": b"{}"}
 
 
-class Killed(Exception):
-    """Stands for whatever ends a process between two calls."""
-
-
 def write(folder, contents=FILES):
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -34,21 +30,6 @@ def write(folder, contents=FILES):
 
 def read(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def put(uri, content=b"x", **more):
-    name, key = split_uri(uri)
-    boto3.client("s3").put_object(Bucket=name, Key=key, Body=content, **more)
-
-
-def keys(bucket):
-    pages = boto3.client("s3").list_objects_v2(Bucket=split_uri(bucket)[0]).get("Contents", [])
-    return sorted(one["Key"] for one in pages)
-
-
-def forget(tmp_path, monkeypatch):
-    """Another machine: an empty cache."""
-    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / f"cache-{time.monotonic_ns()}"))
 
 
 # Locations
@@ -79,7 +60,7 @@ def test_a_folder_comes_back_as_it_went(bucket, tmp_path, monkeypatch):
     digest = files.digest(folder)
     publish(folder, f"{bucket}/run/base")
     assert not folder.exists()
-    forget(tmp_path, monkeypatch)
+    elsewhere(tmp_path, monkeypatch)
     there = look(f"{bucket}/run/base")
     assert there.digest() == digest
     here = there.fetch()
@@ -103,7 +84,7 @@ def test_large_files_move_in_parts(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "WORTH_SHOWING", 1)
     content = random.Random(0).randbytes(12 << 20)
     publish(write(tmp_path / "model", {"model.safetensors": content}), f"{bucket}/model")
-    forget(tmp_path, monkeypatch)
+    elsewhere(tmp_path, monkeypatch)
     (there,) = look(f"{bucket}/model").objects
     assert there.etag.endswith("-3")
     assert (fetch(f"{bucket}/model") / "model.safetensors").read_bytes() == content
@@ -116,7 +97,7 @@ def test_what_is_in_the_cache_is_not_downloaded_again(bucket, tmp_path, s3_calls
     publish(write(tmp_path / "folder"), f"{bucket}/f")
     fetch(f"{bucket}/f")
     assert s3_calls.count()["GetObject"] == 0  # this machine uploaded it
-    forget(tmp_path, monkeypatch)
+    elsewhere(tmp_path, monkeypatch)
     first = fetch(f"{bucket}/f")
     assert s3_calls.count()["GetObject"] == len(FILES)
     s3_calls.clear()
@@ -125,14 +106,14 @@ def test_what_is_in_the_cache_is_not_downloaded_again(bucket, tmp_path, s3_calls
     put(f"{bucket}/f/a.txt", b"changed")
     second = fetch(f"{bucket}/f")
     assert second != first and (second / "a.txt").read_bytes() == b"changed" and (first / "a.txt").read_bytes() == b"a"
-    assert [key for op, key in s3_calls.made if op == "GetObject"] == ["f/a.txt"]
+    assert s3_calls.keys("GetObject") == ["f/a.txt"]
 
 
 def test_hashing_needs_no_download_where_the_uploader_stated_it(bucket, tmp_path, s3_calls, monkeypatch):
     folder = write(tmp_path / "folder")
     digest = files.digest(folder)
     publish(folder, f"{bucket}/f")
-    forget(tmp_path, monkeypatch)
+    elsewhere(tmp_path, monkeypatch)
     s3_calls.clear()
     assert look(f"{bucket}/f").digest() == digest
     assert s3_calls.count()["GetObject"] == 0
@@ -143,7 +124,7 @@ def test_hashing_needs_no_download_where_the_uploader_stated_it(bucket, tmp_path
 
 def test_an_interrupted_download_goes_on_where_it_was(bucket, tmp_path, s3_calls, monkeypatch):
     publish(write(tmp_path / "folder"), f"{bucket}/f")
-    forget(tmp_path, monkeypatch)
+    elsewhere(tmp_path, monkeypatch)
     s3_calls.fail = lambda op, key: Killed() if (op, key) == ("GetObject", "f/deep/b.bin") else None
     with pytest.raises(Killed):
         fetch(f"{bucket}/f")
@@ -151,7 +132,7 @@ def test_an_interrupted_download_goes_on_where_it_was(bucket, tmp_path, s3_calls
     s3_calls.fail = lambda op, key: None
     s3_calls.clear()
     assert read(fetch(f"{bucket}/f")) == FILES
-    assert [key for op, key in s3_calls.made if op == "GetObject"] == ["f/deep/b.bin"]
+    assert s3_calls.keys("GetObject") == ["f/deep/b.bin"]
 
 
 def test_of_many_readers_one_downloads(bucket, tmp_path, s3_calls):
@@ -194,7 +175,7 @@ def test_a_folder_whose_upload_broke_off_is_not_read(bucket, tmp_path, s3_calls)
     sent_before = {key for op, key in s3_calls.made if op == "PutObject" and key in keys(bucket)}
     s3_calls.clear()
     publish(folder, f"{bucket}/f")
-    sent = [key for op, key in s3_calls.made if op == "PutObject"]
+    sent = s3_calls.keys("PutObject")
     assert set(sent) & sent_before == {"f/.incomplete"}  # what had arrived is not sent again
     assert read(fetch(f"{bucket}/f")) == FILES
 
@@ -293,17 +274,17 @@ def test_work_is_kept_in_s3_and_brought_to_other_machines(bucket, tmp_path, monk
     kept = Kept(f"{bucket}/work") / "states"
     write(kept.folder, {"one": b"1", "two": b"2"})
     kept.push([kept.folder / "one", kept.folder / "two"])
-    forget(tmp_path, monkeypatch)
-    elsewhere = Kept(f"{bucket}/work") / "states"
-    assert elsewhere.folder != kept.folder and elsewhere.names() == ["one", "two"]
-    elsewhere.pull()
-    assert read(elsewhere.folder) == {"one": b"1", "two": b"2"}
-    (elsewhere.folder / "one").write_bytes(b"3")
-    elsewhere.push([elsewhere.folder / "one"])
+    elsewhere(tmp_path, monkeypatch)
+    there = Kept(f"{bucket}/work") / "states"
+    assert there.folder != kept.folder and there.names() == ["one", "two"]
+    there.pull()
+    assert read(there.folder) == {"one": b"1", "two": b"2"}
+    (there.folder / "one").write_bytes(b"3")
+    there.push([there.folder / "one"])
     kept.pull()
     assert read(kept.folder)["one"] == b"3"
     kept.drop(["two"])
-    assert elsewhere.names() == ["one"]
+    assert there.names() == ["one"]
     kept.remove()
     assert keys(bucket) == [] and not kept.folder.exists()
 

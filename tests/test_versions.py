@@ -2,14 +2,13 @@
 
 from datetime import date
 
-import boto3
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from s3 import put
 
 from posgap.cli import main
 from posgap.errors import PosgapError
-from posgap.locations import split_uri
 from posgap.storage.versions import newest, parse
 
 
@@ -20,9 +19,9 @@ def write(folder, *names):
     return f"{folder}/"
 
 
-def put(bucket, *keys):
+def fill(bucket, *keys):
     for key in keys:
-        boto3.client("s3").put_object(Bucket=split_uri(bucket)[0], Key=key, Body=b"")
+        put(f"{bucket}/{key}")
 
 
 @pytest.mark.parametrize(
@@ -76,18 +75,18 @@ def test_the_newest_is_the_highest_complete_one_in_whatever_order_they_were_writ
 
 
 def test_in_s3_too_folders_count_when_complete_and_files_at_once(bucket):
-    put(bucket, "data/", "data/v=2026-11-20/_SUCCESS", "data/v=2026-11-20/train.jsonl", "data/notes.txt")
-    put(bucket, "data/v=2026-11-27/train.jsonl", "data/v=2026-12-04/manifest.json", "data/v=2026-12-04/.incomplete")
+    fill(bucket, "data/", "data/v=2026-11-20/_SUCCESS", "data/v=2026-11-20/train.jsonl", "data/notes.txt")
+    fill(bucket, "data/v=2026-11-27/train.jsonl", "data/v=2026-12-04/manifest.json", "data/v=2026-12-04/.incomplete")
     assert newest(f"{bucket}/data/").location == f"{bucket}/data/v=2026-11-20" == newest(f"{bucket}/data").location
-    put(bucket, "data/v=2026-11-27/manifest.json")
+    fill(bucket, "data/v=2026-11-27/manifest.json")
     assert newest(f"{bucket}/data/").name == "2026-11-27"
-    put(bucket, "files/train-2026-11-20.jsonl.gz", "files/train-2026-11-06.jsonl.gz", "files/eval-2026-12-01.jsonl.gz")
+    fill(bucket, "files/train-2026-11-20.jsonl.gz", "files/train-2026-11-06.jsonl.gz", "files/eval-2026-12-01.jsonl.gz")
     found = newest(f"{bucket}/files/train-")
     assert found.location == f"{bucket}/files/train-2026-11-20.jsonl.gz" and not found.is_folder
 
 
 def test_what_holds_no_versions_is_the_only_one(bucket, tmp_path):
-    put(bucket, "train.jsonl", "run/train/examples.jsonl.gz", "run/train/manifest.json", "v=2/x", "v=2/_SUCCESS")
+    fill(bucket, "train.jsonl", "run/train/examples.jsonl.gz", "run/train/manifest.json", "v=2/x", "v=2/_SUCCESS")
     assert newest(f"{bucket}/train.jsonl").location == f"{bucket}/train.jsonl"
     assert newest(f"{bucket}/run/train").location == f"{bucket}/run/train" == newest(f"{bucket}/run/train/").location
     assert newest(f"{bucket}/v=2").name == "2"
@@ -111,7 +110,7 @@ def test_what_leaves_open_which_is_newest_is_refused(tmp_path, names, complaint)
 
 
 def test_the_verb_prints_where_it_is(bucket, capsys):
-    put(bucket, "data/v1.9.0/_SUCCESS", "data/v1.10.0/_SUCCESS")
+    fill(bucket, "data/v1.9.0/_SUCCESS", "data/v1.10.0/_SUCCESS")
     with pytest.raises(SystemExit) as ended:
         main(["data", "newest", f"{bucket}/data/"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"{bucket}/data/v1.10.0\n"
