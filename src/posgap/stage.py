@@ -56,7 +56,7 @@ def stage(work: Work) -> Callable[[C], Location]:
         if not is_main_process():
             work(here, here.out.with_name(f".partial-{os.getpid()}-{here.out.name}"), Run())
             return config.out
-        if is_uri(config.out) and not config.force and _complete(here.out, identity):
+        if is_uri(config.out) and _is_alone() and not config.force and _complete(here.out, identity):
             log.info("%s: was made before, and is not in S3 yet", name)
             publish(here.out, config.out)
         else:
@@ -108,6 +108,11 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def _is_alone() -> bool:
+    # Of several processes only one sees this disk, and the others would wait for it to work with them.
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def _known(source: Source) -> dict[str, str]:
     """What the manifest says of an input; a model on the hub is known by its name."""
     known = {"path": str(source.location), "sha256": source.digest(), **source.version()}
@@ -137,8 +142,9 @@ def _parameters(config: StageConfig) -> dict[str, Any]:
 
 def _complete(out: Location, identity: str) -> bool:
     folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    file = None if folder.is_incomplete else folder.read(MANIFEST)
     try:
-        return not folder.is_incomplete and manifest_of(folder).get("identity") == identity
+        return bool(file) and files.read_json(file).get("identity") == identity
     except PosgapError:
         return False
 
