@@ -189,6 +189,16 @@ def test_equal_seeds_sample_equally_and_others_do_not(model, tokenizer):
     assert sample(1) == sample(1) != sample(2)
 
 
+def test_what_a_batch_samples_depends_on_no_other_batch(model, tokenizer):
+    generator, sampling = TransformersGenerator(model, tokenizer, 40), Sampling(5, temperature=1.0, seed=3)
+    batches = list(group_batches([[prompt] for prompt in PROMPTS], 5, 40))
+    assert len(batches) > 3
+    in_turn = dict(generator.generate([[prompt] for prompt in PROMPTS], sampling))
+    for number, batch in reversed(list(enumerate(batches))):
+        answers = generator.answer(number, [group for _, group in batch], sampling)
+        assert answers == [in_turn[index] for index, _ in batch]
+
+
 def test_no_prompts_no_answers(model, tokenizer):
     assert list(TransformersGenerator(model, tokenizer, 100).generate([], Sampling(5))) == []
 

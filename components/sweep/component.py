@@ -20,6 +20,7 @@ def sweep(
     metric: str,
     dtype: str,
     backend: str,
+    processes: int,
     batch_tokens: int,
     base_url: str,
     concurrency: int,

@@ -132,6 +132,7 @@ class GenerationConfig(PromptConfig):
 
 class BackendConfig(GenerationConfig):
     backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    processes: int = Field(0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one")
 
 
 class ValidateConfig(PromptConfig):

@@ -29,7 +29,10 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response.
-_WITHOUT_EFFECT = {"metric", "batch_tokens", "concurrency", "timeout", "retries", "limit", "label", "resamples"}
+_WITHOUT_EFFECT = {
+    *("metric", "batch_tokens", "processes", "concurrency", "timeout", "retries"),
+    *("limit", "label", "resamples"),
+}
 
 
 @stage
