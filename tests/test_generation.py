@@ -111,6 +111,15 @@ def test_reuse_does_not_change_greedy_answers(tokenizer, budget, attention):
     assert answers(model, tokenizer, groups, budget, reuse=False) == expected
 
 
+def test_penalties_in_the_model_s_generation_config_do_not_make_greedy_less_greedy(tokenizer):
+    model, groups = llama(), groups_of(tokenizer)
+    expected = [[by_hand(model, tokenizer, prompt) for prompt in group] for group in groups]
+    for name, value in {"repetition_penalty": 3.0, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "top_k": 1}.items():
+        setattr(model.generation_config, name, value)
+    assert answers(model, tokenizer, groups, 160) == expected
+    assert answers(model, tokenizer, groups, 160, reuse=False) == expected
+
+
 def test_reuse_serves_pairs_and_documents_too(tokenizer):
     build, model = PromptBuilder(get_task("qa"), tokenizer, 512, 4), llama()
     chosen = ["1", "4", "2", "6"]

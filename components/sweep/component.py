@@ -23,6 +23,7 @@ def sweep(
     processes: int,
     batch_tokens: int,
     base_url: str,
+    endpoint: str,
     concurrency: int,
     timeout: float,
     retries: int,

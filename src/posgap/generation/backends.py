@@ -29,7 +29,8 @@ def open_generator(config: BackendConfig, build: TextPromptBuilder) -> Generator
 
         if not config.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
-        return OpenAIGenerator(config.base_url, config.model, config.concurrency, config.timeout, config.retries)
+        limits = (config.concurrency, config.timeout, config.retries)
+        return OpenAIGenerator(config.base_url, config.model, *limits, chat=config.endpoint == "chat")
     if config.backend == "vllm":
         from posgap.generation.vllm import VLLMGenerator
 

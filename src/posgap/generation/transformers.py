@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.generator import Completion, Sampling
@@ -30,7 +30,11 @@ class TransformersGenerator:
         self.model, self.tokenizer, self.batch_tokens = model.to(self.device), tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         end = model.generation_config.eos_token_id
-        self.end_ids = set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}
+        self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
+        # Its authors' penalties and truncated sampling suit a chat; here greedy is greedy, as in every backend.
+        model.generation_config = GenerationConfig(
+            eos_token_id=sorted(self.end_ids) or None, pad_token_id=tokenizer.pad_token_id
+        )
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
         for number, batch in enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens)):
@@ -67,7 +71,6 @@ class TransformersGenerator:
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=sampling.max_new_tokens,
-            pad_token_id=self.tokenizer.pad_token_id,
             **({"past_key_values": cache.states} if self.reuse else {}),
             **(sampled if sampling.temperature else {"do_sample": False}),
         )
