@@ -50,7 +50,8 @@ DIAGNOSIS = Diagnosis(
     advantageous=[1],
     tokens=summarize_shifts([SHIFT], wrong=7),
     attention=AttentionFigures(
-        n_examples=4, gold=[[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], sink=[[30.0, 6.0]] * 3, even=[5.0] * 3
+        **{"n_examples": 4, "gold": [[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], "sink": [[30.0, 6.0]] * 3},
+        **{"even": [5.0] * 3, "answer_gold": [[7.0, 8.0]] * 3, "answer_sink": [[1.0, 2.0]] * 3},
     ),
     **{"examples_digest": "", "model_digest": "", "prompt_digest": ""},
 )
@@ -145,9 +146,11 @@ def test_a_diagnosis_shows_its_figures_and_the_turning_token(tokenizer):
     assert re.search(r'<span class="turning" style="--share: 100%" title="2 nats"> b</span>', text)
     assert re.search(r"of the 1 answers that this token does not complete</th><td>100 %", text)
     layers = re.findall(r'<tr><th scope="row">(\d)</th>((?:<td.*?</td>)+)', text.split("Attention to the gold")[1])
-    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:2]] == [
+    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:4]] == [
         ("2", ["2.0", "1.0", "3.5", "6"]),
         ("1", ["40", "10", "20", "30"]),
+        ("2", ["8.0", "8.0", "8.0", "2"]),
+        ("1", ["7.0", "7.0", "7.0", "1"]),
     ]
     assert f"<mark>{example.key}&#34;: &#34;{example.value}</mark>" in text
 
@@ -183,5 +186,5 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
 
 
 def test_the_attention_map_is_a_picture(tmp_path):
-    save_picture(attention_map(DIAGNOSIS.attention.gold, SINGLE.names, "base"), tmp_path / "map.png")
+    save_picture(attention_map(DIAGNOSIS.attention, SINGLE.names, "base"), tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
