@@ -13,8 +13,10 @@ from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
+from posgap.measurement.reading import reading
 from posgap.measurement.report import page
-from posgap.measurement.sweeps import Sweep
+from posgap.measurement.shape import Shape
+from posgap.measurement.sweeps import Flatness, Sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
 
@@ -121,12 +123,33 @@ def test_differences_are_where_the_figures_are():
     text = page([SINGLE, SINGLE], "t", comparison=comparison_of(SINGLE))
     broad = text.split("<svg")[1]
     points = [tuple(map(float, pair)) for pair in re.findall(r'cx="([^"]*)" cy="([^"]*)"', broad)]
-    # 280 high, 12 above and 44 below; the interval that reaches furthest, to -13, makes the lines -15, -10 ... 15.
-    wanted = [(40 + (at + 0.5) / 3 * 666, 12 + (15 - v) / 30 * 224) for at, v in enumerate([2, -8, 0])]
+    # 280 high, 12 above and 44 below; intervals reach from -13 to 6, so that lines stand at -15, -10 ... 10.
+    wanted = [(40 + (at + 0.5) / 3 * 666, 12 + (10 - v) / 25 * 224) for at, v in enumerate([2, -8, 0])]
     for point, expected in zip(points, wanted, strict=True):
         assert point == pytest.approx(expected, abs=0.06)
-    assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10", "+15"]
+    assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10"]
     assert "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0</td>' in text
+
+
+def test_a_sweep_is_read_out_in_words():
+    shape = Shape(
+        **{"name": "U-shaped", "ends": 1, "middle": 1, "beginning_over_middle": 40, "end_over_middle": 30},
+        **{"beginning_over_middle_ci95": (30, 50), "end_over_middle_ci95": (20, 40)},
+    )
+    assert reading(SINGLE.model_copy(update={"shape": shape})) == [
+        "Accuracy (sub_em, in percent) is highest with the gold document at 1 (90.0) and lowest at 10 (50.0): a gap of "
+        "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
+        "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
+        "Position matters (Cochran's Q = 30.0, 2 degrees of freedom, p < 0.001).",
+        "The curve is U-shaped: against the 1 positions in the middle, the first 1 differ by +40.0 points (+30.0 to "
+        "+50.0) and the last 1 by +30.0 (+20.0 to +40.0).",
+    ]
+    flat = SINGLE.model_copy(update={"flatness": Flatness(q=2.0, df=2, p=0.3679), "shape": shape})
+    assert reading(flat)[2:] == [
+        "That position matters cannot be told (Cochran's Q = 2.0, 2 degrees of freedom, p = 0.368)."
+    ]
+    assert "with the gold documents at 1+2 (70.0)" in reading(PAIRS)[0]
+    assert reading(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 
 
 def test_pairs_are_a_grid_of_first_and_second_hop():

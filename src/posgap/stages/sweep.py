@@ -14,6 +14,7 @@ from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.model_card import write_model_card
+from posgap.measurement.reading import p_value
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
@@ -91,8 +92,8 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     run.tags({"posgap.label": config.label})
     run.artifact(out)
     log.info(
-        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness p %.3g",
-        config.label, result.mean, result.gap, *result.gap_ci95, result.flatness.p,
+        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
+        config.label, result.mean, result.gap, *result.gap_ci95, p_value(result.flatness.p),
     )  # fmt: skip
     for name, figures in result.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)
