@@ -128,7 +128,9 @@ def test_differences_are_where_the_figures_are():
     for point, expected in zip(points, wanted, strict=True):
         assert point == pytest.approx(expected, abs=0.06)
     assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10"]
-    assert "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0</td>' in text
+    assert (
+        "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0 <small>-13.0 to -3.0</small></td>' in text
+    )
 
 
 def test_a_sweep_is_read_out_in_words():
