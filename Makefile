@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -8,10 +9,11 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
+CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject clean
+.PHONY: demo test lint mlproject screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -26,6 +28,12 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+screenshot:
+	test -f runs/demo/curves.html || $(MAKE) demo
+	profile=$$(mktemp -d) && $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir=$$profile \
+		--hide-scrollbars --window-size=940,1340 --screenshot=$(CURDIR)/docs/sweep-report.png \
+		file://$(CURDIR)/runs/demo/curves.html; rm -r $$profile
 
 clean:
 	rm -rf $(VENV) runs build

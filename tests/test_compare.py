@@ -33,8 +33,8 @@ def test_a_closed_gap_is_said_in_words_and_figures(tmp_path):
     assert found.gap < -25 and found.gap_ci95[1] < -15
     assert found.better == [[2], [3], [4]] and found.worse == []
     assert re.fullmatch(
-        r"m is better than m in the mean \(\+[\d.]+ points, \+[\d.]+ to \+[\d.]+\); its gap is smaller "
-        r"\(-[\d.]+ points, -[\d.]+ to -[\d.]+\); it is better at 2 to 4\.",
+        r"m \(new\) is better than m \(base\) in the mean \(\+[\d.]+ points, \+[\d.]+ to \+[\d.]+\); its gap is "
+        r"smaller \(-[\d.]+ points, -[\d.]+ to -[\d.]+\); it is better at 2 to 4\.",
         found.verdict,
     )
 

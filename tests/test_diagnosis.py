@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
 from posgap.models import load_model, load_tokenizer
+from posgap.stage import read_manifest
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
@@ -293,6 +295,16 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
         wanted.append([shares[0], np.mean(shares[1:]), np.mean([float(row[1, 0]) for row in rows[1:]])])
     mean = 100 * np.mean(wanted, axis=0)
     assert [seen.gold[2][1], seen.answer_gold[2][1], seen.answer_sink[2][1]] == pytest.approx(mean, rel=1e-4)
+
+
+def test_the_run_has_the_page_and_attention_by_layer(diagnosed):
+    out = diagnose(diagnosed)
+    client, run_id = mlflow.MlflowClient(), read_manifest(out)["mlflow_run_id"]
+    logged = {point.step: point.value for point in client.get_metric_history(run_id, "attention_to_gold")}
+    gold = np.mean(read_diagnosis(out).attention.gold, axis=0)
+    assert logged == {1: pytest.approx(gold[0]), 2: pytest.approx(gold[1])}
+    files = {file.path for file in client.list_artifacts(run_id)}
+    assert files >= {"diagnosis.json", "diagnosis.html", "diagnosis.png", "manifest.json"}
 
 
 def test_answers_of_one_token_have_no_attention_of_their_own(diagnosed):

@@ -44,6 +44,15 @@ class Comparison(BaseModel):
         return [format_positions(placement) for placement in self.placements]
 
 
+def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+    """The same; models of one label are told apart by their sweeps' folders."""
+    labels = [one.sweep.label for one in evidence]
+    for one, label in zip(evidence, labels):
+        if labels.count(label) > 1:
+            one.sweep = one.sweep.model_copy(update={"label": f"{label} ({one.path.name})"})
+    return evidence
+
+
 def compare_sweeps(evidence: Sequence[Evidence], resamples: int, seed: int) -> Comparison:
     """Compares every sweep with the first; `PosgapError` where they did not ask the same."""
     reference, *others = evidence

@@ -44,6 +44,8 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, found), found)
     if found.attention:
         save_picture(attention_map(found.attention, swept.sweep.names, found.label), out / "diagnosis.png")
+        for layer, shares in enumerate(zip(*found.attention.gold), start=1):
+            run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
     run.artifact(out)
     if (tokens := found.tokens) and tokens.diagnosed:
         run.metrics({"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak})
