@@ -1,6 +1,7 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
+# make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -10,10 +11,11 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 IMAGES ?= cpu gpu-train gpu-serve
+CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types lint mlproject manifests pipeline images images-check clean
+.PHONY: demo smoke test types lint mlproject manifests pipeline images images-check screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -52,6 +54,12 @@ images:
 
 images-check:
 	infra/images/images.sh check $(IMAGES)
+
+screenshot:
+	test -f runs/demo/curves.html || $(MAKE) demo
+	profile=$$(mktemp -d) && $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir=$$profile \
+		--hide-scrollbars --window-size=940,1340 --screenshot=$(CURDIR)/docs/sweep-report.png \
+		file://$(CURDIR)/runs/demo/curves.html; rm -r $$profile
 
 clean:
 	rm -rf $(VENV) runs build

@@ -169,6 +169,7 @@ class GenerationConfig(PromptConfig):
 
 class BackendConfig(GenerationConfig):
     backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    processes: int = Field(0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one")
 
 
 class ValidateConfig(PromptConfig):
@@ -302,6 +303,10 @@ class SweepConfig(BackendConfig):
         description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
     )
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+    endpoint: Literal["chat", "completions"] = Field(
+        "chat",
+        description="openai: chat, with the model's chat template; completions, of the bare prompt (base models)",
+    )
     concurrency: int = Field(8, ge=1, description="openai: requests under way at once")
     timeout: float = Field(120.0, gt=0, description="openai: seconds to wait for a response")
     retries: int = Field(8, ge=0, description="openai: times a request is tried again before the sweep gives up")

@@ -78,6 +78,13 @@ def model_folder(path: str) -> Path:
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
 
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """From now on activations are computed again in the backward pass rather than kept."""
+    # transformers 5.19, which vLLM 0.32 wants, knows only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def model_digest(path: str) -> str:
     """sha256 of a model folder; of a model on the hub, its commit."""
     if Path(path).exists():

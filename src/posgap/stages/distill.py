@@ -19,7 +19,7 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
-from posgap.models import load_config, load_model, model_digest, resolve_dtype, save_model
+from posgap.models import checkpoint_activations, load_config, load_model, model_digest, resolve_dtype, save_model
 from posgap.stage import is_main_process, stage
 from posgap.storage.folders import Kept
 from posgap.tasks.examples import read_examples
@@ -135,7 +135,7 @@ def _student(config: DistillConfig, teacher: Teacher | None) -> Student:
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     return Student(model, teacher)
 
 

@@ -15,6 +15,7 @@ from posgap.generation.generator import Sampling
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.model_card import write_model_card
+from posgap.measurement.reading import p_value
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
@@ -30,7 +31,10 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response.
-_WITHOUT_EFFECT = {"metric", "batch_tokens", "concurrency", "timeout", "retries", "limit", "label", "resamples"}
+_WITHOUT_EFFECT = {
+    *("metric", "batch_tokens", "processes", "concurrency", "timeout", "retries"),
+    *("limit", "label", "resamples"),
+}
 
 
 @stage
@@ -89,8 +93,8 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     run.tags({"posgap.label": config.label})
     run.artifact(out)
     log.info(
-        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness p %.3g",
-        config.label, result.mean, result.gap, *result.gap_ci95, result.flatness.p,
+        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
+        config.label, result.mean, result.gap, *result.gap_ci95, p_value(result.flatness.p),
     )  # fmt: skip
     for name, figures in result.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)

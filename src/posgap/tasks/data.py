@@ -19,11 +19,12 @@ from posgap.locations import Location
 from posgap.storage.versions import newest as newest_version
 from posgap.tasks.distractors import with_distractors
 from posgap.tasks.examples import KVExample, read_examples, write_examples
+from posgap.tasks.fetching import fetched
 from posgap.tasks.multihop_readers import read_hotpotqa, read_musique
 from posgap.tasks.needles import needle_examples
 from posgap.tasks.passage_readers import read_dpr, read_own
 from posgap.tasks.readers import read_litm_kv, read_litm_qa, take_lines
-from posgap.tasks.sources import SOURCES, fetched
+from posgap.tasks.sources import SOURCES
 from posgap.tasks.two_hop import two_hop_examples
 from posgap.tasks.uuids import uuid_records
 
