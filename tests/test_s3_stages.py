@@ -169,7 +169,7 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     call, shouting, bucket, s3_calls, tmp_path, monkeypatch
 ):
     put(f"{bucket}/out/a.txt", b"of an older run")
-    put(f"{bucket}/out/manifest.json", b'{"identity": "older"}')
+    put(f"{bucket}/out/manifest.json", b'{"identity": "older", "stage": "older"}')
     writes = []
 
     def die(op, key):
@@ -186,11 +186,9 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     assert died == (call <= 6)
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
-    try:
-        complete = manifest(f"{bucket}/out")["identity"] != "older"
-    except AttributeError:
-        complete = False
-    assert complete == (not died)
+    there = look(f"{bucket}/out")
+    complete = not there.is_incomplete and there.read("manifest.json") and manifest(f"{bucket}/out")["stage"] == "shout"
+    assert bool(complete) == (not died)
     shout(shouting)
     assert len(CALLS) == 1 + died and keys(bucket, "out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
     assert (fetch(f"{bucket}/out") / "a.txt").read_text() == "HELLO"
@@ -211,6 +209,11 @@ def test_it_is_known_before_the_work_that_the_output_cannot_be_written(shouting)
         shout(shouting.model_copy(update={"out": "s3://no-such-bucket/out"}))
     with pytest.raises(PosgapError, match="^source: .*/none: no such object or folder in S3$"):
         shout(shouting.model_copy(update={"source": f"{shouting.source}/none"}))
+    put(f"{shouting.out}/someone.else", b"precious")
+    with pytest.raises(PosgapError, match=r"out: holds what no stage wrote \(someone.else\)"):
+        shout(shouting)
+    with pytest.raises(ValueError, match="names a bucket alone"):
+        CopyConfig(source="x", out=shouting.out.removesuffix("/out"))
     assert not CALLS
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from posgap.locations import Location, as_location, is_uri
+from posgap.locations import Location, as_location, is_uri, split_uri
 from posgap.tasks.placements import parse_positions
 from posgap.tasks.sources import SOURCES
 
@@ -53,6 +53,12 @@ def _on_this_machine(location: Location | None) -> Location | None:
 def _in_s3(location: Location) -> Location:
     if not is_uri(location):
         raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
+def _below_bucket(location: Location) -> Location:
+    if is_uri(location) and not split_uri(location)[1]:
+        raise ValueError("names a bucket alone: write s3://bucket/folder")
     return location
 
 
@@ -109,7 +115,7 @@ OptionalInputPath = Annotated[Location | None, Role.INPUT, BeforeValidator(_loca
 InputPaths = Annotated[list[Annotated[Location, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
 Place = Annotated[str, Role.PLACE]
-OutputPath = Annotated[Location, Role.OUTPUT, BeforeValidator(as_location)]
+OutputPath = Annotated[Location, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(_location_if_any)]  # changes no result
 OnThisMachine = AfterValidator(_on_this_machine)
 TaskName = Annotated[str, AfterValidator(_known_task)]

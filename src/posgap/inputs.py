@@ -21,6 +21,7 @@ class Source(Protocol):
     """Something to read."""
 
     location: Location
+    is_incomplete: bool  # its upload is under way, or broke off
 
     def version(self) -> dict[str, str]:
         """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
@@ -40,6 +41,7 @@ class OnDisk:
     """A file or folder of this machine."""
 
     location: Path
+    is_incomplete = False
 
     def version(self) -> dict[str, str]:
         return {}
@@ -59,6 +61,7 @@ class ByName:
     """What is known by its name alone: a model on the hub, or a place."""
 
     location: str
+    is_incomplete = False
 
     def version(self) -> dict[str, str]:
         return {}

@@ -6,6 +6,7 @@ be read off it again.
 
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ SCHEME = "s3://"
 
 
 def cache_folder() -> Path:
-    """POSGAP_CACHE, else `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache)."""
+    """POSGAP_CACHE, else `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache), else a temporary place."""
     if given := os.environ.get("POSGAP_CACHE"):
         return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "posgap"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "posgap"
+    try:
+        return Path.home() / ".cache" / "posgap"
+    except RuntimeError:  # a container's user without a home
+        return Path(tempfile.gettempdir()) / "posgap"
 
 
 def s3_cache() -> Path:

@@ -140,7 +140,7 @@ def is_complete(out: Location, identity: str) -> bool:
     """Whether `out` is what a stage of this identity makes."""
     folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
     try:
-        return manifest_of(folder).get("identity") == identity
+        return not folder.is_incomplete and manifest_of(folder).get("identity") == identity
     except PosgapError:
         return False
 

@@ -30,9 +30,8 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     elif changed:
         note = f"{' and '.join(changed)} changed since {config.name} version {champion.version}"
     else:
-        note = (
-            f"skipped: data version {version.name} and base model are those of {config.name} version {champion.version}"
-        )
+        made = f"{config.name} version {champion.version} was made"
+        note = f"skipped: {made} from data version {version.name} and this base model"
     found = {
         "version": version.name,
         "uri": str(version.location),

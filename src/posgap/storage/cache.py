@@ -20,8 +20,8 @@ from posgap.storage.objects import Object, find, stated_sha256
 from posgap.storage.transfer import THREADS, download, require_sha256
 
 log = logging.getLogger(__name__)
-MANIFEST = "manifest.json"  # written last: a folder of ours without it is not complete
-INCOMPLETE = ".incomplete"  # stands in a folder while it is uploaded
+MANIFEST = "manifest.json"  # of a stage's folder, uploaded last
+INCOMPLETE = ".incomplete"  # stands in a folder until all of it is there
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Snapshot:
     @property
     def is_folder(self) -> bool:
         return not (len(self.objects) == 1 and self.objects[0].uri == self.location)
+
+    @property
+    def is_incomplete(self) -> bool:
+        return any(one.name == INCOMPLETE for one in self.objects)
 
     def version(self) -> dict[str, str]:
         """ETag and version id of an object; of a folder, as its ETag, the sha256 of all names and ETags."""
@@ -59,7 +63,7 @@ class Snapshot:
 
     def fetch(self) -> Path:
         """The file or folder here, as links into the cache; not to be written to."""
-        if any(one.name == INCOMPLETE for one in self.objects):
+        if self.is_incomplete:
             raise PosgapError(
                 f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
             )
@@ -92,7 +96,7 @@ def fetch(location: Location) -> Path:
 def keep(path: Path, sha256: str) -> None:
     """Moves a file of known content into the cache."""
     blobs().mkdir(parents=True, exist_ok=True)
-    os.replace(path, blobs() / sha256)
+    os.replace(path.resolve(), blobs() / sha256)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from posgap import files
+from posgap.errors import PosgapError
 from posgap.locations import Location, in_cache, is_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST, keep, locked
 from posgap.storage.client import client
@@ -23,9 +24,17 @@ def twin(location: Location, kind: str = "outputs") -> Path:
 
 
 def announce(location: Location) -> None:
-    """Says in S3 that a folder will come, where none is: before any work it is known that it can be written."""
-    if is_uri(location) and not listed(location):
+    """Says in S3 that a folder will come, where none is: before any work it is known that it can be written.
+
+    `PosgapError` where other things are, which the folder would replace.
+    """
+    if not is_uri(location):
+        return
+    names = {one.name for one in listed(location)}
+    if not names:
         put(f"{location}/{INCOMPLETE}", b"")
+    elif not names & {MANIFEST, INCOMPLETE}:
+        raise PosgapError(f"{location}: holds what no stage wrote ({min(names)}); write to another place, or empty it")
 
 
 def publish(path: Path, uri: Location) -> None:
@@ -41,7 +50,8 @@ def publish(path: Path, uri: Location) -> None:
 def send(path: Path, uri: str) -> dict[Path, str]:
     """Uploads a file or folder, files that S3 has already excepted; returns its files with their sha256s.
 
-    A folder has no manifest in S3 until everything else is there, and whoever reads it meanwhile is told.
+    The manifest goes when everything else is there, and until then a mark tells whoever looks that the folder is
+    incomplete.
     """
     log.info("%s: uploading", uri)
     if not path.is_dir():
@@ -54,9 +64,9 @@ def send(path: Path, uri: str) -> dict[Path, str]:
     put(f"{uri}/{INCOMPLETE}", b"")
     delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
     upload([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
-    delete([f"{uri}/{INCOMPLETE}"])
     if MANIFEST in hashed:
         upload([(path / MANIFEST, hashed[MANIFEST], f"{uri}/{MANIFEST}")], uri)
+    delete([f"{uri}/{INCOMPLETE}"])
     return {path / name: sha256 for name, sha256 in hashed.items()}
 
 

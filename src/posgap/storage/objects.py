@@ -1,7 +1,7 @@
 """The objects of S3 that a URI names: one, or all those below it."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from posgap.errors import PosgapError
@@ -79,11 +79,11 @@ def stated_sha256(one: Object) -> str:
     return answer["Metadata"].get(SHA256, "")
 
 
-def put(uri: str, body: bytes, metadata: Mapping[str, str] = {}) -> None:
+def put(uri: str, body: bytes) -> None:
     """Writes a small object."""
     bucket, key = split_uri(uri)
     with explained(uri):
-        client().put_object(Bucket=bucket, Key=key, Body=body, Metadata=dict(metadata))
+        client().put_object(Bucket=bucket, Key=key, Body=body)
 
 
 def delete(uris: Iterable[str]) -> None:
