@@ -17,6 +17,7 @@ from posgap.components.scale_apply.component import scale_apply
 from posgap.components.scale_search.component import scale_search
 from posgap.components.sweep.component import sweep
 from posgap.components.teacher.component import teacher
+from posgap.components.train_job.component import train_job
 from posgap.components.validate.component import validate
 from posgap.components.wrapper import IMAGE, component
 from posgap.pipelines import smoke
@@ -29,6 +30,7 @@ COMPONENTS = {
     "validate": validate,
     "teacher": teacher,
     "distill": distill,
+    "train_job": train_job,
     "scale_search": scale_search,
     "scale_apply": scale_apply,
     "sweep": sweep,

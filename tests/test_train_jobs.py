@@ -28,7 +28,11 @@ STARTING = Scene(0, ("Pending", "Pending"))
 RUNNING = Scene(0.2, ("Running", "Running"), printed=("step 1\n", "other\n"))
 COMPLETE = Scene(0.5, ("Succeeded", "Succeeded"), "Complete", ("step 1\nstep 2\ndone\n", "other\n"))
 GOES_WELL = [STARTING, RUNNING, COMPLETE]
-CRASH = "Traceback (most recent call last):\nposgap: error: s3://b/e: no such object\nChildFailedError: exitcode 2\n"
+LAUNCHER = (
+    "W1121 14:25:28.322000 2604 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process closing signal\n"
+    "Traceback (most recent call last):\n" + "  and so on\n" * 40 + "ChildFailedError\n"
+)
+CRASH = f"reading\nposgap: error: s3://b/e: no such object\n{LAUNCHER}"
 FAILS = [
     STARTING,
     RUNNING,
@@ -81,8 +85,15 @@ def test_a_worker_that_fails_fails_the_job_with_its_own_words(connected, caplog)
         run(connected(cluster), JOB)
     # Node 0 was only stopped by what happened to node 1.
     assert str(failed.value) == f"TrainJob {JOB.name} failed. node-1: s3://b/e: no such object"
-    assert "node-1 | ChildFailedError: exitcode 2" in caplog.text
+    assert "node-1 | reading" in caplog.text and "ChildFailedError" not in caplog.text
     assert cluster.deleted == [JOB.name]
+
+
+def test_an_exception_is_told_by_its_own_line(connected):
+    said = f"Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory\n{LAUNCHER}"
+    with served([STARTING, Scene(0.1, ("Failed", "Running"), "Failed", (said, ""))]) as cluster:
+        with pytest.raises(PosgapError, match="failed. node-0: torch.OutOfMemoryError: CUDA out of memory$"):
+            run(connected(cluster), JOB)
 
 
 def test_without_a_word_from_a_worker_the_events_speak(connected):

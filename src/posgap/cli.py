@@ -74,6 +74,7 @@ STAGES = {
     "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
     "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
+    "train_job": (config.TrainJobConfig, "posgap.stages.train_job:train_job"),
     "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
@@ -164,6 +165,7 @@ def build() -> click.Group:
     root.add_command(data)
     groups = {
         "data": data,
+        "train": _InOrder("train", help="Training on a cluster."),
         "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over."),
     }
     for name, (config_type, target) in STAGES.items():

@@ -50,6 +50,12 @@ def _on_this_machine(location: Location | None) -> Location | None:
     return location
 
 
+def _in_s3(location: Location) -> Location:
+    if not is_uri(location):
+        raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
 def _below_bucket(location: Location) -> Location:
     if is_uri(location) and not split_uri(location)[1]:
         raise ValueError("names a bucket alone: write s3://bucket/folder")
@@ -223,6 +229,29 @@ class DistillConfig(StageConfig):
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+
+class TrainJobConfig(DistillConfig):
+    """`distill` on several machines of a Kubernetes cluster, as a TrainJob that is followed to its end."""
+
+    work: Annotated[Location, Role.WORK, BeforeValidator(as_location), AfterValidator(_in_s3)] = Field(
+        description="folder in S3 that the machines share, s3://bucket/work: checkpoints and teacher states, and what "
+        "is on its way to them and back"
+    )
+    deepspeed: str = Field("zero3", pattern="^(zero2|zero3|)$", description="zero2 or zero3; empty: none")
+    nodes: int = Field(1, ge=1, description="machines")
+    gpus_per_node: int = Field(1, ge=1, description="GPUs, and processes, of each machine")
+    cpus_per_node: int = Field(0, ge=0, description="CPU cores of each machine; 0: as the runtime has them")
+    memory_per_node: str = Field(
+        "",
+        pattern="^([0-9]+[KMGT]i?)?$",
+        description="memory of each machine, like 256Gi; empty: as the runtime has it",
+    )
+    runtime: str = Field("posgap-deepspeed", min_length=1, description="training runtime of Kubeflow Trainer")
+    image: str = Field("", description="container image; empty: the runtime's")
+    queue: str = Field("posgap-gpu", description="Kueue's local queue; empty: none")
+    namespace: str = Field("", description="Kubernetes namespace; empty: that of this pod, or of the kubeconfig")
+    timeout: int = Field(86400, ge=60, description="seconds after which the job is given up, waiting for GPUs included")
 
 
 class ScaleSearchConfig(GenerationConfig):

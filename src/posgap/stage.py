@@ -47,16 +47,16 @@ def stage(work: Work) -> Callable[[C], Location]:
     @functools.wraps(work)
     def run_stage(config: C) -> Location:
         found = sources(config)
-        inputs = {field: _known(source) for field, source in found.items()}
-        identity = _identity(name, config, inputs)
-        if not config.force and _complete(config.out, identity):
+        inputs = {field: record_of(source) for field, source in found.items()}
+        identity = identity_of(name, config, inputs)
+        if not config.force and is_complete(config.out, identity):
             log.info("%s: %s is complete, reused", name, config.out)
             return config.out
         here = on_this_machine(config, found)
         if not is_main_process():
             work(here, here.out.with_name(f".partial-{os.getpid()}-{here.out.name}"), Run())
             return config.out
-        if is_uri(config.out) and _is_alone() and not config.force and _complete(here.out, identity):
+        if is_uri(config.out) and _is_alone() and not config.force and is_complete(here.out, identity):
             log.info("%s: was made before, and is not in S3 yet", name)
             publish(here.out, config.out)
         else:
@@ -113,7 +113,7 @@ def _is_alone() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
-def _known(source: Source) -> dict[str, str]:
+def record_of(source: Source) -> dict[str, str]:
     """What the manifest says of an input; a model on the hub is known by its name."""
     known = {"path": str(source.location), "sha256": source.digest(), **source.version()}
     run_id = manifest_of(source).get("mlflow_run_id")
@@ -126,7 +126,8 @@ def _ancestors(found: dict[str, Source], inputs: dict[str, dict[str, str]]) -> l
     return sorted(told.union(*(manifest_of(source).get("ancestors", ()) for source in found.values())))
 
 
-def _identity(name: str, config: StageConfig, inputs: dict) -> str:
+def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
+    """sha256 of all that decides what the stage `name` makes of inputs with these records."""
     known = {
         "stage": name,
         "version": __version__,
@@ -140,7 +141,8 @@ def _parameters(config: StageConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include=set(config.parameters()))
 
 
-def _complete(out: Location, identity: str) -> bool:
+def is_complete(out: Location, identity: str) -> bool:
+    """Whether `out` is what a stage of this identity makes."""
     folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
     file = None if folder.is_incomplete else folder.read(MANIFEST)
     try:

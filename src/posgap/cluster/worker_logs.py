@@ -1,6 +1,7 @@
 """What the workers of a TrainJob print."""
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ AGAIN_SECONDS = 2.0
 LAST_SECONDS = 20.0  # for the last lines to arrive
 END_LINES = 20
 _ERROR = "posgap: error: "
+# Where torchrun begins to tell of a process that failed: at length, and without saying why.
+_LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
 
 
 @contextmanager
@@ -73,12 +76,14 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
 
 
 def _end(client: "TrainerClient", job: str, worker: str) -> list[str]:
+    """The last lines of the worker itself."""
     try:
         lines = [line.rstrip() for line in client.get_job_logs(job, step=worker)]
     except (RuntimeError, TimeoutError) as error:
         log.warning("log of %s: %s", worker, error)
         return []
-    return [line for line in lines if line][-END_LINES:]
+    told_by_launcher = next((i for i, line in enumerate(lines) if _LAUNCHER.search(line)), 0)
+    return [line for line in lines[: told_by_launcher or None] if line][-END_LINES:]
 
 
 def _events(client: "TrainerClient", job: str) -> str:

@@ -38,32 +38,36 @@ def announce(location: Location) -> None:
 
 
 def publish(path: Path, uri: Location) -> None:
-    """Uploads a file or folder, which then leaves its place for the cache; files that S3 has already are not sent.
-
-    The manifest goes when everything else is there, and until then a mark tells whoever looks that
-    the folder is incomplete. Does nothing where the location is no URI.
-    """
+    """Sends a file or folder to a URI; it then leaves its place for the cache. Does nothing where it is no URI."""
     if not is_uri(uri):
         return
+    hashed = send(path, uri)
+    for file in sorted(hashed, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
+        keep(file, hashed[file])
+    files.remove(path)
+
+
+def send(path: Path, uri: str) -> dict[Path, str]:
+    """Uploads a file or folder, files that S3 has already excepted; returns its files with their sha256s.
+
+    The manifest goes when everything else is there, and until then a mark tells whoever looks that the folder is
+    incomplete.
+    """
     log.info("%s: uploading", uri)
     if not path.is_dir():
         sha256 = files.digest(path)
         upload([(path, sha256, uri)], uri)
-        keep(path, sha256)
-        return
-    names = _names(path)
-    hashed = {name: files.digest(path / name) for name in names}
+        return {path: sha256}
+    hashed = {name: files.digest(path / name) for name in _names(path)}
     there = {one.name: one for one in listed(uri)}
-    sent = [name for name in names if name not in there or stated_sha256(there[name]) != hashed[name]]
+    sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
     put(f"{uri}/{INCOMPLETE}", b"")
     delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
     upload([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
     if MANIFEST in hashed:
         upload([(path / MANIFEST, hashed[MANIFEST], f"{uri}/{MANIFEST}")], uri)
     delete([f"{uri}/{INCOMPLETE}"])
-    for name in sorted(names, key=lambda name: name != MANIFEST):  # without it the rest is not taken for complete
-        keep(path / name, hashed[name])
-    files.remove(path)
+    return {path / name: sha256 for name, sha256 in hashed.items()}
 
 
 class Kept:
