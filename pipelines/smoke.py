@@ -10,13 +10,16 @@ pipeline = mitigation
 PARAMETERS = {
     "task": "kv",
     "n_docs": 20,
-    "max_new_tokens": 4,
-    "anchoring": 3.0,
-    "epochs": 5,
-    "batch_size": 16,
-    "learning_rate": 2e-3,
-    "warmup_steps": 5,
+    "backend": "transformers",
     "max_gap": 15.0,
-    "advantageous_tolerance": 5.0,
     "registered_name": "posgap-demo",
+    "overrides": {
+        "max_new_tokens": 4,
+        "anchoring": 3.0,
+        "epochs": 5,
+        "batch_size": 16,
+        "learning_rate": 2e-3,
+        "warmup_steps": 5,
+        "advantageous_tolerance": 5.0,
+    },
 }

@@ -291,7 +291,7 @@ class SweepConfig(BackendConfig):
     )
     shard: Shard = Field("", description="sweep one part of the placements: 2/4 is the second of four; empty: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
-    label: str = Field("model", description="what plots and tables call this model")
+    label: str = Field("", description="what plots and tables call this model; empty: the method that made it")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
@@ -460,7 +460,7 @@ class ReportConfig(StageConfig):
     """Says how a pipeline run ended: to MLflow, and to a webhook if there is one."""
 
     pipeline_run: str = Field("", description="id of the KFP run; empty: that of POSGAP_PIPELINE_RUN")
-    status: str = Field("", description="how KFP says the run ended; empty: as its stages did, by MLflow")
+    state: str = Field("", description="how KFP says the run ended; empty: as its stages did, by MLflow")
     message: str = Field("", description="what KFP says about it")
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
     webhook_url: str = Field(

@@ -54,7 +54,7 @@ def candidates(methods: str) -> list[str]:
     return chosen
 
 
-def shards(count: int) -> list[str]:
+def parts(count: int) -> list[str]:
     """What `shard` is in each part of a sweep; one part is the whole."""
     return [f"{part}/{count}" for part in range(1, count + 1)] if count > 1 else [""]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.config import PreflightConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, write_json
-from posgap.form import candidates, complaints, settings, shards
+from posgap.form import candidates, complaints, parts, settings
 from posgap.prerequisites import prerequisites
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -34,7 +34,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
             wrong.append(str(error))
     plan = {"found": found, "wrong": wrong, "settings": settings(config)}
     if not wrong:
-        plan |= {"candidates": candidates(config.methods), "shards": shards(config.shards)}
+        plan |= {"candidates": candidates(config.methods), "parts": parts(config.shards)}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:

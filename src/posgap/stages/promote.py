@@ -6,6 +6,7 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
+from posgap.lineage import method_of
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import read_manifest, stage
 from posgap.tracking import registry
@@ -41,7 +42,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.gap_ci95_high": f"{swept.gap_ci95[1]:.2f}",
         "posgap.mean": f"{swept.mean:.2f}",
         registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
-        "posgap.method": _method(made_by),
+        "posgap.method": method_of(config.model) or "none",
         "posgap.base_model": made_by.get("config", {}).get("model", config.model),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
@@ -58,7 +59,3 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
     )
     run.artifact(out)
-
-
-def _method(made_by: dict) -> str:
-    return "lpes" if made_by.get("stage") == "scale_apply" else made_by.get("config", {}).get("method", "none")

@@ -30,7 +30,7 @@ def report(config: ReportConfig) -> Path:
 def _report(config: ReportConfig, out: Path, run: Run) -> None:
     identity = config.pipeline_run or pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
-    told = outcome(identity, stages, config.status, config.message, config.registered_name, run)
+    told = outcome(identity, stages, config.state, config.message, config.registered_name, run)
     write_json(out / REPORT_FILE, told)
     (out / READABLE_FILE).write_text(markdown(told), encoding="utf-8")
     if run.id:

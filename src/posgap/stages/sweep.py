@@ -12,6 +12,7 @@ from posgap.config import SweepConfig
 from posgap.files import digest
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
+from posgap.lineage import method_of
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Sweep, summarize
@@ -40,7 +41,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """
     examples = read_examples(config.examples)[: config.limit or None]
     refuse_searched(Path(config.model), (example.id for example in examples))
-    build = open_builder(config)
+    build, label = open_builder(config), config.label or method_of(config.model) or "model"
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
     model = Path(config.model)
     digests = {
@@ -62,7 +63,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     result = Sweep(
         task=config.task,
         model=config.model,
-        label=config.label,
+        label=label,
         scaling=_scaling(config),
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
@@ -103,6 +104,6 @@ def _responses(
         generator = open_generator(config, build)
         groups = ([build.prompt(examples[i], placement) for placement in placements] for i in missing)
         answered = generator.generate(groups, Sampling(build.max_new_tokens, seed=config.seed))
-        for which, completions in track(answered, len(missing), f"sweep of {config.label}"):
+        for which, completions in track(answered, len(missing), f"sweep of {config.label or 'the model'}"):
             unfinished.add(missing[which], [completion.text for completion in completions])
     return [response for i in range(len(examples)) for response in unfinished.responses[i]]
