@@ -11,7 +11,7 @@ DEMO_ARGS ?=
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject clean
+.PHONY: demo test lint mlproject components clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -26,6 +26,9 @@ lint: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+components: $(VENV)/.installed
+	$(VENV)/bin/python -m posgap.components.readmes
 
 clean:
 	rm -rf $(VENV) runs build
