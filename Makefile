@@ -1,5 +1,7 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
+# make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -8,13 +10,19 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
+IMAGES ?= cpu gpu-train gpu-serve
+CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo test lint mlproject components clean
+.PHONY: demo smoke test types lint mlproject components manifests pipeline images images-check screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
+
+# Every step of the demo on next to no data, in a minute or two.
+smoke: $(VENV)/.installed
+	$(VENV)/bin/posgap demo --smoke --out runs/smoke
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
@@ -24,11 +32,37 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+types: $(VENV)/.installed-test
+	$(VENV)/bin/mypy
+
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
 
 components: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.components.readmes
+
+# The compiled pipeline, to be uploaded in the KFP UI.
+pipeline: $(VENV)/.installed
+	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
+
+manifests: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py
+	mkdir -p build/manifests
+	kubectl kustomize infra/kubernetes/overlays/local > build/manifests/local.yaml
+	kubectl kustomize infra/kubernetes/overlays/aws > build/manifests/aws.yaml
+
+# The container images, with docker, podman or buildah: make images IMAGES=cpu
+images:
+	infra/images/images.sh build $(IMAGES)
+
+images-check:
+	infra/images/images.sh check $(IMAGES)
+
+screenshot:
+	test -f runs/demo/curves.html || $(MAKE) demo
+	profile=$$(mktemp -d) && $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir=$$profile \
+		--hide-scrollbars --window-size=940,1340 --screenshot=$(CURDIR)/docs/sweep-report.png \
+		file://$(CURDIR)/runs/demo/curves.html; rm -r $$profile
 
 clean:
 	rm -rf $(VENV) runs build

@@ -62,16 +62,16 @@ class Bench:
     def _shared(self) -> dict:
         return {"task": self.task, "max_new_tokens": self.max_new_tokens, "seed": self.seed}
 
-    def sweep(self, model: Path, name: str, n_docs: int = 20, **how) -> Sweep:
-        out = self.folder / f"sweep-{name}-{n_docs}"
-        return read_sweep(
-            sweep(
-                SweepConfig(
-                    examples=self.held_out, model=str(model), label=name, n_docs=n_docs, out=out, resamples=200,
-                    **self._shared, **how,
-                )
+    def swept(self, model: Path, name: str, n_docs: int = 20, **how) -> Path:
+        return sweep(
+            SweepConfig(
+                examples=self.held_out, model=str(model), label=name, n_docs=n_docs, resamples=200,
+                out=self.folder / f"sweep-{name}-{n_docs}", **self._shared, **how,
             )
         )  # fmt: skip
+
+    def sweep(self, model: Path, name: str, n_docs: int = 20) -> Sweep:
+        return read_sweep(self.swept(model, name, n_docs))
 
     def base(self, n_docs: int = 20) -> Sweep:
         return self.sweep(self.model, "base", n_docs)

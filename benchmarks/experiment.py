@@ -15,7 +15,6 @@ alone), `test_ratio` (test sequences per second), `loss_ours` and `loss_theirs` 
 """
 
 import argparse
-import json
 import math
 import random
 import time
@@ -23,6 +22,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from report import conclude
 from torch import Generator
 
 from posgap.rollout.in_context import InContextTask, TaskSizes
@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="30 iterations, 10 tests: under a minute on two cores")
     parser.add_argument("--threads", type=int, default=1, help="of torch; tensors this small gain nothing by more")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
     for name, default in {"depth": 2, "iterations": 100, "tests": 50}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -107,13 +108,23 @@ def main() -> None:
     clock = time.perf_counter()
     task.novel(1000, rng, ("first", "last"))
     quick = (time.perf_counter() - clock) / 1000
+    lines = []
     for name, (seconds, drawing, loss) in {"one by one": theirs, "ours": ours}.items():
         rate, share = options.iterations / seconds, 100 * drawing / seconds
-        print(f"{name:>10}: {rate:7.1f} iterations/s, {share:3.0f} % of the time drawing, loss {loss:.3f}")
-    print(f"test sequences: {1 / slow:.0f} per second one by one, {1 / quick:.0f} ours")
+        lines.append(f"{name:>10}: {rate:7.1f} iterations/s, {share:3.0f} % of the time drawing, loss {loss:.3f}")
+    lines.append(f"test sequences: {1 / slow:.0f} per second one by one, {1 / quick:.0f} ours")
     figures = {"speed_ratio": theirs[0] / ours[0], "draw_ratio": theirs[1] / ours[1], "test_ratio": slow / quick}
     losses = {"loss_ours": round(ours[2], 3), "loss_theirs": round(theirs[2], 3)}
-    print(json.dumps({name: round(value, 1) for name, value in figures.items()} | losses))
+    figures = {name: round(value, 1) for name, value in figures.items()} | losses
+    conclude("experiment", TEXT, lines, figures, options.write)
+
+
+TEXT = """\
+## Training in the controlled experiment against drawing samples one by one
+
+Written by `benchmarks/experiment.py --write` on {date}, one CPU thread. The same network and optimizer on both sides;
+one by one is how the paper's public code draws its sequences.
+"""
 
 
 if __name__ == "__main__":

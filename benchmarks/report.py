@@ -1,7 +1,9 @@
 """What the scripts that write docs/results.md and docs/benchmarks.md share: sections and tables."""
 
+import json
 import re
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -34,6 +36,17 @@ def write_section(page: str, name: str, text: str) -> None:
     with atomic(path) as partial:
         partial.write_text(f"{_HEADS[page]}\n{body}")
     print(text.strip())
+
+
+def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool) -> None:
+    """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` into docs/benchmarks.md."""
+    said = "\n".join(lines)
+    if write:
+        seen = f"```\n{said}\n```\n\n`{json.dumps(figures)}`"
+        write_section("benchmarks", name, f"{text.strip().format(date=date.today())}\n\n{seen}")
+    else:
+        print(said)
+    print(json.dumps(figures))
 
 
 def spread(values: Sequence[float]) -> str:

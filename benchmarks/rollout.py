@@ -14,10 +14,10 @@ agree. They differ in how they get there:
 """
 
 import argparse
-import json
 import time
 
 import numpy as np
+from report import conclude
 
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
@@ -58,6 +58,7 @@ def timed(work) -> tuple[float, np.ndarray]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="1024 tokens, 8 layers: under a minute on two cores")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
     for name, default in {"tokens": 2048, "layers": 32, "heads": 32, "long-tokens": 100_000, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -71,11 +72,23 @@ def main() -> None:
     assert error <= 1e-9, error
     long, row = timed(architecture(options.long_tokens, options.layers, options.heads).rollout)
     assert abs(row.sum() - 1) < 1e-9
-    print(f"products of matrices, {size}: {slow:8.3f} s")
-    print(f"scans,                {size}: {quick:8.3f} s")
-    print(f"scans, N = {options.long_tokens}: {long:8.3f} s")
+    lines = [
+        f"products of matrices, {size}: {slow:8.3f} s",
+        f"scans,                {size}: {quick:8.3f} s",
+        f"scans, N = {options.long_tokens}: {long:8.3f} s",
+    ]
     figures = {"speed_ratio": round(slow / quick, 1), "max_error": error}
-    print(json.dumps(figures | {"long_seconds": round(long, 2), "long_tokens": options.long_tokens}))
+    figures |= {"long_seconds": round(long, 2), "long_tokens": options.long_tokens}
+    conclude("rollout", TEXT, lines, figures, options.write)
+
+
+TEXT = """\
+## The last token's rollout against products of matrices
+
+Written by `benchmarks/rollout.py --write` on {date}, one CPU thread a side or more as NumPy likes. ALiBi heads, a
+residual strength and a diagonal content a layer, the same architecture on both sides; `max_error` is the greatest
+difference of any entry of the last row.
+"""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What the rollout verbs find: known answers, the quick experiment, the tiny model before and after training.
+"""What the rollout verbs find: known answers, the quick experiment, the tiny model before and after R1 and LPES.
 
-    python benchmarks/rollout_results.py [--data FILE] [--seeds 3] [--model LABEL=FOLDER ...] [--out runs/rollout]
+    python benchmarks/rollout_results.py --data FILE [--seeds 3] [--scaling runs/scaling] [--out runs/rollout]
 
-Writes docs/results-rollout.md and its pictures. Runs the stages themselves; what is complete is reused.
-Without `--model` it trains the tiny model and distils it with R1; with it, the models named are
-measured (a scaled one, say), the first of them as what the others are compared with.
+Writes the section `rollout` of docs/results.md and its pictures. Runs the stages themselves; what is
+complete is reused: the models are those of `scaling_results.py`, whose `--out` is `--scaling`.
 """
 
 import argparse
@@ -15,23 +14,27 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from distillation_results import METHODS, R1, Bench, retrieval_bench
-from report import ROOT, markdown
+from distillation_results import retrieval_bench
+from report import ROOT, markdown, write_section
+from scaling_results import Scalings
 
 from posgap import files
-from posgap.config import MakeKVConfig, RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
+from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.config import RolloutPredictConfig as PredictConfig
 from posgap.demo import tiny_model
+from posgap.measurement.sweeps import read_sweep
+from posgap.models import load_config
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.files import read_measurement
+from posgap.scaling.application import config_factors
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
-from posgap.tasks.data import make_kv
 
 KNOWN = ROOT.parent / "shared" / "theory" / "known_answers.json"
+N_DOCS = 40
 FOUND = {
     "first-position bias of causal masking without encodings at depth 2": ("none, depth 2", "first,last", 1),
     "recency of decay": ("decay, depth 2", "first,last", -1),
@@ -90,71 +93,84 @@ def experiment(out: Path, seeds: int) -> tuple[str, str]:
     return markdown(head, rows), markdown(["finding", "expected", "each seed", "every seed"], signs)
 
 
-def tiny(out: Path, data: Path) -> tuple[dict[str, Path], Bench]:
-    """The tiny model before and after R1, and the bench with its held-out examples."""
-    bench = retrieval_bench(out, data, tiny_model.STANDARD, "standard", 0)
-    return {"base": bench.model, "R1": bench.distilled("R1", **METHODS[R1])}, bench
+def tiny(scalings: Scalings) -> dict[str, Path]:
+    """The tiny model before and after R1, scaling, and both."""
+    base, r1 = scalings.bench.model, scalings.r1
+    return {
+        "base": base,
+        "LPES": scalings.scaled(base, "Bezier", N_DOCS),
+        "R1": r1,
+        "R1 + LPES": scalings.scaled(r1, "Bezier", N_DOCS),
+    }
 
 
-def measured(out: Path, models: dict[str, Path], bench: Bench) -> tuple[str, list[str]]:
-    """Figures and readings of each model, and its comparison with what its architecture predicts."""
-    rows, readings, seen = [], [], {}
-    for label, model in models.items():
+def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
+    """Figures of each model, readings, and pictures: what it is, and how its architecture's prediction fits."""
+    rows, readings, pictures, seen = [], [], [], {}
+    for label, model in tiny(scalings).items():
+        name = label.lower().replace(" + ", "-")
         folder = rollout_measure(
             RolloutMeasureConfig(
-                texts=bench.held_out, model=str(model), task="kv", label=label, limit=100, out=out / f"measured-{label}"
+                texts=scalings.bench.held_out, model=str(model), task="kv", n_docs=N_DOCS, label=label, limit=100,
+                out=out / f"measured-{name}",
             )
-        )
+        )  # fmt: skip
+        factors = config_factors(load_config(str(model))) or []
         predicted = rollout_predict(
             PredictConfig(
-                measurement=folder, encoding="measured", residual="measured", content="heads",
-                label=f"predicted for {label}", out=out / f"predicted-{label}",
+                measurement=folder, encoding="measured", rope_factors=factors, residual="measured", content="heads",
+                label=f"predicted for {label}", out=out / f"predicted-{name}",
             )
         )  # fmt: skip
-        swept = bench.sweep(model, label)
+        swept = scalings.sweep_folder(model, N_DOCS)
         compared = rollout_compare(
             RolloutCompareConfig(
-                prediction=predicted, measurement=folder, sweep=bench.folder / f"sweep-{label}-20",
-                out=out / f"compared-{label}",
+                prediction=predicted, measurement=folder, sweep=swept, out=out / f"compared-{name}"
             )
         )  # fmt: skip
-        found, figures = read_measurement(folder), files.read_json(compared / "comparison.json")
+        sweep, found, figures = (
+            read_sweep(swept),
+            read_measurement(folder),
+            files.read_json(compared / "comparison.json"),
+        )
         gradient, rollout = found.descriptions["gradient"], found.descriptions["rollout"]
-        agreement = figures["figures"]
         rows.append(
             [
                 label,
-                f"{swept.gap:.1f}",
+                f"{sweep.mean:.1f}",
+                f"{sweep.gap:.1f}",
                 " ".join(f"{v:.2f}" for v in found.lambdas),
-                " ".join(f"{np.mean(v):.2f}" for v in found.first_mass),
+                " ".join(f"{np.mean(v):.3f}" for v in found.first_mass),
                 f"{gradient['first_token_times_uniform']:.2f}",
                 f"{gradient['trough_times_uniform']:.2f}",
                 f"{gradient['last_token_times_uniform']:.1f}",
                 f"{rollout['first_token_times_uniform']:.2f}",
-                *(f"{agreement[name]['spearman']:.2f}" for name in ("rollout", "gradient")),
+                *(f"{figures['figures'][name]['spearman']:.2f}" for name in ("rollout", "gradient")),
             ]
         )
         readings += [f"- **{label}**: {found.reading}. Compared: {figures['reading']}."]
         seen[label] = {
-            "gap": swept.gap,
+            "mean accuracy": sweep.mean,
+            "gap": sweep.gap,
             "share of the weakest stretch": gradient["trough_times_uniform"],
             "share of token 1": gradient["first_token_times_uniform"],
             "residual strength of the last layer": found.lambdas[-1],
         }
-        shutil.copyfile(compared / "comparison.png", ROOT / "docs" / f"rollout-{label.lower()}.png")
-    first, *others = seen
-    for label in others:
-        moved = [f"{name} {seen[first][name]:.2f} to {value:.2f}" for name, value in seen[label].items()]
+        shutil.copyfile(compared / "comparison.png", ROOT / "docs" / f"rollout-{name}.png")
+        pictures.append(f"![{label}](rollout-{name}.png)")
+    for first, label in (("base", "LPES"), ("base", "R1"), ("R1", "R1 + LPES")):
+        moved = [f"{what} {seen[first][what]:.2f} to {value:.2f}" for what, value in seen[label].items()]
         readings.append(f"- **From {first} to {label}** (gradient): {'; '.join(moved)}.")
-    head = ["model", "gap", "lambda by layer", "mass on token 1", "gradient: token 1", "trough", "last"]
-    return markdown([*head, "rollout: token 1", "Spearman, rollout", "gradient"], rows), readings
+    head = ["model", "mean", "gap", "lambda by layer", "mass on token 1", "gradient: token 1", "trough", "last"]
+    table = markdown([*head, "rollout: token 1", "Spearman, rollout", "gradient"], rows)
+    return table, "\n".join(readings), "\n\n".join(pictures)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, help="lost-in-the-middle key-value file; default: made by posgap")
+    parser.add_argument("--data", type=Path, required=True, help="lost-in-the-middle key-value file")
     parser.add_argument("--seeds", type=int, default=3, help="of the quick experiment")
-    parser.add_argument("--model", action="append", default=[], metavar="LABEL=FOLDER", help="one more to measure")
+    parser.add_argument("--scaling", type=Path, default=ROOT / "runs" / "scaling", help="models, made where missing")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rollout")
     options = parser.parse_args()
     out = options.out.absolute()
@@ -163,31 +179,27 @@ def main() -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
     gaps, signs = experiment(out, options.seeds)
-    models, bench = tiny(out, options.data or make_kv(MakeKVConfig(out=out / "kv.jsonl.gz")))
-    models |= {label: Path(folder) for label, folder in (text.split("=", 1) for text in options.model)}
-    table, readings = measured(out, models, bench)
-    with files.atomic(ROOT / "docs" / "results-rollout.md") as partial:
-        partial.write_text(
-            TEXT.format(
-                date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs, table=table,
-                readings="\n".join(readings),
-                pictures="\n\n".join(f"![{label}](rollout-{label.lower()}.png)" for label in models),
-            )
-        )  # fmt: skip
+    bench = retrieval_bench(options.scaling, options.data, tiny_model.SCALABLE, "scalable", 0)
+    table, readings, pictures = measured(out, Scalings(bench, options.data, [N_DOCS]))
+    text = TEXT.format(
+        date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs, n_docs=N_DOCS,
+        table=table, readings=readings, pictures=pictures,
+    )  # fmt: skip
+    write_section("results", "rollout", text)
 
 
 TEXT = """\
-# Results: rollout theory
+## Rollout theory
 
-Written by `benchmarks/rollout_results.py` on {date}, two CPU cores; do not edit.
+Written by `benchmarks/rollout_results.py` on {date}, two CPU cores.
 
-## Known answers
+### Known answers
 
 Greatest error of any entry of the last row against `theory/known_answers.json`, which states ten digits.
 
 {known}
 
-## The quick experiment
+### The quick experiment
 
 `posgap rollout experiment --preset quick`: {seeds} seeds, networks and training far smaller than the paper's (see
 `src/posgap/rollout/presets.py`), so signs are compared and not sizes. Gaps [a, b] - [b, a] in points, mean ± standard
@@ -199,12 +211,12 @@ deviation over seeds.
 
 {signs}
 
-## The tiny model, before and after
+### The tiny model before and after R1 and LPES
 
-`posgap rollout measure` over 100 held-out key-value prompts, one model (seed 0), gold records at every position in
-turn. Shares are relative to a uniform one. The last two columns: Spearman's correlation over positions of what the
-architecture predicts (RoPE, measured lambdas and content) with what was measured. `--model LPES=FOLDER` adds a scaled
-model.
+`posgap rollout measure` over 100 held-out key-value prompts of {n_docs} records, the model of the section on scaling
+(seed 0), gold records at every position in turn. Shares are relative to a uniform one. The last two columns: Spearman's
+correlation over positions of what the architecture predicts (RoPE with its factors, measured lambdas and content) with
+what was measured.
 
 {table}
 

@@ -9,12 +9,12 @@ logits bit for bit. The last line is JSON: {"forward_ratio": ..., "decode_ratio"
 
 import argparse
 import copy
-import json
 import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from report import conclude
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posgap.scaling.application import scale_model
@@ -81,6 +81,7 @@ def ratios(turns: list[dict[str, float]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent
@@ -99,10 +100,22 @@ def main() -> None:
         STEPS_PER_TURN * turns, {name: partial(decode, model, caches[name]) for name, model in models.items()}
     )
     forward_ratios, decode_ratios = ratios(forwards), ratios(steps)
-    print(f"{arguments.prompt} tokens, unscaled: {min(t['unscaled'] for t in steps):.4f} s a decoding step")
+    lines = [
+        f"{name:>8}: forward {min(t[name] for t in forwards):.4f} s, decoding step {min(t[name] for t in steps):.5f} s"
+        for name in models
+    ]
     figures = {"forward_ratio": forward_ratios["scaled"], "decode_ratio": decode_ratios["scaled"]}
     figures |= {"ms_poe_forward_ratio": forward_ratios["ms_poe"], "ms_poe_decode_ratio": decode_ratios["ms_poe"]}
-    print(json.dumps(figures | {"identical": identical}))
+    conclude("scaled-inference", TEXT, lines, figures | {"identical": identical}, arguments.write)
+
+
+TEXT = """\
+## Inference of a scaled model against the unscaled one
+
+Written by `benchmarks/scaled_inference.py --write` on {date}, one CPU thread, float32: a Llama of 6 layers, width
+768, 256 tokens of prompt, the same weights in memory for all, measured in turns, the best of each. `identical`: factors
+of one give the unscaled logits bit for bit.
+"""
 
 
 if __name__ == "__main__":

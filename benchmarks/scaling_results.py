@@ -22,7 +22,7 @@ from report import ROOT, markdown, spread, write_section
 
 from posgap.config import ImportConfig, ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig
 from posgap.demo import tiny_model
-from posgap.measurement.sweeps import Sweep
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
@@ -90,8 +90,11 @@ class Scalings:
         return replace(self.bench, folder=self.bench.folder / "after", model=scaled).distilled("R1")
 
     def sweep(self, model: Path, n: int) -> Sweep:
+        return read_sweep(self.sweep_folder(model, n))
+
+    def sweep_folder(self, model: Path, n: int) -> Path:
         name = model.name if model.parent == self.bench.folder else f"{model.parent.name}-{model.name}"
-        return self.bench.sweep(model, name, n, positions=spaced_positions(n, SWEPT))
+        return self.bench.swept(model, name, n, positions=spaced_positions(n, SWEPT))
 
     def rows(self, n: int) -> dict[str, Row]:
         """Figures of every model at length n."""

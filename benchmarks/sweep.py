@@ -1,37 +1,54 @@
-"""A sweep against one `generate` call per prompt, on the same model, prompts and batch size.
+"""A sweep against one `generate` call per prompt, and against lm-evaluation-harness, on the same model and prompts.
 
-    python benchmarks/sweep.py [--quick] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
+    python benchmarks/sweep.py [--quick] [--write] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
 
-Both sides answer the same prompts greedily with the same random-weight Llama: `examples` examples
-with their gold document at each of `n_docs` positions among distractors that keep their order.
+All sides answer the same prompts greedily with the same random-weight Llama, `batch_size` prompts at a time:
+`examples` examples with their gold document at each of `n_docs` positions among distractors that keep their order.
 
-- theirs: `model.generate` for each prompt, or for each `batch_size` prompts of the same length.
-- ours: `posgap.generation.transformers`, as `posgap sweep` uses it, `batch_size` prompts at a time.
+- theirs: `model.generate` for each `batch_size` prompts.
+- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[bench]'; left out where it is missing).
+- ours: `posgap.generation.transformers`, as `posgap sweep` uses it.
 
 The sides take turns; the best time of each counts. At least 57 % of the tokens of 20 positions must be
 read, so that the ratio stays below 1.75. It comes near it where reading dominates: attention to what a
 row kept is not saved, and weighs more in a narrow model than in a real one.
 
-The last line is JSON: `speed_ratio` (prompts per second, ours / theirs) and `identical` (every token of
-every response is the same).
+The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `lm_eval_ratio` (ours / lm_eval, null where
+it is missing) and `identical` (all sides give every prompt the same response). `--write` puts a table over several
+numbers of documents into docs/benchmarks.md.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import time
 from collections.abc import Callable
+from datetime import date
 from itertools import chain
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from report import markdown, write_section
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posgap.demo.tiny_model import tokenizer
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.prompts import Prompt
 
 INSTRUCTION, QUESTION = 24, 16  # tokens before and after the documents
-Answers = list[list[list[int]]]
+SPECIAL = ("<pad>", "<unk>", "<eos>")
+Answers = list[str]
+
+
+def words(vocabulary: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of as many words, so that prompts are texts and nothing is lost between the two."""
+    known = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(3, vocabulary))])}
+    backend = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>", model_max_length=8192
+    )
 
 
 def llama(options) -> LlamaForCausalLM:
@@ -52,7 +69,7 @@ def llama(options) -> LlamaForCausalLM:
     ).to(options.device, getattr(torch, options.dtype)).eval()  # fmt: skip
 
 
-def groups(options) -> list[list[Prompt]]:
+def groups(options, n_docs: int, tokenizer: PreTrainedTokenizerFast) -> list[list[Prompt]]:
     """Each example's prompts, of random tokens: `[examples][n_docs]`."""
     rng = torch.Generator().manual_seed(1)
 
@@ -61,16 +78,17 @@ def groups(options) -> list[list[Prompt]]:
 
     made, instruction = [], tokens(INSTRUCTION)
     for _ in range(options.examples):
-        gold, *distractors = (tokens(options.document_tokens) for _ in range(options.n_docs))
+        gold, *distractors = (tokens(options.document_tokens) for _ in range(n_docs))
         question, prompts = tokens(QUESTION), []
-        for position in range(options.n_docs):
+        for position in range(n_docs):
             documents = [*distractors[:position], gold, *distractors[position:]]
-            prompts.append(Prompt("", [*instruction, *chain.from_iterable(documents), *question]))
+            ids = [*instruction, *chain.from_iterable(documents), *question]
+            prompts.append(Prompt(tokenizer.decode(ids), ids))
         made.append(prompts)
     return made
 
 
-def theirs(model: LlamaForCausalLM, asked: list[list[Prompt]], options) -> Answers:
+def theirs(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
     flat, answered = [prompt.token_ids for group in asked for prompt in group], []
     for start in range(0, len(flat), options.batch_size):
         ids = torch.tensor(flat[start : start + options.batch_size], device=model.device)
@@ -82,16 +100,28 @@ def theirs(model: LlamaForCausalLM, asked: list[list[Prompt]], options) -> Answe
                 do_sample=False,
                 pad_token_id=0,
             )
-        for row in output[:, ids.shape[1] :].tolist():
-            answered.append(row[: row.index(2) + 1] if 2 in row else row)
-    return [answered[i : i + options.n_docs] for i in range(0, len(answered), options.n_docs)]
+        answered += tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    return answered
 
 
-def ours(model: LlamaForCausalLM, asked: list[list[Prompt]], options) -> Answers:
+def lm_eval(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
+    settings = {"until": [], "do_sample": False, "max_gen_toks": options.new_tokens}
+    requests = [
+        Instance("generate_until", {}, (prompt.text, settings), i)
+        for i, prompt in enumerate(chain.from_iterable(asked))
+    ]
+    return harness.generate_until(requests, disable_tqdm=True)
+
+
+def ours(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
     longest = len(asked[0][0].token_ids) + options.new_tokens
-    generator = TransformersGenerator(model, tokenizer(), options.batch_size * longest)
+    generator = TransformersGenerator(model, tokenizer, options.batch_size * longest)
     answered = dict(generator.generate(asked, Sampling(options.new_tokens)))
-    return [[completion.token_ids for completion in answered[i]] for i in range(len(asked))]
+    return [completion.text for i in range(len(asked)) for completion in answered[i]]
 
 
 def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
@@ -99,12 +129,35 @@ def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
     found = side()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started, found
+    return time.perf_counter() - started, [answer.strip() for answer in found]
+
+
+def compare(model, tokenizer, n_docs: int, options) -> tuple[dict, list[str]]:
+    """All sides on prompts of `n_docs` documents: the figures, and a row of the table."""
+    asked = groups(options, n_docs, tokenizer)
+    sides = [theirs, ours, *([lm_eval] if importlib.util.find_spec("lm_eval") else [])]
+    timed(lambda: theirs(model, tokenizer, [asked[0][:2]], options), options.device)  # warms up
+    seconds, found = {side: [] for side in sides}, {}
+    for _ in range(options.repeats):
+        for side in sides:
+            spent, found[side] = timed(lambda side=side: side(model, tokenizer, asked, options), options.device)
+            seconds[side].append(spent)
+    rates = {side: options.examples * n_docs / min(spent) for side, spent in seconds.items()}
+    figures = {
+        "speed_ratio": round(rates[ours] / rates[theirs], 2),
+        "lm_eval_ratio": round(rates[ours] / rates[lm_eval], 2) if lm_eval in rates else None,
+        "identical": all(answers == found[theirs] for answers in found.values()),
+    }
+    cells = [f"{rates[side]:.2f}" if side in rates else "–" for side in (theirs, lm_eval, ours)]
+    ratios = [str(figures[name] or "–") for name in ("speed_ratio", "lm_eval_ratio")]
+    return figures, [str(n_docs), str(len(asked[0][0].token_ids)), *cells, *ratios]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one batch, once: under a minute on two cores")
+    parser.add_argument("--write", action="store_true", help="write a table over --scale into docs/benchmarks.md")
+    parser.add_argument("--scale", default="5,10,20,40", help="numbers of documents of that table")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     for name, default in {
@@ -116,19 +169,34 @@ def main() -> None:
     if options.quick:
         options.examples, options.repeats = options.batch_size, 1
     torch.set_num_threads(options.threads)
-    model, asked = llama(options), groups(options)
-    sides = {"theirs": lambda: theirs(model, asked, options), "ours": lambda: ours(model, asked, options)}
-    timed(lambda: theirs(model, [asked[0][:2]], options), options.device)  # warms up
-    seconds, found = {name: [] for name in sides}, {}
-    for _ in range(options.repeats):
-        for name, side in sides.items():
-            spent, found[name] = timed(side, options.device)
-            seconds[name].append(spent)
-    for name, spent in seconds.items():
-        rate = options.examples * options.n_docs / min(spent)
-        print(f"{name:>6}: {rate:8.2f} prompts/s of {len(asked[0][0].token_ids)} tokens, {min(spent):.2f} s")
-    ratio = min(seconds["theirs"]) / min(seconds["ours"])
-    print(json.dumps({"speed_ratio": round(ratio, 2), "identical": found["theirs"] == found["ours"]}))
+    model, tokenizer = llama(options), words(options.vocabulary)
+    scale = sorted({options.n_docs, *map(int, options.scale.split(","))}) if options.write else [options.n_docs]
+    compared = {n: compare(model, tokenizer, n, options) for n in scale}
+    head = ["documents", "tokens", "generate, prompts/s", "lm-eval", "posgap", "posgap / generate", "posgap / lm-eval"]
+    table, figures = markdown(head, [row for _, row in compared.values()]), compared[options.n_docs][0]
+    if options.write:
+        where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
+        harness = importlib.metadata.version("lm_eval") if importlib.util.find_spec("lm_eval") else "not installed"
+        same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
+        given = {"table": table, "date": date.today(), "where": where, "harness": harness, "same": same}
+        write_section("benchmarks", f"sweep-{options.device}", TEXT.format(**given, **vars(options)))
+    else:
+        print(table)
+    print(json.dumps(figures))
+
+
+TEXT = """\
+## A sweep against one `generate` per prompt, and against lm-evaluation-harness
+
+Written by `benchmarks/sweep.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers,
+width {width}; {examples} examples at every position, documents of {document_tokens} tokens, {new_tokens} new tokens;
+{batch_size} prompts at a time on every side, the best of {repeats} turns; lm-evaluation-harness {harness}. The
+responses are {same}.
+
+{table}
+
+The placements of an example share what they begin with, which posgap reads once.
+"""
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
@@ -55,6 +56,20 @@ class _Digest:
             self.errors.append(line.split(": ", 1)[-1])
         elif (found := _ENDED.search(line)) and found[2] != "SUCCESS":
             self.show(f"         {found[1]}: {found[2]}")
+
+
+def run(config: PipelineRunConfig) -> None:
+    """Runs the mitigation pipeline in `config.out`; prints how it ended and where its steps' folders are."""
+    from posgap.pipelines.arguments import arguments
+    from posgap.pipelines.compilation import compiled_text, parse
+    from posgap.pipelines.smoke import pipeline
+
+    given = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
+    out = config.out.absolute()
+    folder = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+    for told in folder.glob("report/out/report.md"):
+        print(told.read_text(encoding="utf-8"))
+    print(folder)
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:

@@ -1,11 +1,12 @@
 """The mitigation pipeline: measure a model's position gap, close it in one way or several, and promote the
 best model that the gate admits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kfp import dsl
-from kfp.dsl import PipelineTask
 from posgap.components.compare import compare
+from posgap.components.data_version import data_version
 from posgap.components.distill import distill
 from posgap.components.gate import gate
 from posgap.components.merge import merge
@@ -42,6 +43,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         shards: int,
         max_gap: float,
         registered_name: str,
+        only_new: bool,
         webhook_url: str,
         nodes_train: dict,
         nodes_inference: dict,
@@ -51,24 +53,26 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         overrides: dict,
         seed: int,
     ):
-        """preflight -> validate -> sweep (base) -> each method's candidate -> sweep -> compare -> gate -> promote."""
+        """preflight -> validate -> sweep (base) -> candidates, one a method -> sweep -> compare -> gate -> promote."""
         given = {name: value for name, value in locals().items() if name != "cluster"}
         pools = Pools(cluster, nodes_cpu, nodes_inference, nodes_train, tolerations, gpus_train)
         told = pools.cpu(report(registered_name=registered_name, webhook_url=webhook_url, seed=seed))
         told.set_caching_options(False)
         with dsl.ExitHandler(told, name="mitigation"):
             plan = pools.cpu(preflight(**given)).set_caching_options(False)
-            # KFP's local runner takes what a step returns for a loop only from a group around it.
-            with dsl.If(plan.outputs["Output"] == True, name="ready"):  # noqa: E712  KFP reads the comparison
-                _measure_and_mitigate(plan, pools, train_data, eval_data, model, registered_name, seed)
+            data = data_version(data=train_data, model=model, name=registered_name, only_new=only_new, seed=seed)
+            pools.cpu(data).after(plan).set_caching_options(False)
+            # KFP's local runner, too, takes what a step returns for a loop from a group around it.
+            with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
+                _measure_and_mitigate(plan.outputs, pools, data.outputs["uri"], eval_data, model, registered_name, seed)
 
     return mitigation
 
 
 def _measure_and_mitigate(
-    plan: PipelineTask, pools: Pools, train_data: str, eval_data: str, model: str, registered_name: str, seed: int
+    given: Mapping[str, Any], pools: Pools, train_data: Any, eval_data: str, model: str, registered_name: str, seed: int
 ) -> None:
-    given = plan.outputs
+    """All that costs GPUs; `given` is what `preflight` says to each stage."""
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
     train_raw = dsl.importer(artifact_uri=train_data, artifact_class=dsl.Dataset).set_display_name("train data").output
     eval_raw = dsl.importer(artifact_uri=eval_data, artifact_class=dsl.Dataset).set_display_name("eval data").output

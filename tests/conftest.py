@@ -1,10 +1,13 @@
 """Fixtures: public data, hand-made examples and tiny untrained models."""
 
+import itertools
+import logging
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from s3 import Calls
 
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.models import save_model
@@ -51,6 +54,52 @@ def hotpot_file() -> Path:
     return public_file("hotpotqa-distractor.json.gz")
 
 
+@pytest.fixture(scope="session")
+def s3_endpoint():
+    """The address of an S3 server on this machine."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+_BUCKETS = itertools.count()
+
+
+@pytest.fixture
+def bucket(s3_endpoint, monkeypatch, tmp_path) -> str:
+    """The URI of an empty bucket, credentials for it, and an empty cache."""
+    import boto3
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    given = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    given |= {"AWS_ENDPOINT_URL": s3_endpoint, "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true"}
+    given |= {"AWS_SHARED_CREDENTIALS_FILE": os.devnull, "POSGAP_CACHE": str(tmp_path / "cache")}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    name = f"bucket-{next(_BUCKETS)}"
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def s3_calls(bucket):
+    """The calls that posgap makes to S3."""
+    from posgap.storage.client import client
+
+    calls, events = Calls(), client().meta.events
+    events.register("before-parameter-build.s3", calls.named)
+    events.register("before-call.s3", calls.seen)
+    yield calls
+    events.unregister("before-parameter-build.s3", calls.named)
+    events.unregister("before-call.s3", calls.seen)
+
+
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:
     """Keys of two hex digits and values of one, as the tiny tokenizer reads them."""
     records = [(f"{(17 * i + 5 * number) % 256:02x}", f"{(i + number) % 16:x}") for i in range(n_records)]
@@ -91,3 +140,24 @@ def two_hop_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "two-hop"
     save_model(tiny_two_hop.untrained(0), tiny_two_hop.tokenizer(), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def toy_file(tmp_path_factory) -> Path:
+    """The compiled toy pipeline."""
+    from toy_pipeline import write_toy
+
+    return write_toy(tmp_path_factory.mktemp("pipelines"))
+
+
+@pytest.fixture
+def no_kfp_settings(tmp_path, monkeypatch):
+    """Nothing of this machine's KFP settings, and no waits between tries."""
+    import kfp
+    from posgap.pipelines import transport
+
+    monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(kfp.Client, "_LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    for name in ("KFP_HOST", "KF_PIPELINES_ENDPOINT", "KF_PIPELINES_UI_ENDPOINT", "KFP_TOKEN"):
+        monkeypatch.delenv(name, raising=False)

@@ -35,7 +35,8 @@ class Endpoint:
         self.url = ""
 
     def reply(self, body: dict, headers: dict) -> tuple[int, dict, str]:
-        text = body["messages"][0]["content"]
+        chat = "messages" in body
+        text = body["messages"][0]["content"] if chat else body["prompt"]
         with self.lock:
             times, self.seen[text] = self.seen[text], self.seen[text] + 1
             self.bodies.append(body)
@@ -47,8 +48,9 @@ class Endpoint:
             result = wrong
         else:
             time.sleep(self.seconds if wrong is None else wrong)
-            message = {"role": "assistant", "content": self.answer(text)}
-            result = 200, {}, json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+            said = self.answer(text)
+            answer = {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
+            result = 200, {}, json.dumps({"choices": [{"index": 0, **answer, "finish_reason": "stop"}]})
         with self.lock:
             self.under_way -= 1
         return result
@@ -62,8 +64,8 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self):
-            assert self.path == "/v1/chat/completions"
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert self.path == ("/v1/chat/completions" if "messages" in body else "/v1/completions")
             status, headers, text = endpoint.reply(body, dict(self.headers))
             content = text.encode()
             try:

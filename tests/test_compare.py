@@ -11,9 +11,9 @@ from test_gate import write_sweep
 from posgap.cli import main
 from posgap.config import CompareConfig
 from posgap.errors import PosgapError
-from posgap.measurement.comparison import Comparison
+from posgap.inputs import read_manifest
+from posgap.measurement.comparison import Comparison, _where
 from posgap.measurement.statistics import placement_differences
-from posgap.stage import read_manifest
 from posgap.stages.compare import compare
 
 LOST = [0.95, 0.6, 0.5, 0.6, 0.9]
@@ -33,10 +33,24 @@ def test_a_closed_gap_is_said_in_words_and_figures(tmp_path):
     assert found.gap < -25 and found.gap_ci95[1] < -15
     assert found.better == [[2], [3], [4]] and found.worse == []
     assert re.fullmatch(
-        r"m is better than m in the mean \(\+[\d.]+ points, \+[\d.]+ to \+[\d.]+\); its gap is smaller "
-        r"\(-[\d.]+ points, -[\d.]+ to -[\d.]+\); it is better at 2, 3, 4\.",
+        r"m \(new\) is better than m \(base\) in the mean \(\+[\d.]+ points, \+[\d.]+ to \+[\d.]+\); its gap is "
+        r"smaller \(-[\d.]+ points, -[\d.]+ to -[\d.]+\); it is better at 2 to 4\.",
         found.verdict,
     )
+
+
+@pytest.mark.parametrize(
+    ("found", "of", "said"),
+    [
+        ([[1], [2], [3]], [[1], [2], [3]], "every placement"),
+        ([[1], [2], [4], [5], [6], [9]], [[i] for i in range(1, 11)], "1, 2, 4 to 6, 9"),
+        ([[5], [10], [15]], [[1], [5], [10], [15]], "5 to 15"),
+        ([[1, 2], [2, 1]], [[1, 2], [2, 1], [5, 6]], "1+2, 2+1"),
+        ([[1, 2], [2, 1], [5, 6]], [[1, 2], [2, 1], [5, 6], [8, 9]], "every placement but 8+9"),
+    ],
+)
+def test_places_are_named_in_few_words(found, of, said):
+    assert _where(found, of) == said
 
 
 def test_a_worse_model_is_called_worse(tmp_path):

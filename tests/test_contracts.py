@@ -8,6 +8,7 @@ import yaml
 from conftest import ROOT
 from kfp import compiler
 from posgap.components.compare.component import compare
+from posgap.components.data_version.component import data_version
 from posgap.components.diagnose.component import diagnose
 from posgap.components.distill.component import distill
 from posgap.components.gate.component import gate
@@ -16,19 +17,20 @@ from posgap.components.scale_apply.component import scale_apply
 from posgap.components.scale_search.component import scale_search
 from posgap.components.sweep.component import sweep
 from posgap.components.teacher.component import teacher
+from posgap.components.train_job.component import train_job
 from posgap.components.validate.component import validate
 from posgap.components.wrapper import IMAGE, component
 from posgap.pipelines import smoke
 from posgap.pipelines.mitigation import mitigation
 
-from posgap.cli import STAGES, build, words
-from posgap.config import DemoConfig, Role, SweepConfig, role
-from posgap.mlproject import mlproject
+from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
+from posgap.config import Role, SweepConfig, role
 
 COMPONENTS = {
     "validate": validate,
     "teacher": teacher,
     "distill": distill,
+    "train_job": train_job,
     "scale_search": scale_search,
     "scale_apply": scale_apply,
     "sweep": sweep,
@@ -36,6 +38,7 @@ COMPONENTS = {
     "diagnose": diagnose,
     "gate": gate,
     "promote": promote,
+    "data_version": data_version,
 }
 
 
@@ -57,6 +60,13 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     assert all(inputs[field].default is not None for field in optional - {"force"})
 
 
+@pytest.mark.parametrize("verbs", [PIPELINE, SCHEDULE])
+def test_every_option_of_the_pipeline_verbs_says_what_it_is(verbs):
+    for config, _ in verbs.values():
+        assert config.__doc__
+        assert all(info.description for info in config.model_fields.values())
+
+
 def test_every_stage_has_a_folder_with_its_component():
     folders = {p.parent.name for p in (ROOT / "components").glob("*/component.py")}
     assert folders == STAGES.keys() == COMPONENTS.keys()
@@ -69,15 +79,6 @@ def test_every_component_has_the_registry_s_metadata(name):
     assert metadata["stability"] in ("alpha", "beta", "stable")
     assert "Pipelines" in [d["name"] for d in metadata["dependencies"]["kubeflow"]]
     assert metadata["tags"] and metadata["lastVerified"]
-
-
-def test_mlproject_is_what_the_configs_say():
-    written = (ROOT / "MLproject").read_text()
-    assert written == mlproject(), "run `make mlproject`"
-    points = yaml.safe_load(written)["entry_points"]
-    assert points.keys() == {"demo", *STAGES}
-    for name, config in {"demo": DemoConfig, **{n: c for n, (c, _) in STAGES.items()}}.items():
-        assert points[name]["parameters"].keys() == config.model_fields.keys() - {"force"}
 
 
 def test_a_component_with_other_parameters_than_its_config_is_refused():
@@ -124,10 +125,10 @@ def test_the_pipeline_is_the_chain_and_promotes_only_behind_the_gate(compiled):
 def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
     probe = (
         "import sys, posgap.cli\n"
-        "for words in (['--help'], ['sweep', '--help'], ['data', 'make', 'kv', '--help']):\n"
-        "    try: posgap.cli.main(words)\n"
+        "for words in ('', 'sweep', 'data make kv', 'pipeline submit', 'pipeline schedule create'):\n"
+        "    try: posgap.cli.main([*words.split(), '--help'])\n"
         "    except SystemExit as stopped: assert stopped.code == 0\n"
-        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'pandas', 'numpy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'boto3', 'pandas', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -13,8 +13,8 @@ from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
 from posgap.files import read_json
+from posgap.inputs import read_manifest
 from posgap.measurement.sweeps import read_correct, read_sweep
-from posgap.stage import read_manifest
 from posgap.stages.gate import gate
 from posgap.stages.validate import content_digest
 from posgap.tasks.examples import read_examples

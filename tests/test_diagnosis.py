@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import mlflow
 import numpy as np
 import pytest
 import torch
@@ -19,13 +20,16 @@ from transformers import (
 )
 
 from posgap.config import DiagnoseConfig, SweepConfig
-from posgap.diagnosis.attention import attention_shares, last_token_attention
+from posgap.diagnosis import attention
+from posgap.diagnosis.attention import attention_rows, attention_shares
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
+from posgap.models import load_model, load_tokenizer
+from posgap.stage import read_manifest
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
@@ -164,21 +168,27 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.parametrize("at_once", [2 * 2 * 4 * 24, 1 << 26], ids=["two rows at once", "all rows at once"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_last_token_s_attention_is_the_last_row_of_the_eager_maps(name):
+def test_rows_of_attention_are_those_of_the_eager_maps(name, at_once, monkeypatch):
+    monkeypatch.setattr(attention, "WEIGHTS_AT_ONCE", at_once)
     torch.manual_seed(0)
     model = Models.from_config(ARCHITECTURES[name]).double().eval()
-    own, prompt = model.config._attn_implementation, torch.randint(3, 64, (19,)).tolist()
-    row = last_token_attention(model, prompt)
+    own, ids = model.config._attn_implementation, torch.randint(3, 64, (24,)).tolist()
+    prompt, answer = ids[:19], ids[19:]
+    rows = list(attention_rows(model, prompt, answer))
     assert model.config._attn_implementation == own
     model.set_attn_implementation("eager")
-    maps = model(torch.tensor([prompt]), output_attentions=True).attentions
-    wanted = torch.stack([layer[0, :, -1].mean(0) for layer in maps])
-    torch.testing.assert_close(row, wanted.float(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(row.sum(1), torch.ones(2), atol=1e-5, rtol=0)
-    shares = attention_shares(model, prompt, [0, 4, 5])
-    torch.testing.assert_close(shares.sink, row[:, 0])
-    torch.testing.assert_close(shares.gold, row[:, 0] + row[:, 4] + row[:, 5])
+    maps = model(torch.tensor([ids]), output_attentions=True).attentions
+    for i, row in enumerate(rows, start=18):
+        wanted = torch.stack([layer[0, :, i, : i + 1].mean(0) for layer in maps])
+        torch.testing.assert_close(row, wanted.float(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(row.sum(1), torch.ones(2), atol=1e-5, rtol=0)
+    shares = attention_shares(model, prompt, [0, 4, 5], answer)
+    assert len(rows) == 6 and shares.gold.shape == shares.sink.shape == (6, 2)
+    torch.testing.assert_close(shares.sink, torch.stack([row[:, 0] for row in rows]))
+    torch.testing.assert_close(shares.gold, torch.stack([row[:, [0, 4, 5]].sum(1) for row in rows]))
+    torch.testing.assert_close(attention_shares(model, prompt, [4]).gold[0], rows[0][:, 4])
 
 
 class Largest(TorchDispatchMode):
@@ -197,14 +207,14 @@ class Largest(TorchDispatchMode):
 def test_no_attention_map_is_ever_held():
     model, n = Models.from_config(LlamaConfig(**GROUPED)).eval(), 1500
     with Largest() as seen:
-        last_token_attention(model, torch.randint(3, 64, (n,)).tolist())
+        list(attention_rows(model, torch.randint(3, 64, (n,)).tolist(), [5] * 9))
     assert n * 32 <= seen.size < n * n / 10  # hidden states, and nothing that grows with the square
 
 
 def test_a_model_without_attention_says_so(model):
     model.base_model.forward = lambda **_: SimpleNamespace(past_key_values=None, attentions=None)
     with pytest.raises(PosgapError, match="LlamaForCausalLM: shows no attention; diagnose with attention 0"):
-        last_token_attention(model, [1, 2, 3])
+        list(attention_rows(model, [1, 2, 3]))
 
 
 @pytest.mark.parametrize("position", range(1, 5))
@@ -270,9 +280,41 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
         assert shift.prediction.startswith((before + shift.instead).strip().removesuffix("<eos>"))
         assert shift.corrected.startswith((before + shift.tokens[shift.turning]).strip().removesuffix("<eos>"))
         assert shift.recovered == (shift.corrected == shift.response)
-    attention = found.attention
-    assert np.shape(attention.gold) == np.shape(attention.sink) == (4, 2) and attention.n_examples == 3
-    assert attention.even == pytest.approx([100 * 3 / 22] * 4)
+    seen = found.attention
+    shapes = [np.shape(s) for s in (seen.gold, seen.sink, seen.answer_gold, seen.answer_sink)]
+    assert shapes == [(4, 2)] * 4 and seen.n_examples == 3
+    assert seen.even == pytest.approx([100 * 3 / 22] * 4)
+    # By hand, of the first three examples with the gold at position 3.
+    tokenizer, model = load_tokenizer(diagnosed.model), load_model(diagnosed.model, "float32")
+    build, placement, wanted = PromptBuilder(get_task("kv"), tokenizer, 512, 3), Placement((3,), 4), []
+    for example in [kv_example(i) for i in range(3)]:
+        prompt, gold = build(example, placement), gold_tokens(build, example, placement)
+        (said,) = complete(TransformersGenerator(model, tokenizer, 512), [Prompt("", prompt)], Sampling(3))
+        rows = list(attention_rows(model, prompt, said.token_ids[:-1]))
+        shares = [float(row[1, gold].sum()) for row in rows]
+        wanted.append([shares[0], np.mean(shares[1:]), np.mean([float(row[1, 0]) for row in rows[1:]])])
+    mean = 100 * np.mean(wanted, axis=0)
+    assert [seen.gold[2][1], seen.answer_gold[2][1], seen.answer_sink[2][1]] == pytest.approx(mean, rel=1e-4)
+
+
+def test_the_run_has_the_page_and_attention_by_layer(diagnosed):
+    out = diagnose(diagnosed)
+    client, run_id = mlflow.MlflowClient(), read_manifest(out)["mlflow_run_id"]
+    logged = {point.step: point.value for point in client.get_metric_history(run_id, "attention_to_gold")}
+    gold = np.mean(read_diagnosis(out).attention.gold, axis=0)
+    assert logged == {1: pytest.approx(gold[0]), 2: pytest.approx(gold[1])}
+    files = {file.path for file in client.list_artifacts(run_id)}
+    assert files >= {"diagnosis.json", "diagnosis.html", "diagnosis.png", "manifest.json"}
+
+
+def test_answers_of_one_token_have_no_attention_of_their_own(diagnosed):
+    swept = read_json(diagnosed.sweep / "sweep.json")
+    swept["settings"]["max_new_tokens"] = 1
+    write_json(diagnosed.sweep / "sweep.json", swept)
+    out = diagnose(diagnosed.model_copy(update={"tokens": 0}))
+    seen = read_diagnosis(out).attention
+    assert seen.answer_gold == seen.answer_sink == [[]] * 4 and len(seen.views) == 1
+    assert "From the last prompt token" in (out / "diagnosis.html").read_text()
 
 
 def test_parts_can_be_left_out(diagnosed):

@@ -15,8 +15,8 @@ from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json, write_jsonl
+from posgap.inputs import read_manifest
 from posgap.measurement.sweeps import Sweep, read_correct, summarize
-from posgap.stage import read_manifest
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.tracking.rules import read_verdict

@@ -111,6 +111,15 @@ def test_reuse_does_not_change_greedy_answers(tokenizer, budget, attention):
     assert answers(model, tokenizer, groups, budget, reuse=False) == expected
 
 
+def test_penalties_in_the_model_s_generation_config_do_not_make_greedy_less_greedy(tokenizer):
+    model, groups = llama(), groups_of(tokenizer)
+    expected = [[by_hand(model, tokenizer, prompt) for prompt in group] for group in groups]
+    for name, value in {"repetition_penalty": 3.0, "no_repeat_ngram_size": 2, "min_new_tokens": 4, "top_k": 1}.items():
+        setattr(model.generation_config, name, value)
+    assert answers(model, tokenizer, groups, 160) == expected
+    assert answers(model, tokenizer, groups, 160, reuse=False) == expected
+
+
 def test_reuse_serves_pairs_and_documents_too(tokenizer):
     build, model = PromptBuilder(get_task("qa"), tokenizer, 512, 4), llama()
     chosen = ["1", "4", "2", "6"]
@@ -187,6 +196,16 @@ def test_equal_seeds_sample_equally_and_others_do_not(model, tokenizer):
         c.token_ids for c in complete(generator, PROMPTS, Sampling(5, temperature=1.0, seed=seed))
     ]
     assert sample(1) == sample(1) != sample(2)
+
+
+def test_what_a_batch_samples_depends_on_no_other_batch(model, tokenizer):
+    generator, sampling = TransformersGenerator(model, tokenizer, 40), Sampling(5, temperature=1.0, seed=3)
+    batches = list(group_batches([[prompt] for prompt in PROMPTS], 5, 40))
+    assert len(batches) > 3
+    in_turn = dict(generator.generate([[prompt] for prompt in PROMPTS], sampling))
+    for number, batch in reversed(list(enumerate(batches))):
+        answers = generator.answer(number, [group for _, group in batch], sampling)
+        assert answers == [in_turn[index] for index, _ in batch]
 
 
 def test_no_prompts_no_answers(model, tokenizer):

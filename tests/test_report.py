@@ -13,8 +13,10 @@ from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
+from posgap.measurement.reading import reading
 from posgap.measurement.report import page
-from posgap.measurement.sweeps import Sweep
+from posgap.measurement.shape import Shape
+from posgap.measurement.sweeps import Flatness, Sweep
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
 
@@ -50,7 +52,8 @@ DIAGNOSIS = Diagnosis(
     advantageous=[1],
     tokens=summarize_shifts([SHIFT], wrong=7),
     attention=AttentionFigures(
-        n_examples=4, gold=[[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], sink=[[30.0, 6.0]] * 3, even=[5.0] * 3
+        **{"n_examples": 4, "gold": [[40.0, 2.0], [10.0, 1.0], [20.0, 3.5]], "sink": [[30.0, 6.0]] * 3},
+        **{"even": [5.0] * 3, "answer_gold": [[7.0, 8.0]] * 3, "answer_sink": [[1.0, 2.0]] * 3},
     ),
     **{"examples_digest": "", "model_digest": "", "prompt_digest": ""},
 )
@@ -120,12 +123,35 @@ def test_differences_are_where_the_figures_are():
     text = page([SINGLE, SINGLE], "t", comparison=comparison_of(SINGLE))
     broad = text.split("<svg")[1]
     points = [tuple(map(float, pair)) for pair in re.findall(r'cx="([^"]*)" cy="([^"]*)"', broad)]
-    # 280 high, 12 above and 44 below; the interval that reaches furthest, to -13, makes the lines -15, -10 ... 15.
-    wanted = [(40 + (at + 0.5) / 3 * 666, 12 + (15 - v) / 30 * 224) for at, v in enumerate([2, -8, 0])]
+    # 280 high, 12 above and 44 below; intervals reach from -13 to 6, so that lines stand at -15, -10 ... 10.
+    wanted = [(40 + (at + 0.5) / 3 * 666, 12 + (10 - v) / 25 * 224) for at, v in enumerate([2, -8, 0])]
     for point, expected in zip(points, wanted, strict=True):
         assert point == pytest.approx(expected, abs=0.06)
-    assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10", "+15"]
-    assert "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0</td>' in text
+    assert re.findall(r'text-anchor="end">([^<]*)<', broad) == ["-15", "-10", "-5", "0", "+5", "+10"]
+    assert (
+        "&lt;new&gt; is worse" in text and '<th scope="row">10</th><td>-8.0 <small>-13.0 to -3.0</small></td>' in text
+    )
+
+
+def test_a_sweep_is_read_out_in_words():
+    shape = Shape(
+        **{"name": "U-shaped", "ends": 1, "middle": 1, "beginning_over_middle": 40, "end_over_middle": 30},
+        **{"beginning_over_middle_ci95": (30, 50), "end_over_middle_ci95": (20, 40)},
+    )
+    assert reading(SINGLE.model_copy(update={"shape": shape})) == [
+        "Accuracy (sub_em, in percent) is highest with the gold document at 1 (90.0) and lowest at 10 (50.0): a gap of "
+        "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
+        "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
+        "Position matters (Cochran's Q = 30.0, 2 degrees of freedom, p < 0.001).",
+        "The curve is U-shaped: against the 1 positions in the middle, the first 1 differ by +40.0 points (+30.0 to "
+        "+50.0) and the last 1 by +30.0 (+20.0 to +40.0).",
+    ]
+    flat = SINGLE.model_copy(update={"flatness": Flatness(q=2.0, df=2, p=0.3679), "shape": shape})
+    assert reading(flat)[2:] == [
+        "That position matters cannot be told (Cochran's Q = 2.0, 2 degrees of freedom, p = 0.368)."
+    ]
+    assert "with the gold documents at 1+2 (70.0)" in reading(PAIRS)[0]
+    assert reading(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 
 
 def test_pairs_are_a_grid_of_first_and_second_hop():
@@ -145,9 +171,11 @@ def test_a_diagnosis_shows_its_figures_and_the_turning_token(tokenizer):
     assert re.search(r'<span class="turning" style="--share: 100%" title="2 nats"> b</span>', text)
     assert re.search(r"of the 1 answers that this token does not complete</th><td>100 %", text)
     layers = re.findall(r'<tr><th scope="row">(\d)</th>((?:<td.*?</td>)+)', text.split("Attention to the gold")[1])
-    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:2]] == [
+    assert [(layer, re.findall(r">([\d.]+)<", cells)) for layer, cells in layers[:4]] == [
         ("2", ["2.0", "1.0", "3.5", "6"]),
         ("1", ["40", "10", "20", "30"]),
+        ("2", ["8.0", "8.0", "8.0", "2"]),
+        ("1", ["7.0", "7.0", "7.0", "1"]),
     ]
     assert f"<mark>{example.key}&#34;: &#34;{example.value}</mark>" in text
 
@@ -183,5 +211,5 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
 
 
 def test_the_attention_map_is_a_picture(tmp_path):
-    save_picture(attention_map(DIAGNOSIS.attention.gold, SINGLE.names, "base"), tmp_path / "map.png")
+    save_picture(attention_map(DIAGNOSIS.attention, SINGLE.names, "base"), tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

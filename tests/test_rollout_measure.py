@@ -25,6 +25,7 @@ from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_arrays, read_measurement, read_prediction
 from posgap.rollout.measurement import Statistics, measure
 from posgap.rollout.texts import read_text
+from posgap.scaling.application import scale_model
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 from posgap.tasks.examples import write_examples
@@ -64,7 +65,12 @@ def gpt2():
     )
 
 
-FAMILIES = {"llama": llama, "qwen": qwen, "bloom": bloom, "gpt2": gpt2}
+def scaled():
+    """A Llama whose layers see positions divided by factors of their own."""
+    return scale_model(llama(), [1.0, 1.5, 2.0])
+
+
+FAMILIES = {"llama": llama, "qwen": qwen, "bloom": bloom, "gpt2": gpt2, "scaled": scaled}
 
 
 @pytest.fixture(params=FAMILIES)

@@ -1,5 +1,7 @@
 """Fitness: teacher forcing is generation, scores are computed once, weights mean what they say."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,26 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     assert found.shape == (4, 5, 2) and found.reshape(4, 10).tolist() == expected
     assert evaluator.forward_passes == 40
     np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2], range(1, 3)), found[1:2, 1:3])
+
+
+def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(model, tokenizer):
+    """Also where one prompt begins another, or is asked twice, and where responses differ in length."""
+    start = [1, 4, 5, 9, 10, 30, 8, 12]
+    prompts = [start, start[:4], [*start, 11, 13], start, [*start, 11, 14, 15], [7, 8]]
+    generator = TransformersGenerator(model, tokenizer, 1000)
+    own = [c.token_ids for c in complete(generator, [Prompt("", p) for p in prompts], Sampling(4))]
+    responses = [own[0], own[1][:1], own[2][:2], own[3][:3], [*own[4][:-1], 40], own[5]]
+    rows = [[Question(p, r) for p, r in zip(prompts, responses)], [Question(p, own[0]) for p in prompts]]
+    found = {}
+    for reuse in (True, False):
+        evaluator = TeacherForced(model, rows, tokenizer.pad_token_id, 1000)
+        evaluator.reuse = reuse
+        with mock.patch.object(model, "forward", wraps=model.forward) as forward:
+            correct = evaluator.correct(CANDIDATES, range(2))
+        found[reuse] = correct, sum(call.kwargs["input_ids"].numel() for call in forward.call_args_list)
+    assert found[True][0][0, 0].tolist() == [True, True, True, True, False, True]
+    np.testing.assert_array_equal(found[True][0], found[False][0])
+    assert found[True][1] < 0.8 * found[False][1]
 
 
 def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):

@@ -18,6 +18,7 @@ from posgap.config import ScaleApplyConfig, ScaleSearchConfig, SweepConfig
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.files import digest, read_json, write_json
+from posgap.locations import below
 from posgap.measurement.sweeps import read_sweep
 from posgap.models import save_model
 from posgap.scaling import CONFIG_KEY
@@ -26,6 +27,7 @@ from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
+from posgap.storage.cache import fetch
 from posgap.tasks.examples import write_examples
 from posgap.transfer import Target, Transferred
 
@@ -236,20 +238,22 @@ def test_a_model_on_the_hub_is_searched_and_scaled(config, hub, tmp_path):
     assert done.returncode == 2 and "someone/other: no such folder, nor a model on the hub" in done.stderr
 
 
-def test_a_scaling_is_swept_elsewhere_in_one_command(capsys, config, tmp_path):
+@pytest.mark.parametrize("in_s3", [False, True])
+def test_a_scaling_is_swept_elsewhere_in_one_command(in_s3, capsys, config, bucket, tmp_path):
+    out = f"{bucket}/transfer" if in_s3 else tmp_path / "transfer"
     scaling = read_scaling(scale_search(config))
     write_examples(tmp_path / "eval.jsonl", [kv_example(i) for i in range(20, 44)])
-    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", tmp_path / "transfer"]
+    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", out]
     targets = [tmp_path / "eval.jsonl", f"kv:3:{tmp_path / 'eval.jsonl'}"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         main(list(map(str, [*words, "--n-positions", 3, "--resamples", 100, *targets])))
     assert ended.value.code == 0
     printed = capsys.readouterr().out
-    here, there = read_json(tmp_path / "transfer" / "transfer.json")
+    here, there = read_json(fetch(below(out, "transfer.json")))
     assert (here["searched_here"], there["searched_here"]) == (True, False)
     for found, name, n_positions in ((here, "kv-4-eval", 3), (there, "kv-3-eval", 3)):
-        unscaled, scaled = (read_sweep(tmp_path / "transfer" / f"{name}-{label}") for label in ("unscaled", "scaled"))
+        unscaled, scaled = (read_sweep(fetch(below(out, f"{name}-{label}"))) for label in ("unscaled", "scaled"))
         assert (unscaled.scaling, scaled.scaling) == (None, {"factors": scaling.factors})
         assert len(scaled.placements) == n_positions and scaled.settings["max_new_tokens"] == 1
         assert found["mean"] == [unscaled.mean, scaled.mean]

@@ -8,47 +8,69 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import boto3
 import mlflow
 import pytest
 from test_gate import copy_of, promotion, write_sweep
 
 from posgap.config import StageConfig
-from posgap.stage import read_manifest, stage
+from posgap.inputs import read_manifest
+from posgap.stage import stage
 from posgap.stages.promote import promote
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def server(tmp_path, monkeypatch):
-    """A tracking server with a SQLite database that hands artifacts through."""
+@contextmanager
+def serving(folder: Path, artifacts: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a tracking server with a SQLite database that hands artifacts through, and what kills it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [Path(sys.executable).with_name("mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{tmp_path}/server.db", "--workers", "1"]
-    command += ["--artifacts-destination", str(tmp_path / "store"), "--serve-artifacts"]
-    with open(tmp_path / "server.log", "wb") as shown:
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", artifacts, "--serve-artifacts"]
+    with open(folder / "server.log", "wb") as shown:
         process = subprocess.Popen(command, stdout=shown, stderr=shown, start_new_session=True)
-    uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"{uri}/health", timeout=1).close()
-            break
-        except OSError:
-            assert process.poll() is None, (tmp_path / "server.log").read_text()[-2000:]
-            time.sleep(0.5)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
 
     def stop():
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    yield stop
-    stop()
+    uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
+                time.sleep(0.5)
+        yield uri, stop
+    finally:
+        stop()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with serving(tmp_path, str(tmp_path / "store")) as (uri, stop):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        yield stop
+
+
+@pytest.fixture
+def server_on_s3(bucket, tmp_path, monkeypatch):
+    with serving(tmp_path, f"{bucket}/mlflow") as (uri, _):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        # Artifacts go through the server: its clients know nothing of S3.
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        yield
 
 
 def test_promotion_and_loading_go_through_the_server(server, tmp_path, model_folder):
@@ -57,6 +79,20 @@ def test_promotion_and_loading_go_through_the_server(server, tmp_path, model_fol
     pipe = mlflow.transformers.load_model("models:/tiny@champion")
     assert pipe.model.num_parameters() == 84864
     assert list((tmp_path / "store").rglob("*.safetensors"))
+
+
+def test_a_server_on_s3_keeps_artifacts_and_models_there(server_on_s3, bucket, s3_endpoint, tmp_path, model_folder):
+    base = write_sweep(tmp_path / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+    promoted = promote(promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base))
+    pipe = mlflow.transformers.load_model("models:/tiny@champion")
+    assert pipe.model.num_parameters() == 84864
+    of_run = mlflow.artifacts.load_dict(f"runs:/{read_manifest(promoted)['mlflow_run_id']}/promotion.json")
+    assert of_run["name"] == "tiny"
+    given = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    listed = boto3.client("s3", endpoint_url=s3_endpoint, **given).list_objects_v2(Bucket=bucket.removeprefix("s3://"))
+    names = {Path(one["Key"]).name for one in listed["Contents"]}
+    assert {"model.safetensors", "promotion.json", "gate.json", "manifest.json"} <= names
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_server_that_dies_takes_no_results_with_it(server, tmp_path, monkeypatch, caplog):

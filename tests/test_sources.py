@@ -2,7 +2,10 @@
 
 import hashlib
 import http.server
+import io
+import subprocess
 import threading
+import zipfile
 from typing import ClassVar
 
 import pytest
@@ -10,22 +13,35 @@ import pytest
 from posgap.cli import main
 from posgap.config import ImportConfig
 from posgap.errors import PosgapError
-from posgap.tasks import data, sources
-from posgap.tasks.sources import SOURCES, Source, cache_folder, fetched
+from posgap.locations import cache_folder
+from posgap.tasks import data
+from posgap.tasks.fetching import checksum, fetched
+from posgap.tasks.sources import SOURCES, Source
 
 BODY = b"records" * 1000
+SHA256 = hashlib.sha256(BODY).hexdigest()
 
 
 class _Files(http.server.BaseHTTPRequestHandler):
+    """Gives BODY, or what `other` has, at every path but /missing; /broken breaks off, /moved leads elsewhere."""
+
     asked: ClassVar[list[str]] = []
+    other: ClassVar[dict[str, bytes]] = {}
 
     def do_GET(self):
         _Files.asked.append(self.path)
-        found = self.path != "/missing"
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Length", str(len(BODY)))
+        path = self.path.partition("?")[0]
+        if path == "/moved.zip":
+            self.send_response(302)
+            self.send_header("Location", "/archive.zip")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        body = _Files.other.get(path, BODY) if path != "/missing" else b""
+        self.send_response(200 if body else 404)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(BODY[: 10 if self.path == "/broken" else None] if found else b"")
+        self.wfile.write(body[: 10 if path == "/broken" else None])
 
     def log_message(self, *_):
         pass
@@ -35,6 +51,7 @@ class _Files(http.server.BaseHTTPRequestHandler):
 def server(tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
     _Files.asked.clear()
+    _Files.other.clear()
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_port}"
@@ -42,25 +59,80 @@ def server(tmp_path, monkeypatch):
 
 
 def test_a_file_is_downloaded_once(server, tmp_path):
-    source = Source(f"{server}/kv.jsonl", "litm-kv", hashlib.sha256(BODY).hexdigest())
+    source = Source(f"{server}/kv.jsonl", "litm-kv", f"sha256:{SHA256}")
     path = fetched(source)
     assert path == tmp_path / "cache" / "kv.jsonl" and path.read_bytes() == BODY
     assert fetched(source) == path and _Files.asked == ["/kv.jsonl"]
+    assert subprocess.run(["sha256sum", "--check", "kv.jsonl.sha256"], cwd=path.parent, check=False).returncode == 0
     path.write_bytes(b"cut short")
     assert fetched(source).read_bytes() == BODY
 
 
 @pytest.mark.parametrize(
-    ("name", "sha256", "complaint"),
+    ("algorithm", "of_nothing", "of_hello"),
+    [  # as sha256sum, md5sum and git hash-object say
+        ("sha256", "e3b0c44298fc1c14", "5891b5b522d5df08"),
+        ("md5", "d41d8cd98f00b204", "b1946ac92492d234"),
+        ("git", "e69de29bb2d1d643", "ce013625030ba8db"),
+    ],
+)
+def test_checksums_are_those_of_the_usual_tools(tmp_path, algorithm, of_nothing, of_hello):
+    for content, wanted in ((b"", of_nothing), (b"hello\n", of_hello)):
+        (tmp_path / "file").write_bytes(content)
+        assert checksum(tmp_path / "file", algorithm).startswith(wanted)
+
+
+def zipped(**members: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.json", content)
+    return packed.getvalue()
+
+
+def test_a_member_is_taken_out_of_an_archive_that_is_checked_whole(server, tmp_path):
+    archive = _Files.other["/archive.zip"] = zipped(dev=b"[1]", train=b"[2]")
+    wanted = f"md5:{hashlib.md5(archive).hexdigest()}"
+    path = fetched(Source(f"{server}/moved.zip?dl=1", "2wiki", wanted, "dev.json"))
+    assert path == tmp_path / "cache" / "moved-dev.json" and path.read_bytes() == b"[1]"
+    assert sorted(p.name for p in path.parent.iterdir()) == ["moved-dev.json", "moved-dev.json.sha256"]
+    with pytest.raises(PosgapError, match="archive.zip: holds no test.json"):
+        fetched(Source(f"{server}/archive.zip", "2wiki", wanted, "test.json"))
+    with pytest.raises(PosgapError, match="other.zip: holds no dev.json: File is not a zip file"):
+        fetched(Source(f"{server}/other.zip", "2wiki", "", "dev.json"))
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_without_a_published_checksum_the_first_download_is_trusted(server, caplog):
+    source = Source(f"{server}/webq.json.gz", "dpr")
+    caplog.set_level("INFO", logger="posgap")
+    path = fetched(source)
+    assert f"sha256 {SHA256}, recorded in webq.json.gz.sha256, for lack of a published one" in caplog.text
+    path.unlink()
+    assert fetched(source).read_bytes() == BODY
+    path.unlink()
+    _Files.other["/webq.json.gz"] = b"something else"
+    with pytest.raises(
+        PosgapError, match=f"not {SHA256} as when it was first downloaded; .* Remove .*gz.sha256 to take"
+    ):
+        fetched(source)
+    assert not path.exists()
+    path.with_name("webq.json.gz.sha256").unlink()
+    assert fetched(source).read_bytes() == b"something else"
+
+
+@pytest.mark.parametrize(
+    ("name", "checksum", "complaint"),
     [
-        ("other", "0" * 64, f"/other: its sha256 is {hashlib.sha256(BODY).hexdigest()}, not 0000"),
+        ("other", f"sha256:{'0' * 64}", f"/other: its sha256 checksum is {SHA256}, not 0000"),
+        ("other", f"git:{'0' * 40}", "/other: its git checksum is .*, not 0000"),
         ("missing", "", "/missing: cannot be downloaded: HTTP 404 Not Found"),
         ("broken", "", "/broken: the download broke off after 10 of 7000 bytes"),
     ],
 )
-def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, sha256, complaint):
+def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, checksum, complaint):
     with pytest.raises(PosgapError, match=complaint):
-        fetched(Source(f"{server}/{name}", "litm-kv", sha256))
+        fetched(Source(f"{server}/{name}", "litm-kv", checksum))
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -92,11 +164,15 @@ def test_an_unknown_name_lists_the_known_ones(capsys):
 def test_every_source_is_of_a_format_that_import_reads():
     for source in SOURCES.values():
         ImportConfig(input="x", out="y", format=source.format)
-        assert source.url.startswith("http") and len(source.sha256) in (0, 64)
+        algorithm, _, value = source.checksum.partition(":")
+        assert source.url.startswith("http")
+        assert len(value) == {"sha256": 64, "md5": 32, "git": 40, "": 0}[algorithm]
+    assert [name for name, source in SOURCES.items() if not source.checksum] == ["webq"]
+    assert SOURCES["2wiki"].file == "data_ids_april7-dev.json"
     assert len({source.file for source in SOURCES.values()}) == len(SOURCES)
 
 
 def test_the_cache_is_where_the_user_s_caches_are(monkeypatch, tmp_path):
     monkeypatch.delenv("POSGAP_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert sources.cache_folder() == tmp_path / "posgap"
+    assert cache_folder() == tmp_path / "posgap"

@@ -7,7 +7,8 @@ import pytest
 
 from posgap.config import InputPath, StageConfig
 from posgap.errors import PosgapError, Rejected
-from posgap.stage import read_manifest, stage
+from posgap.inputs import read_manifest
+from posgap.stage import stage
 from posgap.tracking.runs import start_run
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from posgap.measurement import statistics
+from posgap.measurement.shape import shape_of
 from posgap.measurement.sweeps import summarize
 
 matrices = arrays(bool, st.tuples(st.integers(1, 12), st.integers(1, 6)))
@@ -28,6 +29,36 @@ def test_summary_invariants(correct):
     assert 0 <= found["gap_ci95"][0] <= found["gap_ci95"][1] <= 100
     for value, (low, high) in zip(found["accuracy"], found["ci95"]):
         assert low - 1e-9 <= value <= high + 1e-9 or len(correct) < 12  # percentile intervals of few examples
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "name"),
+    [
+        ([0.9, 0.8, 0.4, 0.3, 0.4, 0.5, 0.8], "U-shaped"),
+        ([0.9, 0.9, 0.5, 0.5, 0.5, 0.2, 0.2], "falling"),
+        ([0.2, 0.2, 0.5, 0.5, 0.5, 0.9, 0.9], "rising"),
+        ([0.2, 0.2, 0.8, 0.8, 0.8, 0.2, 0.2], "hump-shaped"),
+        ([0.9, 0.9, 0.4, 0.4, 0.4, 0.4, 0.4], "better at the beginning"),
+    ],
+)
+def test_the_shape_is_that_of_the_outer_thirds_against_the_middle(accuracy, name):
+    rng, order = np.random.default_rng(0), [4, 0, 6, 2, 5, 1, 3]  # positions may come in any order
+    correct = (rng.random((300, 7)) < accuracy).astype(float)
+    found = shape_of(correct[:, order], [10 * (i + 1) for i in order], 500, rng)
+    means = 100 * correct.mean(axis=0)
+    assert (found.name, found.ends, found.middle) == (name, 2, 3)
+    assert found.beginning_over_middle == pytest.approx(means[:2].mean() - means[2:5].mean())
+    assert found.end_over_middle == pytest.approx(means[5:].mean() - means[2:5].mean())
+    low, high = found.end_over_middle_ci95
+    assert low < found.end_over_middle < high
+
+
+def test_a_flat_model_is_seldom_called_u_shaped_and_two_positions_have_no_shape():
+    rng = np.random.default_rng(0)
+    names = [shape_of(rng.random((100, 9)) < rng.random((100, 1)), range(9), 200, rng).name for _ in range(400)]
+    assert names.count("U-shaped") <= 20  # 5 % at most: both intervals must lie above 0
+    assert names.count("of no certain shape") > 340
+    assert shape_of(np.ones((5, 2)), [1, 20], 200, rng) is None
 
 
 def test_the_bootstrap_draws_whole_rows():

@@ -10,9 +10,9 @@ from conftest import kv_example
 
 from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
 from posgap.files import read_jsonl
+from posgap.inputs import read_manifest
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_correct, read_sweep, summarize
-from posgap.stage import read_manifest
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate

@@ -7,7 +7,7 @@ from conftest import kv_example, qa_example
 
 from posgap.config import ValidateConfig
 from posgap.errors import Rejected
-from posgap.stage import read_manifest
+from posgap.inputs import read_manifest
 from posgap.stages.validate import check, content_digest, describe, expectations, validate
 from posgap.tasks.examples import Document, read_examples, write_examples
 from posgap.tasks.prompts import PromptBuilder, get_task

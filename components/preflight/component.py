@@ -23,6 +23,7 @@ def preflight(
     shards: int,
     max_gap: float,
     registered_name: str,
+    only_new: bool,
     webhook_url: str,
     nodes_train: dict,
     nodes_inference: dict,
@@ -35,7 +36,6 @@ def preflight(
 ) -> NamedTuple(
     "Plan",
     [
-        ("Output", bool),
         ("candidates", list),
         ("parts", list),
         ("validate", dict),
@@ -57,4 +57,4 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    return True, plan["candidates"], plan["parts"], *(plan["settings"][stage] for stage in STAGES)
+    return plan["candidates"], plan["parts"], *(plan["settings"][stage] for stage in STAGES)

@@ -21,6 +21,7 @@ def teacher(
     metric: str,
     dtype: str,
     backend: str,
+    processes: int,
     batch_tokens: int,
     advantageous: str,
     temperature: float,

@@ -1,7 +1,8 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 2 bad input (one line says what, where and what to do), 3 the gate refused,
-143 stopped by SIGTERM.
+Exit codes: 0 done, 1 `pipeline lint` found something, 2 bad input (one line says what, where and what
+to do), 3 the gate refused, 4 a submitted run failed, 5 it was cancelled, 6 it was still under way when
+the time was up, 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -18,6 +19,7 @@ from posgap import __version__, config
 from posgap.config import POSITIONAL, Config
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
+from posgap.locations import with_uris
 
 
 def _kind(annotation: Any) -> dict[str, Any]:
@@ -27,6 +29,8 @@ def _kind(annotation: Any) -> dict[str, Any]:
         return {"type": bool, "is_flag": False, "flag_value": "true"}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
         return {"type": click.Choice(choices)}
+    if get_origin(annotation) is dict:
+        return {"multiple": True, "metavar": "NAME=VALUE"}
     return {"type": {int: int, float: float}.get(annotation, str)}
 
 
@@ -46,7 +50,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
             several = {"nargs": -1} if get_origin(info.annotation) is list else {}
             options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
             continue
-        default = {} if info.default in (None, "", []) else {"default": info.default}
+        default = {} if info.default in (None, "", [], {}) else {"default": info.default}
         options.append(
             click.Option(
                 ["--" + field.replace("_", "-")],
@@ -71,6 +75,7 @@ STAGES = {
     "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
     "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
+    "train_job": (config.TrainJobConfig, "posgap.stages.train_job:train_job"),
     "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
@@ -79,6 +84,7 @@ STAGES = {
     "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
+    "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
     "report": (config.ReportConfig, "posgap.stages.report:report"),
 }
 
@@ -89,12 +95,28 @@ ROLLOUT = {
     "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
+PIPELINE = {
+    "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
+    "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
+    "submit": (config.PipelineSubmitConfig, "posgap.pipelines.submission:submit"),
+    "lint": (config.PipelineLintConfig, "posgap.pipelines.lint:lint"),
+}
+
+SCHEDULE = {
+    "create": (config.ScheduleCreateConfig, "posgap.pipelines.schedules:create"),
+    "list": (config.ScheduleListConfig, "posgap.pipelines.schedules:show"),
+    "pause": (config.SchedulePauseConfig, "posgap.pipelines.schedules:pause"),
+    "resume": (config.ScheduleResumeConfig, "posgap.pipelines.schedules:resume"),
+    "delete": (config.ScheduleDeleteConfig, "posgap.pipelines.schedules:delete"),
+}
+
 
 def _gate(parsed: config.GateConfig) -> None:
     from posgap.stages.gate import gate
+    from posgap.storage.cache import fetch
     from posgap.tracking.rules import read_verdict
 
-    verdict = read_verdict(gate(parsed))
+    verdict = read_verdict(fetch(gate(parsed)))
     if not verdict.passed:
         failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
         raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
@@ -121,12 +143,19 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
+def _group(name: str, help: str, verbs: dict[str, tuple[type[Config], str]]) -> click.Group:
+    group = _InOrder(name, help=help)
+    for word, (config_type, target) in verbs.items():
+        group.add_command(verb(word, config_type, target))
+    return group
+
+
 def build() -> click.Group:
     """The whole command line."""
     root = _InOrder("posgap", help=ROOT_HELP)
     click.version_option(__version__)(root)
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
-    data = _InOrder("data", help="Fetch, import or make examples.")
+    data = _InOrder("data", help="Fetch, import or make examples, and pick the newest version of them.")
     make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
     make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
     make.add_command(verb("qa", config.MakeQAConfig, "posgap.tasks.data:make_qa"))
@@ -135,9 +164,12 @@ def build() -> click.Group:
     data.add_command(verb("fetch", config.FetchConfig, "posgap.tasks.data:fetch"))
     data.add_command(make)
     data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
+    data.add_command(verb("newest", config.NewestConfig, "posgap.tasks.data:newest"))
     root.add_command(data)
     groups = {
-        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over.")
+        "data": data,
+        "train": _InOrder("train", help="Training on a cluster."),
+        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over."),
     }
     for name, (config_type, target) in STAGES.items():
         *group, word = words(name)
@@ -147,10 +179,12 @@ def build() -> click.Group:
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
-    rollout = _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token.")
-    for name, (config_type, target) in ROLLOUT.items():
-        rollout.add_command(verb(name, config_type, target))
-    root.add_command(rollout)
+    root.add_command(_group("rollout", "Why a model is biased: what of each position reaches the last token.", ROLLOUT))
+    pipeline = _group(
+        "pipeline", "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.", PIPELINE
+    )
+    pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
+    root.add_command(pipeline)
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 
@@ -174,7 +208,7 @@ MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing."""
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; always ends with `SystemExit`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("posgap | %(message)s"))
+    handler.setFormatter(_Formatter("posgap | %(message)s"))
     logger = logging.getLogger("posgap")
     # Of several processes one speaks; the others still warn.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
@@ -201,6 +235,11 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(code)
 
 
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return with_uris(super().format(record))
+
+
 def _fail(message: str, code: int) -> int:
-    click.echo(f"posgap: error: {message}", err=True)
+    click.echo(f"posgap: error: {with_uris(message)}", err=True)
     return code

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
+from posgap.locations import Location, as_location, is_uri, split_uri
 from posgap.tasks.placements import parse_positions, parse_shard
 from posgap.tasks.sources import SOURCES
 
@@ -23,6 +24,7 @@ class Role(Enum):
     """What a path is to its stage."""
 
     INPUT = "input"
+    PLACE = "place"  # which the stage looks at itself, and does not read
     OUTPUT = "output"
     WORK = "work"
 
@@ -33,6 +35,32 @@ POSITIONAL = "positional"  # marks a field that the command line takes by its pl
 def _unset_if_empty(value: Any) -> Any:
     # KFP and MLproject have no null: an empty string is a path that was not given.
     return None if value == "" else value
+
+
+def _location_if_any(value: Any) -> Any:
+    return as_location(_unset_if_empty(value))
+
+
+def _model(value: Any) -> Any:
+    return as_location(value) if str(value).startswith("s3:/") else value
+
+
+def _on_this_machine(location: Location | None) -> Location | None:
+    if is_uri(location):
+        raise ValueError("must be on this machine, not in S3")
+    return location
+
+
+def _in_s3(location: Location) -> Location:
+    if not is_uri(location):
+        raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
+def _below_bucket(location: Location) -> Location:
+    if is_uri(location) and not split_uri(location)[1]:
+        raise ValueError("names a bucket alone: write s3://bucket/folder")
+    return location
 
 
 def _split_commas(value: Any) -> Any:
@@ -62,6 +90,17 @@ def _as_text(value: Any) -> Any:
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
+def _pairs(value: Any) -> Any:
+    # A command line gives NAME=VALUE one by one.
+    if isinstance(value, dict):
+        return value
+    pairs = [each.partition("=") for each in value]
+    for name, equals, text in pairs:
+        if not name or not equals:
+            raise ValueError(f"write NAME=VALUE, not {name + equals + text!r}")
+    return {name: text for name, _, text in pairs}
+
+
 def _placement(text: str) -> str:
     parse_positions(text)
     return text
@@ -87,22 +126,26 @@ def _known_task_if_any(name: str) -> str:
     return _known_task(name) if name else name
 
 
-InputPath = Annotated[Path, Role.INPUT]
-OptionalInputPath = Annotated[Path | None, Role.INPUT, BeforeValidator(_unset_if_empty)]
-InputPaths = Annotated[list[Path], Role.INPUT, BeforeValidator(_paths)]
-ModelPath = Annotated[str, Role.INPUT]  # a Hugging Face folder, or a name on the hub
-OutputPath = Annotated[Path, Role.OUTPUT]
-WorkPath = Annotated[Path | None, Role.WORK, BeforeValidator(_unset_if_empty)]  # changes no result
+# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders.
+InputPath = Annotated[Location, Role.INPUT, BeforeValidator(as_location)]
+OptionalInputPath = Annotated[Location | None, Role.INPUT, BeforeValidator(_location_if_any)]
+InputPaths = Annotated[list[Annotated[Location, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
+Place = Annotated[str, Role.PLACE]
+OutputPath = Annotated[Location, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(_location_if_any)]  # changes no result
+OnThisMachine = AfterValidator(_on_this_machine)
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
 Shard = Annotated[str, AfterValidator(_shard)]
+Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 def role(field: FieldInfo) -> Role | None:
-    """Whether a config field is an input path, the output path, a work folder, or (None) a plain parameter."""
+    """Whether a config field is an input path, a place, the output path, a work folder, or (None) a plain parameter."""
     return next((m for m in field.metadata if isinstance(m, Role)), None)
 
 
@@ -150,6 +193,7 @@ class GenerationConfig(PromptConfig):
 
 class BackendConfig(GenerationConfig):
     backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    processes: int = Field(0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one")
 
 
 class ValidateConfig(PromptConfig):
@@ -203,6 +247,29 @@ class DistillConfig(StageConfig):
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+
+class TrainJobConfig(DistillConfig):
+    """`distill` on several machines of a Kubernetes cluster, as a TrainJob that is followed to its end."""
+
+    work: Annotated[Location, Role.WORK, BeforeValidator(as_location), AfterValidator(_in_s3)] = Field(
+        description="folder in S3 that the machines share, s3://bucket/work: checkpoints and teacher states, and what "
+        "is on its way to them and back"
+    )
+    deepspeed: str = Field("zero3", pattern="^(zero2|zero3|)$", description="zero2 or zero3; empty: none")
+    nodes: int = Field(1, ge=1, description="machines")
+    gpus_per_node: int = Field(1, ge=1, description="GPUs, and processes, of each machine")
+    cpus_per_node: int = Field(0, ge=0, description="CPU cores of each machine; 0: as the runtime has them")
+    memory_per_node: str = Field(
+        "",
+        pattern="^([0-9]+[KMGT]i?)?$",
+        description="memory of each machine, like 256Gi; empty: as the runtime has it",
+    )
+    runtime: str = Field("posgap-deepspeed", min_length=1, description="training runtime of Kubeflow Trainer")
+    image: str = Field("", description="container image; empty: the runtime's")
+    queue: str = Field("posgap-gpu", description="Kueue's local queue; empty: none")
+    namespace: str = Field("", description="Kubernetes namespace; empty: that of this pod, or of the kubeconfig")
+    timeout: int = Field(86400, ge=60, description="seconds after which the job is given up, waiting for GPUs included")
 
 
 class ScaleSearchConfig(GenerationConfig):
@@ -283,6 +350,10 @@ class SweepConfig(BackendConfig):
         description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
     )
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+    endpoint: Literal["chat", "completions"] = Field(
+        "chat",
+        description="openai: chat, with the model's chat template; completions, of the bare prompt (base models)",
+    )
     concurrency: int = Field(8, ge=1, description="openai: requests under way at once")
     timeout: float = Field(120.0, gt=0, description="openai: seconds to wait for a response")
     retries: int = Field(8, ge=0, description="openai: times a request is tried again before the sweep gives up")
@@ -363,6 +434,19 @@ class PromoteConfig(StageConfig):
     name: str = Field("posgap", min_length=1, description="registered model")
 
 
+class DataVersionConfig(StageConfig):
+    """Picks the newest data version, and says whether data or base model changed since the champion was made."""
+
+    data: Place = Field(
+        min_length=1,
+        description="where data versions begin, like s3://bucket/data/ or s3://bucket/data/train-; or the data itself",
+    )
+    model: Place = Field(min_length=1, description="base model: Hugging Face folder, s3:// URI or hub name")
+    name: str = Field("posgap", min_length=1, description="registered model whose champion is compared")
+    only_new: bool = Field(True, description="skip where neither changed; false: take the newest anyway")
+    force: bool = Field(True, description="run again even where the output is complete: the champion may be another")
+
+
 METHODS = ("r1", "r2", "sft", "seqkd", "lpes")
 Values = Annotated[dict[str, Any], BeforeValidator(_json)]
 
@@ -428,7 +512,9 @@ class PreflightConfig(StageConfig):
     What the form gives to a stage is checked by that stage's config.
     """
 
-    train_data: str = Field(description="examples to train on, and to search scalings on")
+    train_data: str = Field(
+        description="examples to train on, or where versions of them begin, of which the newest is taken"
+    )
     eval_data: str = Field(description="examples to judge by; none of them may be among the training examples")
     model: str = Field(description="folder of the Hugging Face model")
     task: str = Field(SweepConfig.default("task"), description=f"how prompts are worded: {TASK_NAMES}")
@@ -441,6 +527,7 @@ class PreflightConfig(StageConfig):
     shards: int = Field(1, description="parts of a sweep that run side by side")
     max_gap: float = Field(GateConfig.default("max_gap"), description="highest gap that the gate admits, in points")
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
+    only_new: bool = Field(False, description="end at once where training data and model are those of the champion")
     webhook_url: str = Field("", description="address told how the run ended; empty: POSGAP_WEBHOOK_URL, if set")
     nodes_train: Values = Field(ClusterConfig().train.nodes, description="labels of the nodes to train on")
     nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
@@ -626,9 +713,120 @@ class FetchConfig(Config):
     name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
 
 
+class NewestConfig(Config):
+    """Prints where the newest complete data version is: the highest date or number in the names below a prefix."""
+
+    prefix: Annotated[str, POSITIONAL] = Field(
+        min_length=1, description="a folder, or the beginning of names in one: s3://bucket/data/, data/train-"
+    )
+
+
+class PipelineCompileConfig(Config):
+    """Compiles the mitigation pipeline to YAML, to be uploaded in the KFP UI."""
+
+    out: Annotated[Location | None, Role.OUTPUT, BeforeValidator(_location_if_any), OnThisMachine] = Field(
+        None, description="file to write; empty: standard output"
+    )
+
+
+class PipelineArguments(Config):
+    param: Arguments = Field(
+        {}, description="NAME=VALUE, as often as needed: a parameter of the pipeline; lists and objects as JSON"
+    )
+    smoke: bool = Field(False, description="parameters for the tiny model, wherever --param says nothing else")
+
+
+class PipelineRunConfig(PipelineArguments):
+    """Runs the mitigation pipeline on this machine, without a cluster."""
+
+    out: Annotated[OutputPath, OnThisMachine] = Field(
+        Path("runs/pipeline"), description="folder of the run; what is complete in it is reused"
+    )
+
+
+class CompiledPipeline(PipelineArguments):
+    file: Annotated[OptionalInputPath, OnThisMachine] = Field(
+        None, description="compiled pipeline; empty: the one of this version"
+    )
+
+
+class ServerConfig(Config):
+    host: str = Field(
+        "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST, $KF_PIPELINES_ENDPOINT"
+    )
+    namespace: str = Field("", description="namespace of a multi-user installation; empty: KFP has only one")
+    experiment: str = Field("posgap", min_length=1, description="KFP experiment; made where there is none")
+    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for an answer")
+    retries: int = Field(5, ge=0, description="times a request is tried again before giving up")
+
+
+class PipelineOnCluster(ServerConfig, CompiledPipeline):
+    no_cache: bool = Field(False, description="run every step again, also where KFP has kept its result")
+    service_account: str = Field("", description="Kubernetes service account of the steps; empty: KFP's own choice")
+
+
+class PipelineSubmitConfig(PipelineOnCluster):
+    """Runs the mitigation pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
+
+    name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
+    wait: bool = Field(
+        False, description="wait for the end; exit code 4 where the run failed, 5 where it was cancelled"
+    )
+    timeout: float = Field(
+        86400.0, gt=0, description="with --wait: seconds to wait; then exit code 6, and the run goes on"
+    )
+    interval: float = Field(10.0, gt=0, description="with --wait: seconds between looks")
+
+
+ScheduleName = Annotated[str, POSITIONAL]
+
+
+class ScheduleCreateConfig(PipelineOnCluster):
+    """Runs the pipeline again and again: one run at a time, and none to make up for what was missed.
+
+    Given again, it does nothing; given with anything changed, it replaces the schedule.
+    """
+
+    name: ScheduleName = Field(min_length=1, description="name of the schedule within the experiment")
+    cron: str = Field(description="when: minute hour day month weekday, or the same with seconds before them")
+    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin")
+    cluster_timezone: str = Field(
+        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone of KFP's configuration"
+    )
+
+
+class ScheduleListConfig(ServerConfig):
+    """Lists the experiment's schedules: state, when, and the next run."""
+
+
+class NamedScheduleConfig(ServerConfig):
+    name: ScheduleName = Field(min_length=1, description="name of the schedule")
+
+
+class SchedulePauseConfig(NamedScheduleConfig):
+    """Stops a schedule from starting runs; a run under way goes on."""
+
+
+class ScheduleResumeConfig(NamedScheduleConfig):
+    """Lets a paused schedule start runs again."""
+
+
+class ScheduleDeleteConfig(NamedScheduleConfig):
+    """Removes a schedule; where a run of it is under way, pauses it and says so."""
+
+
+class PipelineLintConfig(CompiledPipeline):
+    """What a run would ask of the cluster, step by step. Exit code 1 where something looks wrong."""
+
+    format: Literal["table", "json"] = Field("table", description="how it is printed")
+
+
 class DemoConfig(Config):
     """Trains a tiny model that gets lost in the middle, closes its gap and registers it."""
 
-    out: OutputPath = Field(Path("runs/demo"), description="folder of the run")
+    out: Annotated[OutputPath, OnThisMachine] = Field(Path("runs/demo"), description="folder of the run")
     seed: int = Field(0, description="seed of the tiny model and of every stage")
-    data: OptionalInputPath = Field(None, description="lost-in-the-middle key-value file; empty: made by the demo")
+    data: Annotated[OptionalInputPath, OnThisMachine] = Field(
+        None, description="lost-in-the-middle key-value file; empty: made by the demo"
+    )
+    smoke: bool = Field(False, description="a minute's run that tries every step, on too little data for a verdict")

@@ -21,6 +21,30 @@ class GateFailed(PosgapError):
     exit_code = 3
 
 
+class LintFindings(PosgapError):
+    """`pipeline lint` found what looks wrong. Exit code 1."""
+
+    exit_code = 1
+
+
+class RunFailed(PosgapError):
+    """A run on the cluster failed. Exit code 4."""
+
+    exit_code = 4
+
+
+class RunCanceled(PosgapError):
+    """A run on the cluster was cancelled or skipped. Exit code 5."""
+
+    exit_code = 5
+
+
+class RunUnfinished(PosgapError):
+    """A run on the cluster is still under way; no longer waited for. Exit code 6."""
+
+    exit_code = 6
+
+
 class Stopped(PosgapError):
     """SIGTERM came; what was done so far is kept. Exit code 143 (128 + SIGTERM)."""
 

@@ -5,11 +5,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from posgap.errors import PosgapError
+from posgap.locations import blobs
 
 
 @contextmanager
@@ -60,15 +61,27 @@ def digest(path: Path) -> str:
     and neither does a stage's manifest, which holds times and run ids."""
     path, sha = Path(path), hashlib.sha256()
     if path.is_dir():
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            name = file.relative_to(path)
-            if name.name != "manifest.json" and not any(part.startswith(".") for part in name.parts):
-                sha.update(f"{name.as_posix()}\0{digest(file)}\n".encode())
-        return sha.hexdigest()
+        found = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+        return digest_of_folder({name: digest(found[name]) for name in found if _counts(name)})
+    if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
+        return blob.name  # the cache names files by their sha256
     with open(path, "rb") as file:
         while chunk := file.read(1 << 20):
             sha.update(chunk)
     return sha.hexdigest()
+
+
+def digest_of_folder(files: Mapping[str, str]) -> str:
+    """sha256 of a folder whose files, by their names below it, have these sha256s."""
+    sha = hashlib.sha256()
+    for name in sorted(filter(_counts, files), key=lambda name: name.split("/")):
+        sha.update(f"{name}\0{files[name]}\n".encode())
+    return sha.hexdigest()
+
+
+def _counts(name: str) -> bool:
+    *_, last = parts = name.split("/")
+    return last != "manifest.json" and not any(part.startswith(".") for part in parts)
 
 
 def digest_of(value: object) -> str:

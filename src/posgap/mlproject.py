@@ -1,9 +1,13 @@
 """MLproject's entry points, written from the configs: `python -m posgap.mlproject > MLproject`."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from posgap.cli import STAGES, is_argument, words
-from posgap.config import Config, DemoConfig
+from posgap import config
+from posgap.cli import ROLLOUT, STAGES, is_argument, words
+from posgap.config import Config
 
 _HEAD = """\
 # Written by `make mlproject` from src/posgap/config.py, where every default is kept. One stage:
@@ -16,31 +20,84 @@ entry_points:
 """
 
 
-def entry_point(name: str, config: type[Config]) -> str:
-    """One entry point: typed parameters and the verb that takes them all."""
-    parameters, options = [], []
-    for field, info in config.model_fields.items():
-        if field == "force":
-            continue
-        kind = "float" if info.annotation in (int, float) else "string"
-        default = "" if info.is_required() else f", default: {_literal(config.default(field))}"
-        parameters.append(f"      {field}: {{type: {kind}{default}}}")
-        option = "" if is_argument(info) else f"--{field.replace('_', '-')} "
-        options.append(f"{option}{{{field}}}")  # MLflow quotes the values
-    command = f'"posgap {" ".join(words(name))} {" ".join(options)}"'
-    return "\n".join([f"  {name}:", "    parameters:", *parameters, f"    command: {command}", ""])
+@dataclass(frozen=True)
+class Step:
+    """One verb. `given` are options that its entry point fixes, in which `{out}` may stand; all others are
+    parameters of the entry point, unless `closed`."""
+
+    words: str
+    config: type[Config]
+    given: Mapping[str, str] = field(default_factory=dict)
+    closed: bool = False
+
+    def parameters(self) -> list[str]:
+        return [] if self.closed else [n for n in self.config.model_fields if n != "force" and n not in self.given]
+
+    def command(self) -> str:
+        options = []
+        for name in [*self.given, *self.parameters()]:
+            option = "" if is_argument(self.config.model_fields[name]) else f"--{name.replace('_', '-')} "
+            options.append(option + self.given.get(name, f"{{{name}}}"))  # MLflow quotes the values
+        return f"posgap {self.words} {' '.join(options)}"
+
+
+def entry_point(name: str, *steps: Step, **defaults: Any) -> str:
+    """One entry point: the typed parameters of its steps, and their verbs one after the other."""
+    parameters = {"out": _parameter("out", steps[0].config, defaults)}
+    for step in steps:
+        for each in step.parameters():
+            parameters.setdefault(each, _parameter(each, step.config, defaults))
+    command = json.dumps(" && ".join(step.command() for step in steps))
+    return "\n".join([f"  {name}:", "    parameters:", *parameters.values(), f"    command: {command}", ""])
+
+
+def _parameter(name: str, owner: type[Config], defaults: Mapping[str, Any]) -> str:
+    info = owner.model_fields[name]
+    kind = "float" if info.annotation in (int, float) else "string"
+    required = info.is_required() and name not in defaults
+    default = "" if required else f", default: {_literal(defaults.get(name, owner.default(name)))}"
+    return f"      {name}: {{type: {kind}{default}}}"
 
 
 def _literal(value: object) -> str:
     if value is None or value == []:
         return '""'
+    if isinstance(value, dict | list):
+        value = json.dumps(value)
     return json.dumps(value if isinstance(value, int | float | str) else str(value))
 
 
 def mlproject() -> str:
     """The whole MLproject file."""
-    verbs = {"demo": DemoConfig} | {name: config for name, (config, _) in STAGES.items()}
-    return _HEAD + "\n".join(entry_point(name, config) for name, config in verbs.items())
+    demo = Step("demo", config.DemoConfig)
+    points = [entry_point("demo", demo), entry_point("smoke", demo, out="runs/smoke", smoke=True)]
+    points += [entry_point(name, Step(" ".join(words(name)), its)) for name, (its, _) in STAGES.items()]
+    points += [entry_point(f"rollout_{word}", Step(f"rollout {word}", its)) for word, (its, _) in ROLLOUT.items()]
+    return _HEAD + "\n".join([*points, entry_point("scale", *_SCALE), entry_point("rollout", *_ROLLOUT)])
+
+
+# Search and application, into {out}/search and {out}/model.
+_SCALE = (
+    Step("scale search", config.ScaleSearchConfig, {"out": "{out}/search"}),
+    Step("scale apply", config.ScaleApplyConfig, {"scaling": "{out}/search", "out": "{out}/model"}),
+)
+# What a model does, what the theory says of a model like it, and the one beside the other.
+_MEASUREMENT, _PREDICTION = "{out}/measurement", "{out}/prediction"
+_LIKE_IT = {"encoding": "measured", "residual": "measured", "content": "mean"}
+_ROLLOUT = (
+    Step("rollout measure", config.RolloutMeasureConfig, {"out": _MEASUREMENT}),
+    Step(
+        "rollout predict",
+        config.RolloutPredictConfig,
+        {"measurement": _MEASUREMENT, "out": _PREDICTION, "seed": "{seed}", **_LIKE_IT},
+        closed=True,
+    ),
+    Step(
+        "rollout compare",
+        config.RolloutCompareConfig,
+        {"measurement": _MEASUREMENT, "prediction": _PREDICTION, "out": "{out}/comparison"},
+    ),
+)
 
 
 if __name__ == "__main__":

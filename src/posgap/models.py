@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import is_flash_attn_2_available
+from transformers.utils import cached_file, is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap import files
@@ -78,11 +78,21 @@ def model_folder(path: str) -> Path:
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
 
+def checkpoint_activations(model: PreTrainedModel) -> None:
+    """From now on activations are computed again in the backward pass rather than kept."""
+    # transformers 5.19, which vLLM 0.32 wants, knows only the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def model_digest(path: str) -> str:
     """sha256 of a model folder; of a model on the hub, its commit."""
     if Path(path).exists():
         return files.digest(Path(path))
-    return getattr(load_config(path), "_commit_hash", None) or path
+    try:
+        return Path(cached_file(path, "config.json")).parent.name  # .../snapshots/<commit>/config.json
+    except OSError as error:
+        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
 
 def save_model(

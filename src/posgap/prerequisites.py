@@ -1,10 +1,7 @@
 """What must be there before a pipeline run is worth its GPUs: data, a whole model, a registry, GPUs."""
 
 import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -12,15 +9,18 @@ from posgap.config import PreflightConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.form import as_config, settings
+from posgap.inputs import ByName, OnDisk, source
+from posgap.locations import as_location, is_uri
+from posgap.storage.cache import Snapshot, look
+from posgap.storage.versions import newest
 
-S3 = "s3://"
 _SMALL = (".json", ".txt", ".model", ".jinja")  # files of a model folder that are not its weights
 
 
 def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
     """The checks by name. Each returns what it found, in a few words, or raises `PosgapError`."""
     return {
-        "training examples": lambda: _examples(form.train_data),
+        "training examples": lambda: _examples(str(newest(form.train_data).location)),
         "evaluation examples": lambda: _apart(form),
         "model": lambda: _model(form),
         "sweeps": lambda: _sweeps(form),
@@ -32,15 +32,14 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
 def _examples(location: str) -> str:
     from posgap.tasks.examples import EXAMPLES_FILE, examples_file
 
-    if location.startswith(S3):
-        keys = _keys(location)
-        return f"{location}: {len(keys)} object{'s' * (len(keys) > 1)}"
-    if not Path(location).exists():
-        raise PosgapError(f"{location}: no such file or folder")
-    file = examples_file(Path(location))
-    if next(read_jsonl(file), None) is None:
-        raise PosgapError(f"{file}: empty; write examples to it, or give the folder that holds {EXAMPLES_FILE}")
-    return str(file)
+    found = source(as_location(location))
+    if isinstance(found, OnDisk):
+        file = examples_file(found.location)
+        if next(read_jsonl(file), None) is None:
+            raise PosgapError(f"{file}: empty; write examples to it, or give the folder that holds {EXAMPLES_FILE}")
+    elif found.is_incomplete:
+        raise PosgapError(f"{location}: incomplete: its upload is under way, or broke off")
+    return str(found.location)
 
 
 def _apart(form: PreflightConfig) -> str:
@@ -53,9 +52,9 @@ def _model(form: PreflightConfig) -> str:
     """The folder is whole, tokenizer and model belong together, and scaling has positions to scale."""
     from posgap.models import load_config, load_tokenizer
 
-    with _small_files(form.model) as (folder, names):
-        config, tokenizer = load_config(folder).get_text_config(), load_tokenizer(folder)
-    if not any(name.endswith(".safetensors") for name in names):
+    folder, names = _without_weights(form.model)
+    config, tokenizer = load_config(folder).get_text_config(), load_tokenizer(folder)
+    if names and not any(name.endswith(".safetensors") for name in names):
         raise PosgapError(f"{form.model}: no weights in safetensors; convert the model with save_pretrained")
     if len(tokenizer) > config.vocab_size:
         raise PosgapError(
@@ -65,6 +64,16 @@ def _model(form: PreflightConfig) -> str:
     if "lpes" in form.methods and not getattr(config, "rope_parameters", None):
         raise PosgapError(f"{form.model}: no rotary position embedding, and method lpes scales one; leave out lpes")
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
+
+
+def _without_weights(model: str) -> tuple[str, list[str]]:
+    """A folder with the model's configuration and tokenizer, and the names of all its files, if they can be told."""
+    if is_uri(model):
+        whole = look(model)
+        small = tuple(one for one in whole.objects if one.name.endswith(_SMALL))
+        return str(Snapshot(model, small).fetch()), [one.name for one in whole.objects]
+    found = source(model)
+    return (model, []) if isinstance(found, ByName) else (model, os.listdir(found.location))
 
 
 def _sweeps(form: PreflightConfig) -> str:
@@ -101,41 +110,3 @@ def _gpus(wanted: int) -> str:
     if (found := torch.cuda.device_count()) < wanted:
         raise PosgapError(f"gpus_here: this machine has {found} GPUs, not {wanted}")
     return f"{found}"
-
-
-@contextmanager
-def _small_files(model: str) -> Iterator[tuple[str, list[str]]]:
-    """The folder of a model, from S3 without its weights, and the names of all its files."""
-    if not model.startswith(S3):
-        if not Path(model).is_dir():
-            raise PosgapError(f"{model}: no such folder")
-        yield model, os.listdir(model)
-        return
-    bucket, _, prefix = model.removeprefix(S3).rstrip("/").partition("/")
-    names = {key: key.removeprefix(f"{prefix}/") for key in _keys(model)}
-    with tempfile.TemporaryDirectory() as folder:
-        for key, name in names.items():
-            if "/" not in name and name.endswith(_SMALL):
-                _s3().download_file(bucket, key, f"{folder}/{name}")
-        yield folder, list(names.values())
-
-
-def _keys(uri: str) -> list[str]:
-    """What S3 has at a URI, or below it; the first thousand."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    bucket, _, key = uri.removeprefix(S3).rstrip("/").partition("/")
-    try:
-        listed = _s3().list_objects_v2(Bucket=bucket, Prefix=key).get("Contents", [])
-    except (BotoCoreError, ClientError) as error:
-        raise PosgapError(f"{uri}: cannot be read: {' '.join(str(error).split())}") from None
-    keys = [one["Key"] for one in listed if one["Key"] == key or one["Key"].startswith(f"{key}/")]
-    if not keys:
-        raise PosgapError(f"{uri}: nothing there")
-    return keys
-
-
-def _s3():
-    import boto3
-
-    return boto3.client("s3")

@@ -2,8 +2,10 @@
 
 import logging
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -15,13 +17,29 @@ SECONDS_BETWEEN_LINES = 5.0
 
 def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
     """Yields `items`, showing how many of `total` are done."""
+    with meter(total, what) as done:
+        for item in items:
+            yield item
+            done(1)
+
+
+@contextmanager
+def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
     if sys.stderr.isatty():
-        yield from tqdm(items, total=total, desc=what, dynamic_ncols=True)
+        with tqdm(total=total / unit if unit > 1 else total, desc=what, dynamic_ncols=True) as bar:
+            yield lambda more: bar.update(more / unit if unit > 1 else more)
         return
     started = last = time.monotonic()
-    for done, item in enumerate(items, start=1):
-        yield item
-        now = time.monotonic()
-        if now - last >= SECONDS_BETWEEN_LINES or done == total:
+    done, lock = 0, threading.Lock()
+
+    def add(more: int) -> None:
+        nonlocal done, last
+        with lock:
+            done, now = done + more, time.monotonic()
+            if now - last < SECONDS_BETWEEN_LINES and done != total:
+                return
             last = now
-            log.info("%s: %d of %d, %.0f s", what, done, total, now - started)
+            log.info("%s: %d of %d, %.0f s", what, done // unit, total // unit, now - started)
+
+    yield add

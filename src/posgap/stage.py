@@ -12,24 +12,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from posgap import __version__, files
-from posgap.config import Role, StageConfig, role
+from posgap.config import StageConfig
 from posgap.errors import PosgapError, Rejected
+from posgap.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
+from posgap.locations import Location, is_uri
+from posgap.storage.cache import MANIFEST, look
+from posgap.storage.folders import announce, publish
 from posgap.tracking.runs import Run, start_run
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=StageConfig)
-MANIFEST = "manifest.json"
+Work = Callable[[C, Path, Run], Callable[[], None] | None]
 _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
 
 
-def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
+def stage(work: Work) -> Callable[[C], Location]:
     """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage.
 
     The stage takes the config alone and returns `config.out`. It does nothing where that folder
     is complete for the same inputs, config and version, unless `force` is set. `work` writes into
     a temporary folder that takes its place when everything is in it, the manifest last; what it
-    kept in `files.work_folder`, to go on after an interruption, is then removed. Where `work` raises
-    `Rejected`, what it wrote is kept beside it as `<out>.rejected`.
+    kept in `files.work_folder`, to go on after an interruption, is then removed, and what it
+    returned is called, to remove what it kept elsewhere. Where `work` raises `Rejected`, what it
+    wrote is kept beside it as `<out>.rejected`.
+
+    Inputs in S3 are fetched, so that `work` sees paths of this machine. An output there is made
+    here and then uploaded; where the upload alone failed, only that is done again.
 
     Under a launcher of several processes all do the work, and the first one alone writes: the
     others get an `out` that does not exist.
@@ -37,32 +45,51 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
     name = work.__name__.removeprefix("_")
 
     @functools.wraps(work)
-    def run_stage(config: C) -> Path:
-        inputs = _inputs(config)
-        identity = _identity(name, config, inputs)
-        if not config.force and _complete(config.out, identity):
+    def run_stage(config: C) -> Location:
+        found = sources(config)
+        inputs = {field: record_of(source) for field, source in found.items()}
+        identity = identity_of(name, config, inputs)
+        if not config.force and is_complete(config.out, identity):
             log.info("%s: %s is complete, reused", name, config.out)
             return config.out
+        here = on_this_machine(config, found)
         if not is_main_process():
-            work(config, config.out.with_name(f".partial-{os.getpid()}-{config.out.name}"), Run())
+            work(here, here.out.with_name(f".partial-{os.getpid()}-{here.out.name}"), Run())
             return config.out
-        log.info("%s: started", name)
-        started, clock = datetime.now(UTC), time.monotonic()
-        with start_run(name, _lineage(inputs)) as run, files.atomic(config.out) as partial:
+        if is_uri(config.out) and _is_alone() and not config.force and is_complete(here.out, identity):
+            log.info("%s: was made before, and is not in S3 yet", name)
+            publish(here.out, config.out)
+        else:
+            about = {"stage": name, "identity": identity, "config": config.model_dump(mode="json"), "inputs": inputs}
+            clear = _make(work, config, here, about | {"ancestors": _ancestors(found, inputs)})
+            if clear:
+                clear()
+        files.remove(files.work_folder(here.out))
+        return config.out
+
+    return run_stage
+
+
+def _make(work: Work, config: C, here: C, about: dict[str, Any]) -> Callable[[], None] | None:
+    """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
+    name = about["stage"]
+    log.info("%s: started", name)
+    announce(config.out)
+    started, clock = datetime.now(UTC), time.monotonic()
+    with start_run(name, _lineage(about["inputs"])) as run:
+        with files.atomic(here.out) as partial:
             partial.mkdir()
             run.params(_parameters(config))
             try:
-                work(config, partial, run)
+                clear = work(here, partial, run)
             except Rejected:
-                files.replace(partial, config.out.with_name(f"{config.out.name}.rejected"))
+                rejected = here.out.with_name(f"{here.out.name}.rejected")
+                files.replace(partial, rejected)
+                publish(rejected, f"{config.out}.rejected")
                 raise
             seconds = time.monotonic() - clock
             run.metrics({"seconds": seconds})
-            manifest = {
-                "stage": name,
-                "identity": identity,
-                "config": config.model_dump(mode="json"),
-                "inputs": inputs,
+            manifest = about | {
                 "versions": _versions(),
                 "seed": config.seed,
                 "started": started.isoformat(timespec="seconds"),
@@ -71,11 +98,9 @@ def stage(work: Callable[[C, Path, Run], None]) -> Callable[[C], Path]:
             }
             files.write_json(partial / MANIFEST, manifest)
             run.artifact(partial / MANIFEST)
-        files.remove(files.work_folder(config.out))
-        log.info("%s: done in %.1f s", name, seconds)
-        return config.out
-
-    return run_stage
+        publish(here.out, config.out)
+    log.info("%s: done in %.1f s", name, seconds)
+    return clear
 
 
 def is_main_process() -> bool:
@@ -83,39 +108,26 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a stage's folder; empty where no stage wrote it (a downloaded model)."""
-    file = Path(folder) / MANIFEST
-    return files.read_json(file) if file.is_file() else {}
+def _is_alone() -> bool:
+    # Of several processes only one sees this disk, and the others would wait for it to work with them.
+    return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
-def _inputs(config: StageConfig) -> dict[str, dict[str, str]]:
-    """Path and sha256 of each input; a model on the hub is known by its name."""
-    inputs = {}
-    for name, field in type(config).model_fields.items():
-        value = getattr(config, name)
-        if role(field) is not Role.INPUT or value is None:
-            continue
-        if isinstance(value, list):
-            inputs |= {f"{name}.{i}": _input(name, one, must_exist=True) for i, one in enumerate(value, start=1)}
-        else:
-            inputs[name] = _input(name, value, must_exist=field.annotation is not str)
-    return inputs
+def record_of(source: Source) -> dict[str, str]:
+    """What the manifest says of an input; a model on the hub is known by its name."""
+    known = {"path": str(source.location), "sha256": source.digest(), **source.version()}
+    run_id = manifest_of(source).get("mlflow_run_id")
+    return known | ({"mlflow_run_id": run_id} if run_id else {})
 
 
-def _input(name: str, value: str | Path, must_exist: bool) -> dict[str, str]:
-    path = Path(value)
-    if not path.exists():
-        if must_exist:
-            raise PosgapError(f"{name}: {value}: no such file or folder")
-        return {"path": str(value), "sha256": ""}
-    known = {"path": str(value), "sha256": files.digest(path)}
-    if run_id := path.is_dir() and read_manifest(path).get("mlflow_run_id"):
-        known["mlflow_run_id"] = run_id
-    return known
+def _ancestors(found: dict[str, Source], inputs: dict[str, dict[str, str]]) -> list[str]:
+    """Digests, or names, of the inputs and of all that they in turn were made from."""
+    told = {known["sha256"] or known["path"] for known in inputs.values()}
+    return sorted(told.union(*(manifest_of(source).get("ancestors", ()) for source in found.values())))
 
 
-def _identity(name: str, config: StageConfig, inputs: dict) -> str:
+def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
+    """sha256 of all that decides what the stage `name` makes of inputs with these records."""
     known = {
         "stage": name,
         "version": __version__,
@@ -129,9 +141,12 @@ def _parameters(config: StageConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", include=set(config.parameters()))
 
 
-def _complete(out: Path, identity: str) -> bool:
+def is_complete(out: Location, identity: str) -> bool:
+    """Whether `out` is what a stage of this identity makes."""
+    folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    file = None if folder.is_incomplete else folder.read(MANIFEST)
     try:
-        return read_manifest(out).get("identity") == identity
+        return bool(file) and files.read_json(file).get("identity") == identity
     except PosgapError:
         return False
 

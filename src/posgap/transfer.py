@@ -13,12 +13,15 @@ from pydantic import BaseModel, ValidationError
 from posgap.config import CompareConfig, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
+from posgap.locations import Location, below
 from posgap.measurement.comparison import COMPARISON_FILE, Comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.scaling_file import Scaling, read_scaling
 from posgap.stages.compare import compare
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.sweep import sweep
+from posgap.storage.cache import fetch
+from posgap.storage.folders import publish, twin
 from posgap.tasks.placements import spaced_positions
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
@@ -71,11 +74,10 @@ def parse_target(text: str, searched: Scaling) -> Target:
 def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
     """Writes the scaled model, the sweeps, a comparison for each target and `transfer.json` into
     `config.out`; prints and returns what they say."""
-    searched = read_scaling(config.scaling)
+    searched = read_scaling(fetch(config.scaling))
     targets = [parse_target(text, searched) for text in config.targets]
     if len({target.name for target in targets}) < len(targets):
         raise PosgapError("two targets of one task and length are in files of one name: rename a file, or drop one")
-    config.out.mkdir(parents=True, exist_ok=True)
     with start_run("scale_transfer", {}) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
@@ -83,23 +85,23 @@ def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
             ScaleApplyConfig(
                 model=config.model,
                 scaling=config.scaling,
-                out=config.out / "scaled",
+                out=below(config.out, "scaled"),
                 seed=config.seed,
                 force=config.force,
             )
         )
         found = [_transferred(config, target, searched, scaled) for target in targets]
-        write_json(
-            config.out / TRANSFER_FILE, [one.model_dump(mode="json") | {"verdict": one.verdict} for one in found]
-        )
+        file = twin(below(config.out, TRANSFER_FILE))
+        write_json(file, [one.model_dump(mode="json") | {"verdict": one.verdict} for one in found])
         for number, one in enumerate(found, start=1):
             run.metrics({"mean_difference": one.difference}, step=number)
-        run.artifact(config.out / TRANSFER_FILE)
+        run.artifact(file)
+        publish(file, below(config.out, TRANSFER_FILE))
     print(table(found))
     return found
 
 
-def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling, scaled: Path) -> Transferred:
+def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling, scaled: Location) -> Transferred:
     # Of one task, prompts and answers are those of the search.
     alike = {"max_new_tokens", "question", "metric"} if target.task == searched.task else set()
     # The scaled model goes first: it refuses the examples that its scaling was searched on.
@@ -111,7 +113,7 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
                 model=str(model),
                 label=label,
                 positions=spaced_positions(target.n_docs, config.n_positions),
-                out=config.out / f"{target.name}-{label}",
+                out=below(config.out, f"{target.name}-{label}"),
                 **config.model_dump(include={"limit", "dtype", "batch_tokens", "resamples", "seed", "force"}),
             )
         )
@@ -120,14 +122,14 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
     compared = compare(
         CompareConfig(
             sweeps=[before, after],
-            out=config.out / f"{target.name}-comparison",
+            out=below(config.out, f"{target.name}-comparison"),
             resamples=config.resamples,
             seed=config.seed,
             force=config.force,
         )
     )
-    (difference,) = Comparison.model_validate(read_json(compared / COMPARISON_FILE)).differences
-    sweeps = [read_sweep(folder) for folder in (before, after)]
+    (difference,) = Comparison.model_validate(read_json(fetch(compared) / COMPARISON_FILE)).differences
+    sweeps = [read_sweep(fetch(folder)) for folder in (before, after)]
     return Transferred(
         target=target,
         searched_here=(target.task, target.n_docs) == (searched.task, searched.n_docs),

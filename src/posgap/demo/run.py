@@ -21,7 +21,7 @@ from posgap.tasks.data import import_examples, make_kv
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
 log = logging.getLogger(__name__)
-TRAIN_LINES, QUERIES_PER_LINE = 100, 10  # of the data file; the other lines are for evaluation
+QUERIES_PER_LINE = 10  # of the data file, for training
 
 
 def demo(config: DemoConfig) -> None:
@@ -31,22 +31,24 @@ def demo(config: DemoConfig) -> None:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
     out.mkdir(parents=True, exist_ok=True)
     # Results are reused as long as the code that made them is the same.
-    work = out / f"seed-{config.seed}-{_code_digest()[:8]}"
+    work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
+    parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
     train_data, eval_data = examples(config, work)
-    model, seconds = base_model(work, config.seed)
+    model, seconds = base_model(work, config.seed, tiny_model.QUICK if config.smoke else tiny_model.STANDARD)
     with start_run("demo", {"posgap.seed": config.seed}) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
+            os.environ.pop("MLFLOW_RUN_ID", None)  # which is this run: the stages' runs go below it
         ran = run_locally(
             smoke.pipeline,
-            smoke.PARAMETERS
+            parameters
             | {"train_data": str(train_data), "eval_data": str(eval_data), "model": str(model), "seed": config.seed},
             root=work / "pipeline",
             cache=work / "cache",
             log=out / "pipeline.log",
         )
         folders = steps(ran)
-        summary = summarize(folders, smoke.PARAMETERS["registered_name"], {"tiny_model": seconds})
+        summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
         files.write_json(out / "summary.json", summary)
         base, candidate = read_sweep(folders["merge_base"]), read_sweep(folders["merge_candidate"])
         sweeps = [base, candidate.model_copy(update={"label": "Pos2Distill-R1"})]
@@ -64,14 +66,15 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
         raise PosgapError(f"{source}: no such file")
     version = files.digest(source)[:8]
     cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": source}
+    lines, last = (8, 24) if config.smoke else (100, 0)  # for training; up to `last` for evaluation
     train = ImportConfig(
-        out=work / f"train-{version}.jsonl.gz", last=TRAIN_LINES, queries=QUERIES_PER_LINE, seed=config.seed, **cut
+        out=work / f"train-{version}.jsonl.gz", last=lines, queries=QUERIES_PER_LINE, seed=config.seed, **cut
     )
-    held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=TRAIN_LINES + 1, **cut)
+    held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=lines + 1, last=last, **cut)
     return import_examples(train), import_examples(held_out)
 
 
-def base_model(work: Path, seed: int) -> tuple[Path, float]:
+def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, float]:
     """The tiny model's folder, trained unless it is there, and the seconds its training took."""
     folder, clock = work / "model", work / "model.json"
     if folder.is_dir() and clock.is_file():
@@ -80,7 +83,7 @@ def base_model(work: Path, seed: int) -> tuple[Path, float]:
         log.info("tiny model: training it from scratch")
         started = time.monotonic()
         with files.atomic(folder) as partial:
-            tiny_model.write(partial, seed)
+            tiny_model.write(partial, seed, recipe)
         files.write_json(clock, {"seconds": round(time.monotonic() - started, 3)})
     return folder, files.read_json(clock)["seconds"]
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from posgap.inputs import read_manifest
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.stage import read_manifest
 from posgap.tracking import registry
 from posgap.tracking.rules import read_verdict
 

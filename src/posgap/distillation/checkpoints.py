@@ -1,12 +1,15 @@
-"""Training states on disk, so that a run that is killed goes on where it was.
+"""Training states on disk and in S3, so that a run that is killed goes on where it was, on other machines too.
 
-A checkpoint is a folder `step-<n>`, complete as soon as it has that name. It holds parameters,
-optimizer and random number generators, and the history so far; the plan of steps and the learning
-rate are functions of the config and the step, so the step stands for sampler and scheduler.
+A checkpoint is a folder `step-<n>` with parameters, optimizer and random number generators of every
+process, and the history so far; the plan of steps and the learning rate are functions of the config
+and the step, so the step stands for sampler and scheduler. `files.json` names all its files, and is
+written when they are there: a checkpoint is complete where it names no file that is missing. Nodes
+without a shared disk have each their own processes' files, and need S3 to put them together.
 """
 
 import logging
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +17,28 @@ import torch
 from accelerate import Accelerator
 
 from posgap import files
-from posgap.distillation.processes import meet, rank_and_world
+from posgap.distillation.processes import first_of_its_node, gather, meet, rank_and_world
 from posgap.errors import PosgapError
+from posgap.storage.folders import Kept
 
 log = logging.getLogger(__name__)
 History = list[dict[str, float]]
+FILES = "files.json"
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`; the newest is kept."""
+    """The checkpoints of one run in `folder`; the newest is kept. Every process saves and loads."""
 
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
+    def __init__(self, folder: Kept | Path):
+        self.kept = folder if isinstance(folder, Kept) else Kept(folder)
+        self.folder = self.kept.folder
 
     def latest(self) -> int:
-        """The step of the newest complete checkpoint, 0 where there is none."""
-        return max((int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*")), default=0)
+        """The step of the newest checkpoint that is complete on this machine, 0 where there is none."""
+        return max(self._here(), default=0)
+
+    def _here(self) -> set[int]:
+        return {_step(folder.name) for folder in self.folder.glob("step-*") if _whole(folder)}
 
     def save(
         self,
@@ -39,18 +48,21 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         history: History,
     ) -> None:
-        """Writes the checkpoint of `step` and deletes older ones. Every process calls it.
+        """Writes the checkpoint of `step` and deletes older ones.
 
         Where it cannot be written (a full disk), the older one stays and `PosgapError` is raised.
+        Where it cannot be uploaded, a warning says so and training goes on.
         """
         partial, complete = self.folder / f".partial-{step}", self.folder / f"step-{step}"
         rank, _ = rank_and_world()
         try:
-            if rank == 0:
-                files.remove(partial)
-                partial.mkdir(parents=True)
+            if first_of_its_node():
+                _remove(partial)
+                _remove(complete)  # no whole one, or this step would not have been made again
             meet()
+            partial.mkdir(parents=True, exist_ok=True)
             if _is_deepspeed(accelerator):
+                (partial / "engine").mkdir(exist_ok=True)
                 model.save_checkpoint(str(partial), tag="engine")
             elif rank == 0:
                 parameters = accelerator.unwrap_model(model).state_dict()
@@ -59,26 +71,75 @@ class Checkpoints:
             if rank == 0:
                 files.write_jsonl(partial / "history.jsonl", history)
         except (OSError, RuntimeError) as error:
-            files.remove(partial)
+            _remove(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
             raise PosgapError(
                 f"{complete}: the checkpoint could not be written ({str(error).splitlines()[0]}); {kept}. Make room "
                 "and run the same command again"
             ) from None
         meet()
-        if rank == 0:
-            files.replace(partial, complete)
+        seen = gather(sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()))
+        if first_of_its_node():
+            files.write_json(partial / FILES, sorted(set().union(*seen)))
+        meet()
+        if first_of_its_node():
+            _rename(partial, complete)
+        meet()
+        if first_of_its_node():
             for other in self.folder.iterdir():
                 if other != complete:
-                    files.remove(other)
+                    _remove(other)
+        self._upload(complete, seen)
         meet()
+
+    def _upload(self, complete: Path, seen: list[list[str]]) -> None:
+        """Each file by one of the processes that `seen` has it, the list of all by the first, last."""
+        if not self.kept.uri:
+            return
+        (rank, _), failed = rank_and_world(), ""
+        try:
+            if rank == 0:
+                self.kept.drop([f"{complete.name}/{FILES}"])
+            self.kept.push(complete / name for name in _share(seen, rank))
+        except PosgapError as error:
+            failed = str(error)
+        failures = [reason for reason in gather(failed) if reason]
+        if rank:
+            return
+        try:
+            if failures:
+                raise PosgapError(failures[0])
+            self.kept.push([complete / FILES])
+            self.kept.drop([name for name in self.kept.names() if not name.startswith(f"{complete.name}/")])
+        except PosgapError as error:
+            log.warning("checkpoint %s is on disk only: %s", complete.name, error)
+
+    def _fetch(self) -> int:
+        """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
+        (rank, _), names = rank_and_world(), set()
+        if rank == 0:
+            names = set(self.kept.names())
+        there = max((_step(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
+        here = max(set.intersection(*gather(self._here())), default=0)
+        if there > here:
+            log.info("fetching the checkpoint of step %d from %s", there, self.kept.uri)
+            if first_of_its_node():
+                (self.kept / f"step-{there}").pull()
+            meet()
+        elif not here and any(self.folder.glob("step-*")):
+            log.warning("%s: no whole checkpoint; without a shared disk `work` must be in S3", self.folder)
+        return max(there, here)
+
+    def remove(self) -> None:
+        """Deletes them all, here and in S3. For one process to call."""
+        self.kept.remove()
 
     def load(self, accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> History:
         """Puts the newest checkpoint's state into `model` and `optimizer`; returns its history.
 
         Returns an empty history, and changes nothing, where there is no checkpoint.
         """
-        step, (rank, _) = self.latest(), rank_and_world()
+        step, (rank, _) = self._fetch(), rank_and_world()
         if not step:
             return []
         folder = self.folder / f"step-{step}"
@@ -91,6 +152,39 @@ class Checkpoints:
             optimizer.load_state_dict(state["optimizer"])
         _set_random_states(torch.load(folder / f"random-{rank}.pt", weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]
+
+
+def _step(name: str) -> int:
+    """The step in `step-<n>`, or in the name of a file below it."""
+    return int(name.partition("/")[0].removeprefix("step-"))
+
+
+def _whole(folder: Path) -> bool:
+    return (folder / FILES).is_file() and all((folder / name).is_file() for name in files.read_json(folder / FILES))
+
+
+def _share(seen: list[list[str]], rank: int) -> list[str]:
+    """The files that this process uploads, of those that each process sees: all of them once, by turns."""
+    mine = []
+    for turn, name in enumerate(sorted(set().union(*seen))):
+        owners = [other for other, names in enumerate(seen) if name in names]
+        if owners[turn % len(owners)] == rank:
+            mine.append(name)
+    return mine
+
+
+def _remove(path: Path) -> None:
+    """Deletes a folder that the first process of another node, on the same disk, may be deleting too."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _rename(partial: Path, complete: Path) -> None:
+    """Likewise renames it."""
+    try:
+        partial.rename(complete)
+    except FileNotFoundError:
+        if not complete.is_dir():
+            raise
 
 
 def _is_deepspeed(accelerator: Accelerator) -> bool:

@@ -80,6 +80,11 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def first_of_its_node() -> bool:
+    """Whether this process does what is to be done once on every machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def gather(value: T) -> list[T]:
     """Every process's value, in the order of their numbers, on each of them."""
     _, world = rank_and_world()

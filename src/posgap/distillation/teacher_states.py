@@ -65,12 +65,13 @@ class TeacherStates:
 
     def add(
         self, model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int, mixed: bool = False
-    ) -> None:
-        """Reads `rows` with the frozen `model`, `batch_size` at a time, and keeps the states.
+    ) -> list[Path]:
+        """Reads `rows` with the frozen `model`, `batch_size` at a time, and keeps the states; returns the shards.
 
         `mixed`: the arithmetic is in bfloat16, as the student's is, and so are the states. What
         is complete survives an interruption.
         """
+        written = []
         dtype = torch.bfloat16 if mixed else model.dtype
         parts = list(chunks(rows, SHARD_ROWS))
         for part in track(parts, len(parts), "teacher states (shards)"):
@@ -81,9 +82,11 @@ class TeacherStates:
                     if not self.where and not states:
                         require_plain_head(model, batch)
                     states.append(response_states(model, batch).to(dtype).cpu())
-            self._write(torch.cat(states), [(collate.key(row), len(collate.token_ids(row)[1])) for row in part])
+            keys = [(collate.key(row), len(collate.token_ids(row)[1])) for row in part]
+            written.append(self._write(torch.cat(states), keys))
+        return written
 
-    def _write(self, states: Tensor, rows: list[tuple[str, int]]) -> None:
+    def _write(self, states: Tensor, rows: list[tuple[str, int]]) -> Path:
         shard = self.folder / f"states-{rows[0][0][:16]}.safetensors"
         metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
         try:
@@ -92,6 +95,7 @@ class TeacherStates:
         except (OSError, SafetensorError) as error:
             raise PosgapError(f"{shard}: could not be written: {error}") from None
         self._index(shard)
+        return shard
 
     def read(self, shard: Path, start: int, end: int) -> Tensor:
         """The states `[end - start, D]` of a shard, from disk."""
@@ -103,7 +107,13 @@ class Teacher:
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator):
         self.states, self.head = states, head
-        self.where = [states.where[collate.key(row)] for row in advantageous_rows(collate.pairs)]
+        rows = advantageous_rows(collate.pairs)
+        if missing := states.missing(rows, collate):
+            raise PosgapError(
+                f"{states.folder}: lacks the teacher states of {len(missing)} of {len(rows)} examples; nodes without a "
+                "shared disk need `work` in S3"
+            )
+        self.where = [states.where[collate.key(row)] for row in rows]
 
     def hidden(self, batch: Batch) -> Tensor:
         """The teacher's states at each response token of `batch`, `[M, D]`, wherever a row's gold stands."""

@@ -1,4 +1,4 @@
-"""The backend for OpenAI-compatible endpoints: chat completions over HTTP."""
+"""The backend for OpenAI-compatible endpoints: chat completions, or plain ones, over HTTP."""
 
 import asyncio
 import logging
@@ -30,15 +30,16 @@ class _Passing(Exception):
 
 
 class OpenAIGenerator:
-    """Asks an endpoint, `concurrency` prompts at a time.
+    """Asks an endpoint, `concurrency` prompts at a time: to answer in a chat, or to complete the bare prompt.
 
     Timeouts (`timeout` seconds for a whole answer), lost connections, 408, 429, 5xx and answers that
-    are no chat completion are tried again up to `retries` times, after exponential waits with jitter,
+    are no completion are tried again up to `retries` times, after exponential waits with jitter,
     or after what Retry-After asks for. Then, and at any other refusal, `PosgapError` is raised.
     """
 
-    def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int):
-        self.url, self.model = f"{base_url.rstrip('/')}/chat/completions", model
+    def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int, chat: bool = True):
+        self.chat, self.model = chat, model
+        self.url = f"{base_url.rstrip('/')}/{'chat/' * chat}completions"
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self.limit = "max_tokens"
         self.resume_at = 0.0  # by the monotonic clock: nothing is sent before
@@ -97,7 +98,7 @@ class OpenAIGenerator:
     async def _ask(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         body = {
             "model": self.model,
-            "messages": [{"role": "user", "content": prompt.text}],
+            **({"messages": [{"role": "user", "content": prompt.text}]} if self.chat else {"prompt": prompt.text}),
             self.limit: sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
@@ -121,9 +122,10 @@ class OpenAIGenerator:
             hint = f"; set {KEY_VARIABLE}" if response.status_code in (401, 403) else ""
             raise PosgapError(f"{self.url}: {_complaint(response)}{hint}")
         try:
-            text = response.json()["choices"][0]["message"]["content"]
+            choice = response.json()["choices"][0]
+            text = choice["message"]["content"] if self.chat else choice["text"]
         except (ValueError, LookupError, TypeError):
-            raise _Passing(f"the answer is no chat completion: {response.text[:100]!r}") from None
+            raise _Passing(f"the answer is no completion: {response.text[:100]!r}") from None
         return Completion((text or "").strip(), [])
 
 

@@ -47,13 +47,14 @@ class PrefixCache:
         self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
         self.mask, self.prompts = self.mask[rows], [self.prompts[row] for row in rows]
 
-    def read(self, prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    def read(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Makes room for each row's next prompt; returns `input_ids` and mask `[rows, columns]`.
 
-        Of its last prompt a row keeps what the next one begins with. The ids in kept columns are
-        padding: nobody reads them again.
+        Of its last prompt a row keeps what the next one begins with, but for the last `outputs`
+        tokens: what the model makes of those is asked for. The ids in kept columns are padding:
+        nobody reads them again.
         """
-        kept = [_shared(old, new) for old, new in zip(self.prompts, prompts)]
+        kept = [_shared(old, new, outputs) for old, new in zip(self.prompts, prompts)]
         width = self._cut(torch.tensor(kept, device=self.mask.device))
         rest = [list(prompt[n:]) for prompt, n in zip(prompts, kept)]
         longest = max(map(len, rest))
@@ -82,7 +83,6 @@ class PrefixCache:
         return width
 
 
-def _shared(old: Sequence[int], new: Sequence[int]) -> int:
-    # The last token is always read: its output predicts the first token of the response.
-    longest = min(len(old), len(new) - 1)
+def _shared(old: Sequence[int], new: Sequence[int], outputs: int) -> int:
+    longest = max(0, min(len(old), len(new) - outputs))
     return next((i for i in range(longest) if old[i] != new[i]), longest)

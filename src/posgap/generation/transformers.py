@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.generator import Completion, Sampling
@@ -18,22 +19,37 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_tokens: int, reuse: bool = True
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_tokens: int,
+        reuse: bool = True,
+        device: str = "",
     ):
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model, self.tokenizer, self.batch_tokens = model.to(self.device), tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         end = model.generation_config.eos_token_id
-        self.end_ids = set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}
+        self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
+        # Its authors' penalties and truncated sampling suit a chat; here greedy is greedy, as in every backend.
+        model.generation_config = GenerationConfig(
+            eos_token_id=sorted(self.end_ids) or None, pad_token_id=tokenizer.pad_token_id
+        )
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
-        torch.manual_seed(sampling.seed)
-        for batch in group_batches(groups, sampling.max_new_tokens, self.batch_tokens):
-            prompts = [[prompt.token_ids for prompt in group] for _, group in batch]
-            yield from zip((index for index, _ in batch), self._complete(prompts, sampling))
+        for number, batch in enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens)):
+            answers = self.answer(number, [group for _, group in batch], sampling)
+            yield from zip((index for index, _ in batch), answers)
 
     @torch.inference_mode()
-    def _complete(self, groups: list[list[list[int]]], sampling: Sampling) -> list[list[Completion]]:
+    def answer(self, number: int, groups: Sequence[Group], sampling: Sampling) -> list[list[Completion]]:
+        """Completions of the groups of batch `number`, which are read together.
+
+        What is sampled depends on the seed and on that number: on no other batch, so that whichever
+        process answers it samples alike.
+        """
+        torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
+        groups = [[prompt.token_ids for prompt in group] for group in groups]
         orders = [reading_order(prompts) for prompts in groups]
         completions: list[dict[int, Completion]] = [{} for _ in groups]
         cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
@@ -55,7 +71,6 @@ class TransformersGenerator:
             input_ids=ids,
             attention_mask=mask,
             max_new_tokens=sampling.max_new_tokens,
-            pad_token_id=self.tokenizer.pad_token_id,
             **({"past_key_values": cache.states} if self.reuse else {}),
             **(sampled if sampling.temperature else {"do_sample": False}),
         )

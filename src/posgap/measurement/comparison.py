@@ -44,6 +44,15 @@ class Comparison(BaseModel):
         return [format_positions(placement) for placement in self.placements]
 
 
+def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
+    """The same; models of one label are told apart by their sweeps' folders."""
+    labels = [one.sweep.label for one in evidence]
+    for one, label in zip(evidence, labels):
+        if labels.count(label) > 1:
+            one.sweep = one.sweep.model_copy(update={"label": f"{label} ({one.path.name})"})
+    return evidence
+
+
 def compare_sweeps(evidence: Sequence[Evidence], resamples: int, seed: int) -> Comparison:
     """Compares every sweep with the first; `PosgapError` where they did not ask the same."""
     reference, *others = evidence
@@ -77,10 +86,10 @@ def _difference(candidate: Evidence, reference: Evidence, resamples: int, seed: 
         "better": [placement for placement, (low, _) in zip(placements, together) if low > 0],
         "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
     }
-    return Difference(**figures, verdict=_verdict(figures, reference.sweep.label, len(placements)))
+    return Difference(**figures, verdict=_verdict(figures, reference.sweep.label, placements))
 
 
-def _verdict(figures: dict, reference: str, n_placements: int) -> str:
+def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     """What the intervals say, in words."""
     means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))
     gaps = _direction(figures["gap_ci95"], ("larger", "smaller"))
@@ -93,11 +102,27 @@ def _verdict(figures: dict, reference: str, n_placements: int) -> str:
     ]
     for word in ("better", "worse"):
         if found := figures[word]:
-            where = "every placement" if len(found) == n_placements else ", ".join(map(format_positions, found))
-            told.append(f"it is {word} at {where}")
+            told.append(f"it is {word} at {_where(found, placements)}")
     if not figures["better"] and not figures["worse"]:
         told.append("no single placement differs for certain")
     return "; ".join(told) + "."
+
+
+def _where(found: list[list[int]], placements: list[list[int]]) -> str:
+    """These placements, in few words: runs as "4 to 17", and what is left out where that is less."""
+    rest = [placement for placement in placements if placement not in found]
+    if not rest:
+        return "every placement"
+    if len(found[0]) > 1:
+        few = rest if len(rest) < len(found) / 2 else found
+        return ("every placement but " if few is rest else "") + ", ".join(map(format_positions, few))
+    runs: list[list[int]] = []
+    for at in (placements.index(placement) for placement in found):
+        runs = [*runs[:-1], [*runs[-1], at]] if runs and runs[-1][-1] == at - 1 else [*runs, [at]]
+    names = [format_positions(placement) for placement in placements]
+    return ", ".join(
+        f"{names[run[0]]} to {names[run[-1]]}" if len(run) > 2 else ", ".join(names[at] for at in run) for run in runs
+    )
 
 
 def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:

@@ -55,10 +55,12 @@ class TokenFigures(BaseModel):
 
 
 class AttentionFigures(BaseModel):
-    """The last prompt token's attention, in percent, means over examples.
+    """Attention in percent, means over examples.
 
-    `gold [P][L]` is what each layer gives the gold documents at each placement, `sink [P][L]` what
-    it gives the first token; `even [P]` is the gold documents' share of the prompt's tokens.
+    `gold [P][L]` is what the last prompt token gives the gold documents in each layer at each placement,
+    `sink [P][L]` what it gives the first token. `answer_gold`, `answer_sink` are the same from the
+    answer's own tokens, a mean over those; a placement's row is empty where no answer has two tokens.
+    `even [P]` is the gold documents' share of the prompt's tokens.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,6 +69,16 @@ class AttentionFigures(BaseModel):
     gold: list[list[float]]
     sink: list[list[float]]
     even: list[float]
+    answer_gold: list[list[float]] = []
+    answer_sink: list[list[float]] = []
+
+    @property
+    def views(self) -> list[tuple[str, list[list[float]], list[list[float]]]]:
+        """From where, gold and sink: the last prompt token, and the answer's tokens if every placement has some."""
+        views = [("the last prompt token", self.gold, self.sink)]
+        if self.answer_gold and all(self.answer_gold):
+            views.append(("the answer's tokens", self.answer_gold, self.answer_sink))
+        return views
 
 
 class Diagnosis(BaseModel):

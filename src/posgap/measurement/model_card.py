@@ -6,6 +6,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from posgap import __version__
 from posgap.files import atomic
+from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import format_positions
 
@@ -37,9 +38,10 @@ def model_card(sweep: Sweep) -> str:
 
 ## Position gap
 
-How much accuracy ({sweep.metric}, in percent) depends on where in the prompt the answer lies: {sweep.n_examples}
-examples of the task `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}. A model without
-position bias would show a gap of about {sweep.gap_noise:.1f} by chance.
+How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task
+`{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}.
+
+{" ".join(reading(sweep))}
 
 | | points | 95 % interval |
 |---|---|---|

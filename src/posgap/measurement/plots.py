@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from posgap.files import atomic
 from posgap.measurement.comparison import Comparison
+from posgap.measurement.diagnoses import AttentionFigures
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import CATEGORIES
 
@@ -112,16 +113,18 @@ def placement_differences(comparison: Comparison) -> Figure:
     return figure
 
 
-def attention_map(shares: Sequence[Sequence[float]], names: Sequence[str], label: str) -> Figure:
-    """Attention to the gold documents in percent, `shares [P][L]`, over placements and layers."""
-    layers = len(shares[0])
-    size = (max(6.0, 0.32 * len(names) + 2), min(9.0, max(3.2, 0.22 * layers + 1.6)))
-    figure, axes = plt.subplots(figsize=size, dpi=144, layout="constrained")
-    image = axes.imshow(list(zip(*shares)), aspect="auto", cmap="Blues", vmin=0, origin="lower")
-    axes.set(xlabel="position of the gold documents", ylabel="layer", title=label)
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 24 else 0, fontsize=8)
-    axes.set_yticks(range(0, layers, max(1, layers // 12)), range(1, layers + 1, max(1, layers // 12)))
-    figure.colorbar(image, label="attention to the gold, %")
+def attention_map(attention: AttentionFigures, names: Sequence[str], label: str) -> Figure:
+    """Attention to the gold documents in percent, over placements and layers: a panel for each token it is from."""
+    views, layers = attention.views, len(attention.gold[0])
+    height = min(9.0, max(3.2, 0.22 * layers + 1.6))
+    size = (max(6.0, 0.32 * len(names) + 2), len(views) * height)
+    figure, panels = plt.subplots(len(views), 1, figsize=size, dpi=144, layout="constrained", squeeze=False)
+    for axes, (whose, gold, _) in zip(panels[:, 0], views):
+        image = axes.imshow(list(zip(*gold)), aspect="auto", cmap="Blues", vmin=0, origin="lower")
+        axes.set(xlabel="position of the gold documents", ylabel="layer", title=f"{label}: from {whose}")
+        axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 24 else 0, fontsize=8)
+        axes.set_yticks(range(0, layers, max(1, layers // 12)), range(1, layers + 1, max(1, layers // 12)))
+        figure.colorbar(image, label="attention to the gold, %")
     return figure
 
 

@@ -17,6 +17,7 @@ from scipy import special
 
 from posgap.config import PlanConfig
 from posgap.errors import PosgapError
+from posgap.inputs import with_local_paths
 from posgap.measurement.statistics import CONFIDENCE
 from posgap.measurement.sweeps import Evidence
 
@@ -59,6 +60,7 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     return math.ceil(z**2 * variance / difference**2)
 
 
+@with_local_paths
 def plan(config: PlanConfig) -> dict[str, int]:
     """Says how many examples are needed to see `config.detect` points; JSON goes to stdout."""
     assumed = _assumed(config)

@@ -12,6 +12,7 @@ from posgap.measurement.cases import Case
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.plots import pair_dots, placement_differences, position_curves, save_picture
+from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.placements import CATEGORIES, format_positions
 
@@ -61,7 +62,7 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["positions"] = format_positions
+    environment.filters |= {"positions": format_positions, "reading": reading, "p_value": p_value}
     alike = len({tuple(s.names) for s in sweeps}) == 1
     return environment.get_template("report.html.j2").render(
         title=title,
@@ -85,12 +86,12 @@ def _ticks(n_docs: int, width: int) -> list[int]:
 
 
 def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]:
-    """For each width: every how many placements one is named, and the points with a line, 0 in the middle."""
-    most = max(abs(end) for model in comparison.differences for interval in model.ci95 for end in interval)
-    step = next(s for s in _STEPS if 3 * s >= most)
-    reach = step * max(1, math.ceil(most / step))
-    room = 36 if len(comparison.placements[0]) == 1 else 48
-    lines = list(range(-reach, reach + 1, step))
+    """For each width: every how many placements one is named, and the points with a line, 0 among them."""
+    ends = [end for model in comparison.differences for interval in model.ci95 for end in interval]
+    least, most = min(0.0, *ends), max(0.0, *ends)
+    step = next(s for s in _STEPS if 6 * s >= most - least)
+    room = 36 if len(comparison.placements[0]) == 1 else 60
+    lines = [step * i for i in range(math.floor(least / step), max(1, math.ceil(most / step)) + 1)]
     return [(width, math.ceil(len(comparison.names) * room / width), lines) for width in _WIDTHS]
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from posgap.errors import PosgapError, first_fault
 from posgap.files import read_json, read_jsonl
 from posgap.measurement import statistics
+from posgap.measurement.shape import Shape, shape_of
 from posgap.tasks.placements import CATEGORIES, category, format_positions
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
@@ -39,7 +40,8 @@ class CategoryFigures(BaseModel):
 class Sweep(BaseModel):
     """What was asked of a model, and its accuracy in points at every placement.
 
-    `categories` (of each placement) and `by_category` are empty where there is one gold document.
+    `categories` (of each placement) and `by_category` are empty where there is one gold document; `shape` is
+    None where there are two, or fewer than three positions.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,6 +62,7 @@ class Sweep(BaseModel):
     gap_ci95: tuple[float, float]
     gap_noise: float
     flatness: Flatness
+    shape: Shape | None = None
     worst: Worst
     categories: list[str] = []
     by_category: dict[str, CategoryFigures] = {}
@@ -103,7 +106,11 @@ def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, 
         "gap_noise": statistics.gap_noise(correct, min(resamples, 500), rng),
         "flatness": dict(zip(("q", "df", "p"), statistics.cochran_q(correct))),
         "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
-        **(_of_categories(accuracy, resampled, placements) if of_pairs else {}),
+        **(
+            _of_categories(accuracy, resampled, placements)
+            if of_pairs
+            else {"shape": shape_of(correct, [position for (position,) in placements], resamples, rng)}
+        ),
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from posgap.rollout.plots import COLORS, styled
 
@@ -55,6 +56,7 @@ def sink_bars(summary: list[dict]) -> Figure:
             tokens = np.arange(1, len(cell["sinks"]) + 1)
             axes.bar(tokens + (i - (len(cells) - 1) / 2) * width, cell["sinks"], width, color=color, label=cell["name"])
         styled(axes, title=panel, xlabel="token")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False)
     row[0].set_ylabel("attention sink metric")
     return figure
@@ -70,6 +72,8 @@ def attention_maps(summary: list[dict]) -> Figure:
         for layer, (axes, attention) in enumerate(zip(row, cell["attention"]), start=1):
             size = len(attention) + 0.5
             picture = axes.imshow(attention, vmin=0, cmap="magma", extent=(0.5, size, size, 0.5))
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_locator(MaxNLocator(integer=True))
             axes.set(title=f"{cell['name']}, layer {layer}", xlabel="token attended to", ylabel="token")
             figure.colorbar(picture, ax=axes)
     return figure

@@ -1,6 +1,6 @@
 """Training and testing attention-only networks: stacks of trials, resumable, each trial's result its own file."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from posgap import files
+from posgap.locations import Location
 from posgap.progress import track
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
 from posgap.rollout.networks import Design, NetworkStack
+from posgap.storage.folders import Kept
 
 SINK_THRESHOLD = 0.2
 EVALUATED_AT_ONCE = 1000  # sequences of each trial
@@ -43,12 +45,14 @@ class Trial:
     places: tuple[str, ...] = ()
 
 
-def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, work: Path) -> list[dict]:
+def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, work: Location) -> list[dict]:
     """Results in the order of `trials`; see `tested`. What is complete in `work` is not run again.
 
     Trials of equal depth and sizes train as one stack of at most `side_by_side`.
     """
-    paths = {trial: work / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json" for trial in trials}
+    kept = Kept(work)
+    kept.pull()
+    paths = {trial: kept.folder / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json" for trial in trials}
     stacks: dict[tuple, list[Trial]] = {}
     for trial in trials:
         stacks.setdefault((trial.design.depth, trial.sizes), []).append(trial)
@@ -58,11 +62,13 @@ def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, w
             stack = alike[at : at + side_by_side]
             if all(paths[trial].is_file() for trial in stack):
                 continue
-            checkpoint = work / f"{files.digest_of([paths[trial].stem for trial in stack])[:16]}.pt"
+            checkpoint = kept.folder / f"{files.digest_of([paths[trial].stem for trial in stack])[:16]}.pt"
             with one_thread():
-                results = tested(stack, *trained(stack, training, checkpoint), training.tests)
+                results = tested(stack, *trained(stack, training, checkpoint, kept.push), training.tests)
             for trial, result in zip(stack, results):
                 files.write_json(paths[trial], result)
+            kept.push(paths[trial] for trial in stack)
+            kept.drop([checkpoint.name])
             checkpoint.unlink(missing_ok=True)
     return [files.read_json(paths[trial]) for trial in trials]
 
@@ -79,9 +85,15 @@ def one_thread() -> Iterator[None]:
 
 
 def trained(
-    stack: Sequence[Trial], training: Training, checkpoint: Path
+    stack: Sequence[Trial],
+    training: Training,
+    checkpoint: Path,
+    written: Callable[[list[Path]], None] = lambda paths: None,
 ) -> tuple[NetworkStack, list[InContextTask], list[float]]:
-    """The stack after training, its tasks, and each trial's loss over the last tenth of the iterations."""
+    """The stack after training, its tasks, and each trial's loss over the last tenth of the iterations.
+
+    `written` is told each time that `checkpoint` is.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
     sizes = stack[0].sizes
@@ -124,6 +136,7 @@ def trained(
                     },
                     partial,
                 )
+            written([checkpoint])
     return net, tasks, (recent / max(1, training.iterations - last_tenth)).tolist()
 
 

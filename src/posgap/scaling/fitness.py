@@ -5,14 +5,16 @@ for: `correct [C, E, P]`, for C candidates, E examples and P placements.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from posgap.generation.batching import batches
-from posgap.generation.generator import Sampling, complete
+from posgap.generation.batching import batches, reading_order
+from posgap.generation.generator import Sampling
+from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.progress import track
 from posgap.scaling.application import layer_scaling
@@ -55,8 +57,8 @@ class TeacherForced:
     """Exact match without generation.
 
     Greedy decoding gives exactly the tokens r_1..r_T if and only if, fed with them, the model ranks
-    each of them first: one forward pass tells. And candidates differ in cos and sin alone, so that
-    rows of several of them share a batch.
+    each of them first: one forward pass tells. Candidates differ in cos and sin alone, so that rows of
+    several of them share a batch; and what the placements of an example begin with alike is read once.
     """
 
     def __init__(
@@ -65,39 +67,52 @@ class TeacherForced:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.scaling = model.to(self.device), layer_scaling(model)
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
+        self.reuse = can_reuse_prefixes(model)
+        self.orders = [reading_order([question.read for question in row]) for row in questions]
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
-        asked = [question for example in examples for question in self.questions[example]]
         factors = torch.tensor(candidates, dtype=torch.float32)
-        lengths = [len(q.prompt) + len(q.response) - 1 for q in asked] * len(candidates)
+        asked = list(product(range(len(candidates)), examples))
+        lengths = [max(len(question.read) for question in self.questions[example]) for _, example in asked]
         groups = list(batches(lengths, self.batch_tokens))
-        right = np.empty(len(lengths), dtype=bool)
+        right = np.empty((len(asked), len(self.questions[0])), dtype=bool)
         for rows in track(groups, len(groups), "scaling candidates"):
-            own = factors[[row // len(asked) for row in rows]]
-            right[rows] = self._match([asked[row % len(asked)] for row in rows], own)
-        self.forward_passes += len(lengths)
+            own = factors[[asked[row][0] for row in rows]]
+            right[rows] = self._match([asked[row][1] for row in rows], own)
+        self.forward_passes += right.size
         return right.reshape(len(candidates), len(examples), -1)
 
     @torch.inference_mode()
-    def _match(self, asked: Sequence[Question], factors: torch.Tensor) -> np.ndarray:
-        """Whether each row [B] answers exactly as it should, under `factors [B, L]`."""
-        inputs = self._right_aligned([q.prompt + q.response[:-1] for q in asked], self.pad)
-        mask = self._right_aligned([[1] * (len(q.prompt) + len(q.response) - 1) for q in asked], 0)
-        targets = self._right_aligned([q.response for q in asked], -1)
+    def _match(self, examples: Sequence[int], factors: torch.Tensor) -> np.ndarray:
+        """Whether the examples [B] are answered exactly as they should be at each placement, under
+        `factors [B, L]`: [B, P]."""
+        cache, right = PrefixCache(len(examples), self.device), []
         with self.scaling.rows(factors.T.to(self.device)):
-            logits = self.model(
-                input_ids=inputs,
-                attention_mask=mask,
-                position_ids=(mask.cumsum(1) - 1).clamp_min(0),
-                use_cache=False,
-                logits_to_keep=targets.shape[1],
-            ).logits
-        return ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu().numpy()
+            for turn in range(len(self.questions[0])):
+                asked = [self.questions[example][self.orders[example][turn]] for example in examples]
+                if not self.reuse:
+                    cache = PrefixCache(len(examples), self.device)
+                right.append(self._answers(asked, cache))
+        at = np.argsort([self.orders[example] for example in examples], axis=1)  # a placement's turn
+        return np.take_along_axis(np.stack(right, axis=1), at, axis=1)
 
-    def _right_aligned(self, rows: Sequence[list[int]], fill: int) -> torch.Tensor:
-        width = max(map(len, rows))
-        return torch.tensor([[fill] * (width - len(row)) + row for row in rows], device=self.device)
+    def _answers(self, asked: Sequence[Question], cache: PrefixCache) -> np.ndarray:
+        """Whether each row [B] ranks its response's tokens first; what the cache holds is not read again."""
+        width = max(len(question.response) for question in asked)
+        ids, mask = cache.read([question.read for question in asked], self.pad, outputs=width)
+        known = cache.states.get_seq_length()
+        targets = [[-1] * (width - len(question.response)) + question.response for question in asked]
+        targets = torch.tensor(targets, device=self.device)
+        logits = self.model(
+            input_ids=ids[:, known:],
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0)[:, known:],
+            past_key_values=cache.states if self.reuse else None,
+            use_cache=self.reuse,
+            logits_to_keep=width,
+        ).logits
+        return ((logits.argmax(-1) == targets) | (targets < 0)).all(1).cpu().numpy()
 
 
 class Generated:
@@ -118,12 +133,13 @@ class Generated:
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
-        asked = [question for example in examples for question in self.questions[example]]
-        right = []
-        for factors in candidates:
+        right = np.empty((len(candidates), len(examples), len(self.questions[0])))
+        groups = [[Prompt("", question.prompt) for question in self.questions[example]] for example in examples]
+        for found, factors in zip(right, candidates):
             self.scaling.set(factors)
-            completions = complete(self.generator, [Prompt("", q.prompt) for q in asked], self.sampling)
-            for question, completion in zip(asked, track(completions, len(asked), "scaling candidates")):
-                right.append(self.score(completion.text, question.example))
-                self.forward_passes += len(completion.token_ids)
-        return np.array(right, dtype=float).reshape(len(candidates), len(examples), -1)
+            answered = self.generator.generate(groups, self.sampling)
+            for which, completions in track(answered, len(groups), "scaling candidates"):
+                asked = self.questions[examples[which]]
+                found[which] = [self.score(c.text, q.example) for q, c in zip(asked, completions)]
+                self.forward_passes += sum(len(completion.token_ids) for completion in completions)
+        return right

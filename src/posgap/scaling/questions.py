@@ -17,6 +17,11 @@ class Question(NamedTuple):
     response: list[int]
     example: AnyExample | None = None
 
+    @property
+    def read(self) -> list[int]:
+        """What teacher forcing reads: all but the last token, whose output nobody asks for."""
+        return self.prompt + self.response[:-1]
+
 
 def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample]) -> bool:
     """Whether the task words its responses in one way, and each example has a single answer."""

@@ -8,10 +8,12 @@ from pathlib import Path
 from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json
+from posgap.inputs import with_local_paths
 from posgap.scaling import CONFIG_KEY
 from posgap.scaling.vllm_plugin import applied
 
 
+@with_local_paths
 def serve_check(config: ServeCheckConfig) -> None:
     """Loads the model and prints one line a layer; `PosgapError` where config and model disagree."""
     named = read_json(Path(config.model) / "config.json").get(CONFIG_KEY)

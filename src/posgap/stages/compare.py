@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.config import CompareConfig
 from posgap.files import write_json
-from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps
+from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 @stage
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
     """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
-    evidence = [Evidence(path) for path in config.sweeps]
+    evidence = named_apart([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.resamples, config.seed)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [one.sweep for one in evidence]

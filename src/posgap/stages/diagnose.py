@@ -34,7 +34,7 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
         tokens=diagnose_tokens(swept, generator, config.tokens, config.batch_tokens, config.seed)
         if config.tokens
         else None,
-        attention=diagnose_attention(swept, generator.model, config.attention) if config.attention else None,
+        attention=diagnose_attention(swept, generator, config.attention) if config.attention else None,
         examples_digest=swept.sweep.examples_digest,
         model_digest=swept.sweep.model_digest,
         prompt_digest=swept.sweep.prompt_digest,
@@ -43,7 +43,9 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     title = f"{found.label}: why its accuracy depends on the position"
     write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, found), found)
     if found.attention:
-        save_picture(attention_map(found.attention.gold, swept.sweep.names, found.label), out / "diagnosis.png")
+        save_picture(attention_map(found.attention, swept.sweep.names, found.label), out / "diagnosis.png")
+        for layer, shares in enumerate(zip(*found.attention.gold), start=1):
+            run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
     run.artifact(out)
     if (tokens := found.tokens) and tokens.diagnosed:
         run.metrics({"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak})

@@ -19,8 +19,9 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
-from posgap.models import load_config, load_model, model_digest, resolve_dtype, save_model
+from posgap.models import checkpoint_activations, load_config, load_model, model_digest, resolve_dtype, save_model
 from posgap.stage import is_main_process, stage
+from posgap.storage.folders import Kept
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.responses import read_responses
@@ -31,15 +32,16 @@ log = logging.getLogger(__name__)
 
 
 @stage
-def distill(config: DistillConfig, out: Path, run: Run) -> None:
+def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step.
 
-    Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`.
+    Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`;
+    checkpoints are removed by what it returns, when the model is complete.
     Where a loss is not finite, `non_finite.json` names the prompts at fault.
     """
     set_seed(config.seed)
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
-    work = config.work or files.work_folder(config.out)
+    work = Kept(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
     # Before the processes meet: ZeRO-3 loads models in pieces, and the teacher is read whole.
     teacher = _teacher(config, work, collate, mixed) if config.method == "r1" else None
@@ -69,9 +71,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> None:
         _export(config, student.model, state, collate.build.tokenizer, out)
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
-        files.remove(checkpoints.folder if config.work else work)
         first, final = history[0]["loss"], history[-1]["loss"]
         log.info("loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
+    return checkpoints.remove
 
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
@@ -100,7 +102,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], O
     return steps, objective
 
 
-def _teacher(config: DistillConfig, work: Path, collate: Collator, mixed: bool) -> Callable[[], Teacher]:
+def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) -> Callable[[], Teacher]:
     """Has the frozen model read what it has not read before; this process's share of it.
 
     Returns what opens the states, to be called when every process is done.
@@ -110,14 +112,21 @@ def _teacher(config: DistillConfig, work: Path, collate: Collator, mixed: bool) 
         "prompts": collate.build.digest(),
         "precision": "bfloat16" if mixed else "float32",
     }
-    folder = work / f"teacher-{files.digest_of(identity)[:16]}"
+    kept = work / f"teacher-{files.digest_of(identity)[:16]}"
+    kept.pull()
     model = load_model(config.model, "stored", compute=config.dtype).to(processes.device())
-    states = TeacherStates(folder, identity)
+    states = TeacherStates(kept.folder, identity)
     rank, world = processes.launched()
     mine = advantageous_rows(collate.pairs)[rank::world]
-    states.add(model, states.missing(mine, collate), collate, config.micro_batch_size or config.batch_size, mixed)
+    size = config.micro_batch_size or config.batch_size
+    kept.push(states.add(model, states.missing(mine, collate), collate, size, mixed))
     head = frozen_head(model, mixed)
-    return lambda: Teacher(TeacherStates(folder, identity), head, collate)
+
+    def open_states() -> Teacher:
+        kept.pull()  # what the other nodes' processes read
+        return Teacher(TeacherStates(kept.folder, identity), head, collate)
+
+    return open_states
 
 
 def _student(config: DistillConfig, teacher: Teacher | None) -> Student:
@@ -126,7 +135,7 @@ def _student(config: DistillConfig, teacher: Teacher | None) -> Student:
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model)
     return Student(model, teacher)
 
 

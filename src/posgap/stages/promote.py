@@ -6,9 +6,11 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
+from posgap.inputs import read_manifest
 from posgap.lineage import method_of
+from posgap.locations import with_uris
 from posgap.measurement.sweeps import read_sweep
-from posgap.stage import read_manifest, stage
+from posgap.stage import stage
 from posgap.tracking import registry
 from posgap.tracking.rules import read_verdict
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
@@ -43,9 +45,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.mean": f"{swept.mean:.2f}",
         registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
         "posgap.method": method_of(config.model) or "none",
-        "posgap.base_model": made_by.get("config", {}).get("model", config.model),
+        "posgap.base_model": made_by.get("config", {}).get("model", with_uris(config.model)),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
+        registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
     version, champion = registry.crown(config.name, Path(config.model), tags, run)

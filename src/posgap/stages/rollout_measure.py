@@ -9,6 +9,7 @@ import torch
 from posgap.config import RolloutMeasureConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
+from posgap.locations import with_uris
 from posgap.models import context_length, load_model, load_tokenizer
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.distributions import describe, reading
@@ -46,7 +47,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
     result = Measurement(
         label=config.label,
-        model=config.model,
+        model=with_uris(config.model),
         n_texts=len(sequences),
         sequence_length=n,
         layers=len(found["lambdas"]),

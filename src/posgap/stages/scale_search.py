@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, write_json
+from posgap.locations import with_uris
 from posgap.models import load_model, model_digest
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.curves import Curve
@@ -88,7 +89,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         found, accuracy = _search(config, scores, len(ones), run)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     scaling = Scaling(
-        model=config.model,
+        model=with_uris(config.model),
         strategy=config.strategy,
         objective=config.objective,
         weights=config.weights,

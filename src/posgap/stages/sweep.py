@@ -13,6 +13,7 @@ from posgap.files import digest
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
 from posgap.lineage import method_of
+from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Sweep, summarize
@@ -30,7 +31,10 @@ from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response.
-_WITHOUT_EFFECT = {"metric", "batch_tokens", "concurrency", "timeout", "retries", "limit", "label", "resamples"}
+_WITHOUT_EFFECT = {
+    *("metric", "batch_tokens", "processes", "concurrency", "timeout", "retries"),
+    *("limit", "label", "resamples"),
+}
 
 
 @stage
@@ -62,7 +66,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     result = Sweep(
         task=config.task,
-        model=config.model,
+        model=with_uris(config.model),
         label=label,
         scaling=_scaling(config),
         metric=config.metric or build.task.metric,

@@ -3,16 +3,28 @@
 import logging
 from pathlib import Path
 
-from posgap.config import FetchConfig, ImportConfig, MakeKVConfig, MakeNeedleConfig, MakeQAConfig, MakeTwoHopConfig
+from posgap.config import (
+    FetchConfig,
+    ImportConfig,
+    MakeKVConfig,
+    MakeNeedleConfig,
+    MakeQAConfig,
+    MakeTwoHopConfig,
+    NewestConfig,
+)
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
+from posgap.inputs import with_local_paths
+from posgap.locations import Location
+from posgap.storage.versions import newest as newest_version
 from posgap.tasks.distractors import with_distractors
 from posgap.tasks.examples import KVExample, read_examples, write_examples
+from posgap.tasks.fetching import fetched
 from posgap.tasks.multihop_readers import read_hotpotqa, read_musique
 from posgap.tasks.needles import needle_examples
 from posgap.tasks.passage_readers import read_dpr, read_own
 from posgap.tasks.readers import read_litm_kv, read_litm_qa, take_lines
-from posgap.tasks.sources import SOURCES, fetched
+from posgap.tasks.sources import SOURCES
 from posgap.tasks.two_hop import two_hop_examples
 from posgap.tasks.uuids import uuid_records
 
@@ -28,6 +40,7 @@ _READERS = {
 }
 
 
+@with_local_paths
 def make_kv(config: MakeKVConfig) -> Path:
     """Writes `config.n_examples` lines of UUID records."""
     write_jsonl(config.out, uuid_records(config.n_examples, config.n_keys, config.seed))
@@ -35,6 +48,7 @@ def make_kv(config: MakeKVConfig) -> Path:
     return config.out
 
 
+@with_local_paths
 def make_two_hop(config: MakeTwoHopConfig) -> Path:
     """Writes `config.n_examples` two-hop examples, no two of them alike."""
     write_examples(config.out, two_hop_examples(config.n_examples, config.n_docs, config.seed))
@@ -42,6 +56,7 @@ def make_two_hop(config: MakeTwoHopConfig) -> Path:
     return config.out
 
 
+@with_local_paths
 def make_qa(config: MakeQAConfig) -> Path:
     """Writes the examples of `config.examples` with distractors drawn from each other's passages."""
     examples = read_examples(config.examples)
@@ -60,6 +75,7 @@ def make_qa(config: MakeQAConfig) -> Path:
     return config.out
 
 
+@with_local_paths
 def make_needle(config: MakeNeedleConfig) -> Path:
     """Writes `config.n_examples` needle examples, for the task `qa`."""
     found = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
@@ -77,6 +93,15 @@ def fetch(config: FetchConfig) -> Path:
     return path
 
 
+def newest(config: NewestConfig) -> Location:
+    """Prints where the newest complete data version is."""
+    version = newest_version(config.prefix)
+    log.info("version %s", version.name)
+    print(version.location)
+    return version.location
+
+
+@with_local_paths
 def import_examples(config: ImportConfig) -> Path:
     """Writes the examples of a public file, or of some of its lines.
 

@@ -38,11 +38,16 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
         "pipeline_run": pipeline_run,
         "status": status,
         "failed": (failed or [{"step": "", "error": message or _SILENT}]) if status == FAILED else [],
+        "skipped": next((step.tags.get("mlflow.note.content", "") for step in last if _skips(step)), ""),
         "candidates": [_candidate(step) for step in last if step.stage == "gate" and step.status == "FINISHED"],
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
         "links": _links(pipeline_run, run),
     }
+
+
+def _skips(step: Step) -> bool:
+    return step.tags.get("posgap.skip") == "true"
 
 
 def _candidate(step: Step) -> dict[str, Any]:
@@ -77,6 +82,7 @@ def markdown(told: dict[str, Any]) -> str:
     """The outcome for people."""
     lines = [f"# The run {told['status']}", ""]
     lines += [f"- **{failed['step'] or 'a step'}**: {failed['error']}" for failed in told["failed"]]
+    lines += [told["skipped"]] if told["skipped"] else []
     if told["candidates"]:
         lines += ["", "| candidate | mean | gap | gap, upper end | gate |", "|---|---|---|---|---|"]
         lines += [

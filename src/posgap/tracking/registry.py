@@ -8,6 +8,7 @@ from posgap.tracking.runs import PIPELINE_TAG, Run, require_server
 
 CHAMPION, PREVIOUS = "champion", "previous"
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
+ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
 
 
 def champion(name: str):

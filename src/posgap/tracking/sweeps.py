@@ -2,6 +2,7 @@
 
 import logging
 
+from posgap.measurement.reading import p_value
 from posgap.measurement.sweeps import Sweep
 from posgap.tracking.runs import Run
 
@@ -20,8 +21,8 @@ def log_sweep(sweep: Sweep, run: Run) -> None:
             run.metrics({"accuracy_by_position": value}, step=position)
     run.tags({"posgap.label": sweep.label})
     log.info(
-        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness p %.3g",
-        sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, sweep.flatness.p,
+        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
+        sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),
     )  # fmt: skip
     for name, figures in sweep.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, figures.accuracy, *figures.ci95)

@@ -1,0 +1,32 @@
+"""KFP component of the stage `data_version`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import DataVersionConfig
+
+
+@component(DataVersionConfig, artifacts=("uri", "version"))
+def data_version(
+    data: str,
+    model: str,
+    out: dsl.Output[dsl.Artifact],
+    uri: dsl.OutputPath(str),
+    version: dsl.OutputPath(str),
+    name: str,
+    only_new: bool,
+    seed: int,
+) -> bool:
+    """Picks the newest data version; returns whether there is anything to do: data or base model changed since the
+    champion was made, or it does not matter."""
+    arguments = dict(locals())
+    from pathlib import Path
+
+    from posgap.config import DataVersionConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.stages.data_version import data_version, read_data_version
+
+    found = read_data_version(data_version(to_config(DataVersionConfig, arguments)))
+    Path(uri).write_text(found["uri"])
+    Path(version).write_text(found["version"])
+    return not found["skip"]

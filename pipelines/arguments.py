@@ -1,0 +1,80 @@
+"""A run's arguments, checked against the pipeline's parameters before anything is sent."""
+
+import difflib
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+from posgap.config import PipelineArguments
+from posgap.errors import PosgapError
+
+
+def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a run is given, complete: as `checked`, and a missing parameter is a `PosgapError` too."""
+    values = checked(config, parameters)
+    required = [n for n, known in parameters.items() if "defaultValue" not in known and not known.get("isOptional")]
+    if missing := [name for name in required if name not in values]:
+        wanted = " ".join(f"--param {name}=..." for name in missing)
+        raise PosgapError(f"the pipeline needs {', '.join(missing)}: give {wanted}")
+    return values
+
+
+def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The tiny model's parameters where asked for, then `--param`, by the type of the compiled pipeline's.
+
+    An unknown name or a value of another type is a `PosgapError`.
+    """
+    given: dict[str, Any] = dict(config.param)
+    if config.smoke:
+        from posgap.pipelines.smoke import PARAMETERS
+
+        given = PARAMETERS | given
+    return {name: _value(name, value, parameters) for name, value in given.items()}
+
+
+def _value(name: str, given: Any, parameters: dict[str, dict[str, Any]]) -> Any:
+    if name not in parameters:
+        close = difflib.get_close_matches(name, parameters, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(parameters)}"
+        raise PosgapError(f"--param {name}: the pipeline has no such parameter; {hint}")
+    kind = parameters[name]["parameterType"]
+    parse, wording = _KINDS.get(kind, (str, "text"))
+    if not isinstance(given, str):
+        return given
+    try:
+        return parse(given)
+    except ValueError:
+        raise PosgapError(f"--param {name}: {given!r} is not {wording}") from None
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _truth(text: str) -> bool:
+    try:
+        return {"true": True, "false": False}[text.lower()]
+    except KeyError:
+        raise ValueError(text) from None
+
+
+def _json(kind: type) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        if not isinstance(value := json.loads(text), kind):
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+_KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "NUMBER_INTEGER": (int, "a whole number"),
+    "NUMBER_DOUBLE": (_number, "a number"),
+    "BOOLEAN": (_truth, "true or false"),
+    "LIST": (_json(list), "a JSON list, like [1, 5]"),
+    "STRUCT": (_json(dict), 'a JSON object, like {"pool": "gpu"}'),
+}

@@ -1,0 +1,112 @@
+"""A client of a KFP server, and the experiment that runs and schedules belong to."""
+
+import contextlib
+import io
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import kfp
+import kfp.client
+import kfp_server_api
+from posgap.pipelines.transport import Transport, once
+
+from posgap.config import ServerConfig
+from posgap.errors import PosgapError
+
+HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
+TOKEN_VARIABLE = "KFP_TOKEN"
+
+
+class Client(kfp.Client):
+    """KFP's client, which asks nothing when it is made, prints nothing, and fails in one line.
+
+    The server is `config.host`, or that of KFP_HOST or KF_PIPELINES_ENDPOINT; the token is KFP_TOKEN's,
+    or that of the service account in a pod. Its requests raise `transport.Refused` and `Unanswered`.
+    """
+
+    def __init__(self, config: ServerConfig):
+        host = config.host or next(filter(None, map(os.environ.get, HOST_VARIABLES)), "")
+        if not host:
+            raise PosgapError(f"no KFP server: give --host or set {HOST_VARIABLES[0]}, like http://localhost:8080")
+        if not host.startswith(("http://", "https://")):
+            raise PosgapError(f"--host: {host!r} must begin with http:// or https://")
+        token, source = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        file = Path(os.environ.get(kfp.client.KF_PIPELINES_SA_TOKEN_ENV) or kfp.client.KF_PIPELINES_SA_TOKEN_PATH)
+        credentials = None
+        if not token:
+            source = str(file) if file.is_file() else ""
+            # A pod's token is renewed in its file, so it is read again for every request.
+            credentials = kfp.client.ServiceAccountTokenVolumeCredentials(str(file)) if source else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().__init__(
+                host=host,
+                namespace=config.namespace,
+                existing_token=token or None,
+                credentials=credentials,
+                ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
+            )
+        api = self._run_api.api_client  # one object, shared by all its APIs
+        api.rest_client = Transport(api.configuration, config, source)
+
+    def get_kfp_healthz(self, sleep_duration: int = 5) -> kfp_server_api.V2beta1GetHealthzResponse:
+        """Nothing: KFP's client asks only to find a namespace, with tracebacks and 25 s of waits on failure."""
+        return kfp_server_api.V2beta1GetHealthzResponse(multi_user=False)
+
+    def run_pipeline(self, *arguments: Any, **options: Any) -> kfp_server_api.V2beta1Run:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return super().run_pipeline(*arguments, **options)
+
+    def run_url(self, run_id: str) -> str:
+        """Where a run is shown."""
+        return f"{self._get_url_prefix().rstrip('/')}/#/runs/details/{run_id}"
+
+    def find_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1Run]:
+        """The newest 100 runs of an experiment whose fields equal these."""
+        found = self.list_runs(
+            experiment_id=experiment_id, filter=_equal(equal), sort_by="created_at desc", page_size=100
+        )
+        return found.runs or []
+
+    def find_recurring_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1RecurringRun]:
+        """All recurring runs of an experiment whose fields equal these, the newest first."""
+        found, token = [], ""
+        while True:
+            page = self.list_recurring_runs(
+                experiment_id=experiment_id,
+                filter=_equal(equal),
+                sort_by="created_at desc",
+                page_size=100,
+                page_token=token,
+            )
+            found += page.recurring_runs or []
+            if not (token := page.next_page_token or ""):
+                return found
+
+
+def find_experiment(client: Client, config: ServerConfig) -> str | None:
+    """Id of the experiment, where there is one."""
+    found = client.list_experiments(namespace=config.namespace, filter=_equal({"display_name": config.experiment}))
+    return found.experiments[0].experiment_id if found.experiments else None
+
+
+def ensure_experiment(client: Client, config: ServerConfig) -> str:
+    """Id of the experiment, which is made where there is none."""
+    wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
+
+    def there() -> dict[str, str]:
+        return {known: known} if (known := find_experiment(client, config)) else {}
+
+    return find_experiment(client, config) or once(
+        lambda: client.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
+        there,
+        config.retries,
+    )
+
+
+def _equal(fields: dict[str, str]) -> str:
+    """KFP's filter for fields that equal values; operation 1 is EQUALS."""
+    return json.dumps({"predicates": [{"operation": 1, "key": k, "stringValue": v} for k, v in fields.items()]})

@@ -1,0 +1,132 @@
+"""The mitigation pipeline as YAML: what KFP's UI takes, what is submitted, and what `lint` reads."""
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from google.protobuf import json_format
+from kfp import compiler
+from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+
+from posgap import files
+from posgap.config import PipelineCompileConfig
+from posgap.errors import PosgapError
+
+
+def compile_pipeline(config: PipelineCompileConfig) -> None:
+    """Writes the compiled pipeline to `config.out`, at once or not at all, or to standard output."""
+    text = compiled_text(_mitigation())
+    if config.out is None:
+        sys.stdout.write(text)
+        return
+    with files.atomic(config.out) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def compiled_text(pipeline: Any) -> str:
+    """A pipeline as YAML: one document, and a second one where it asks anything of Kubernetes.
+
+    KFP writes neither times nor paths into it, and sorts what it writes: equal pipelines give equal
+    bytes. A parameter without a description, which would make a form nobody can fill in, is a `PosgapError`.
+    """
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        file = Path(folder, "pipeline.yaml")
+        compiler.Compiler().compile(pipeline, str(file))
+        # The comments at its head show dictionaries in no order.
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = "".join(line for line in lines if not line.startswith("#"))
+    compiled = parse(text, pipeline.name)
+    if bare := sorted(name for name, known in compiled.parameters.items() if not known.get("description", "").strip()):
+        raise PosgapError(f"pipeline {compiled.name}: describe these parameters in its docstring: {', '.join(bare)}")
+    return text
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled pipeline: both documents as they are in the YAML."""
+
+    spec: dict[str, Any]
+    platform: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.spec["pipelineInfo"]["name"]
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The pipeline's parameters: type, description, default."""
+        return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
+
+    @property
+    def executors(self) -> dict[str, dict[str, Any]]:
+        """What the steps run, by label."""
+        return self.spec["deploymentSpec"].get("executors", {})
+
+    def settings(self, executor: str) -> dict[str, Any]:
+        """What a step asks of Kubernetes beyond its resources: volumes, secrets, pools."""
+        known = self.platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
+        return known.get("executors", {}).get(executor, {})
+
+    def dags(self) -> Iterator[dict[str, Any]]:
+        """The root's tasks and those of every group, such as a loop or a branch."""
+        for component in (self.spec["root"], *self.spec.get("components", {}).values()):
+            if "dag" in component:
+                yield component["dag"]
+
+    def uncached(self) -> "Compiled":
+        """The same with caching off in every step. KFP's own switch leaves out steps within groups."""
+        spec = yaml.safe_load(yaml.safe_dump(self.spec))
+        copy = Compiled(spec, self.platform)
+        for dag in copy.dags():
+            for task in dag.get("tasks", {}).values():
+                task.pop("cachingOptions", None)
+        return copy
+
+    @contextmanager
+    def package(self) -> Iterator[str]:
+        """Path of a temporary file to give to KFP's client."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "pipeline.yaml")
+            documents = [self.spec, self.platform] if self.platform else [self.spec]
+            file.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
+            yield str(file)
+
+
+def load(file: Path | None) -> Compiled:
+    """A compiled pipeline from its file; without one, this version's mitigation pipeline."""
+    if file is None:
+        return parse(compiled_text(_mitigation()), "the mitigation pipeline")
+    try:
+        return parse(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise PosgapError(f"{file}: no compiled KFP pipeline: {error}") from None
+
+
+def parse(text: str, where: str) -> Compiled:
+    """Reads both documents; what is no compiled pipeline is a `PosgapError` that names `where`."""
+    try:
+        spec, *rest = yaml.safe_load_all(text)
+        platform = rest[0] if rest else {}
+        json_format.ParseDict(spec, PipelineSpec())
+        json_format.ParseDict(platform, PlatformSpec())
+        compiled = Compiled(spec, platform)
+        _ = compiled.name, compiled.parameters, compiled.executors
+    except (yaml.YAMLError, json_format.ParseError, ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        hint = "write one with `posgap pipeline compile`"
+        raise PosgapError(f"{where}: no compiled KFP pipeline ({reason}); {hint}") from None
+    return compiled
+
+
+def _mitigation() -> Any:
+    # Components take half a second to make, and are needed only where no file is given.
+    from posgap.pipelines.mitigation import mitigation
+
+    return mitigation

@@ -1,0 +1,145 @@
+"""What a step asks of the cluster, read off its container and its Kubernetes settings."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from posgap.pipelines.steps import UNKNOWN, Group, Step
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one step asks for: quantities as Kubernetes writes them, empty where nothing is asked for.
+
+    `accelerators` is None where only the run will know how many. `affinity`: nodes are chosen by an
+    expression. `needs`: what must be there before, by kind.
+    """
+
+    step: str
+    image: str
+    pool: dict[str, str]
+    affinity: bool
+    tolerations: list[dict[str, Any]]
+    cpu: str
+    memory: str
+    accelerators: int | None
+    accelerator: str
+    volumes: list[str]
+    needs: dict[str, list[str]]
+    retries: int
+    cached: bool
+
+    @property
+    def on_accelerator(self) -> bool:
+        return self.accelerators != 0
+
+
+def resources(step: Step) -> Resources:
+    """Reads them off a step."""
+    limits, settings = step.container.get("resources", {}), step.settings
+    return Resources(
+        step=step.name,
+        image=step.container["image"],
+        pool=_pool(settings),
+        affinity="nodeAffinity" in settings,
+        tolerations=[t for each in settings.get("tolerations", []) for t in _given(each, "tolerationJson")],
+        cpu=_quantity(limits, "Cpu"),
+        memory=_quantity(limits, "Memory"),
+        accelerators=_accelerators(limits.get("accelerator", {})),
+        accelerator=limits.get("accelerator", {}).get("resourceType", ""),
+        volumes=_volumes(settings),
+        needs=_needs(settings),
+        retries=step.task.get("retryPolicy", {}).get("maxRetryCount", 0),
+        cached=step.task.get("cachingOptions", {}).get("enableCache", False),
+    )
+
+
+def most_accelerators(group: Group) -> tuple[int, bool]:
+    """Accelerators asked for at once at most, over all orders in which the steps can run, and whether that is
+    all: it is not where only the run will know how long a loop is, or how many a step takes.
+    """
+    weights, known = {}, group.times is not None
+    for name, member in group.members.items():
+        weights[name], sure = most_accelerators(member) if isinstance(member, Group) else _weight(member)
+        known &= sure
+    if group.exclusive:
+        most = max(weights.values(), default=0)
+    else:
+        most = _heaviest([name for name in weights if weights[name]], weights, _ancestors(group.after))
+    return most * (1 if group.times is None else group.times), known
+
+
+def _weight(step: Step) -> tuple[int, bool]:
+    count = resources(step).accelerators
+    return (1, False) if count is None else (count, True)
+
+
+def _heaviest(names: list[str], weights: dict[str, int], before: dict[str, frozenset[str]]) -> int:
+    """The largest total weight of tasks none of which comes after another (a maximum-weight antichain)."""
+    if not names:
+        return 0
+    first, *rest = names
+    beside = [name for name in rest if name not in before[first] and first not in before[name]]
+    return max(weights[first] + _heaviest(beside, weights, before), _heaviest(rest, weights, before))
+
+
+def _ancestors(after: dict[str, list[str]]) -> dict[str, frozenset[str]]:
+    @functools.cache
+    def of(name: str) -> frozenset[str]:
+        return frozenset(after[name]).union(*map(of, after[name]))
+
+    return {name: of(name) for name in after}
+
+
+def _quantity(limits: dict[str, Any], kind: str) -> str:
+    """The request; without one, the limit, which Kubernetes then takes for the request."""
+    return str(limits.get(f"resource{kind}Request") or limits.get(f"resource{kind}Limit") or "")
+
+
+def _accelerators(asked: dict[str, Any]) -> int | None:
+    count = asked.get("resourceCount", "0")
+    return None if count == UNKNOWN else int(float(count or 0))
+
+
+def _pool(settings: dict[str, Any]) -> dict[str, str]:
+    selector = settings.get("nodeSelector", {})
+    given = selector.get("nodeSelectorJson")
+    return given if isinstance(given, dict) else {UNKNOWN: UNKNOWN} if given else selector.get("labels", {})
+
+
+def _given(each: dict[str, Any], parameter: str) -> list[dict[str, Any]]:
+    """One setting, or those that a pipeline parameter holds: one, or a list."""
+    if parameter not in each:
+        return [each]
+    held = each[parameter]
+    return held if isinstance(held, list) else [held if isinstance(held, dict) else {"key": UNKNOWN}]
+
+
+def _volumes(settings: dict[str, Any]) -> list[str]:
+    claims = [f"{mount['mountPath']}={_name(mount, 'pvcNameParameter')}" for mount in settings.get("pvcMount", [])]
+    ephemeral = [f"{v['mountPath']}={v['size']}" for v in settings.get("genericEphemeralVolume", [])]
+    empty = [
+        f"{v['mountPath']}={' '.join(filter(None, [v.get('medium', 'disk'), v.get('sizeLimit')]))}"
+        for v in settings.get("emptyDirMounts", [])
+    ]
+    return claims + ephemeral + empty
+
+
+_KINDS = {
+    "secrets": (("secretAsEnv", "secretAsVolume", "imagePullSecret"), "secretNameParameter", "secretName"),
+    "config maps": (("configMapAsEnv", "configMapAsVolume"), "configMapNameParameter", "configMapName"),
+    "claims": (("pvcMount",), "pvcNameParameter", "constant"),
+}
+
+
+def _needs(settings: dict[str, Any]) -> dict[str, list[str]]:
+    needs = {}
+    for kind, (fields, parameter, plain) in _KINDS.items():
+        uses = [use for field in fields for use in settings.get(field, []) if not use.get("optional")]
+        if names := sorted({_name(use, parameter, plain) for use in uses}):
+            needs[kind] = names
+    return needs
+
+
+def _name(use: dict[str, Any], parameter: str, plain: str = "constant") -> str:
+    return str(use.get(parameter) or use.get(plain) or UNKNOWN)

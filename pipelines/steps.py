@@ -1,0 +1,127 @@
+"""What is in a compiled pipeline: steps and groups of steps, with the values that reach them filled in."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any
+
+from posgap.pipelines.compilation import Compiled
+
+UNKNOWN = "?"  # what only the run will know, such as another step's output
+_PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\[['\"](.+?)['\"]\]\}\}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One container: what it runs, what it asks of Kubernetes, its task (caching, retries).
+
+    `unpassed` names inputs that it uses and nobody passes to it: KFP compiles that, and the run fails.
+    """
+
+    name: str
+    container: dict[str, Any]
+    settings: dict[str, Any]
+    task: dict[str, Any]
+    unpassed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Steps and groups by task name, in an order they can run in, and which tasks each comes after.
+
+    `exclusive`: only one of them runs (if, else). `times`: how many copies run at once, None where only
+    the run will know (a loop over a step's output).
+    """
+
+    members: dict[str, "Step | Group"]
+    after: dict[str, list[str]]
+    exclusive: bool = False
+    times: int | None = 1
+
+    def steps(self) -> list[Step]:
+        """All steps, those of groups within included."""
+        inner = (m.steps() if isinstance(m, Group) else [m] for m in self.members.values())
+        return [step for steps in inner for step in steps]
+
+
+def tree(compiled: Compiled, given: Mapping[str, Any]) -> Group:
+    """The pipeline as it would run with the arguments `given`; a parameter without a value is unknown."""
+    scope = {name: given.get(name, known.get("defaultValue", UNKNOWN)) for name, known in compiled.parameters.items()}
+    return _group(compiled, compiled.spec["root"], scope)
+
+
+def task_names(compiled: Compiled) -> dict[str, str]:
+    """From the name of a task, by which a run reports it, to what the UI calls it; steps only."""
+    components = compiled.spec.get("components", {})
+    return {
+        key: task["taskInfo"]["name"]
+        for dag in compiled.dags()
+        for key, task in dag["tasks"].items()
+        if "executorLabel" in components[task["componentRef"]["name"]]
+    }
+
+
+def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = False, times: int | None = 1) -> Group:
+    members, tasks = {}, component["dag"]["tasks"]
+    after = {key: sorted(task.get("dependentTasks", [])) for key, task in tasks.items()}
+    for key in TopologicalSorter(after).static_order():
+        task = tasks[key]
+        inner = compiled.spec["components"][task["componentRef"]["name"]]
+        missing: list[str] = []
+        defaults = inner.get("inputDefinitions", {}).get("parameters", {})
+        passed = _filled(task.get("inputs", {}).get("parameters", {}), scope, missing)
+        values = {n: d["defaultValue"] for n, d in defaults.items() if "defaultValue" in d} | passed
+        if "dag" in inner:
+            item = task.get("parameterIterator", {}).get("itemInput")
+            values |= {item: UNKNOWN} if item else {}
+            branches = task["componentRef"]["name"].startswith("comp-condition-branches")
+            members[key] = _group(compiled, inner, values, branches, _times(task, values))
+        elif container := compiled.executors[inner["executorLabel"]].get("container"):  # an importer has none
+            members[key] = Step(
+                name=task["taskInfo"]["name"],
+                # A container's placeholders name inputs of its task, Kubernetes settings those of the group.
+                container=_filled(container, values, missing),
+                settings=_filled(compiled.settings(inner["executorLabel"]), scope, missing),
+                task=task,
+                unpassed=tuple(dict.fromkeys(missing)),
+            )
+    return Group(members, after, exclusive, times)
+
+
+def _times(task: dict, values: dict) -> int | None:
+    if "parameterIterator" not in task and "artifactIterator" not in task:
+        return 1
+    items = task.get("parameterIterator", {}).get("items", {})
+    listed = json.loads(items["raw"]) if "raw" in items else values.get(items.get("inputParameter"))
+    known = [len(listed)] if isinstance(listed, list) else []
+    limit = task.get("iteratorPolicy", {}).get("parallelismLimit")
+    return min([*known, limit] if limit else known, default=None)
+
+
+def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
+    """`value` with KFP's references to inputs replaced by what `scope` has; what it lacks goes to `missing`."""
+
+    def look_up(name: str) -> Any:
+        if name not in scope:
+            missing.append(name)
+        return scope.get(name, UNKNOWN)
+
+    if isinstance(value, list):
+        return [_filled(one, scope, missing) for one in value]
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: _text(look_up(found[1])), value)
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"componentInputParameter"}:
+        return look_up(value["componentInputParameter"])
+    if value.keys() == {"runtimeValue"}:
+        return _filled(value["runtimeValue"].get("constant", UNKNOWN), scope, missing)
+    if value.keys() & {"taskOutputParameter", "taskFinalStatus"} and len(value) == 1:
+        return UNKNOWN
+    return {name: _filled(one, scope, missing) for name, one in value.items()}
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Work that posgap hands to a Kubernetes cluster."""

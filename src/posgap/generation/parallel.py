@@ -1,0 +1,113 @@
+"""The transformers backend in several processes: one a GPU, or each with its share of the CPU's cores."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from posgap.errors import PosgapError
+from posgap.generation.batching import Group, group_batches
+from posgap.generation.generator import Completion, Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.models import load_model
+
+
+class ParallelGenerator:
+    """Generates with a copy of the model in each of `processes` processes, over which examples are spread.
+
+    A process that has answered a batch gets the next one. The batches are those of a single process, so
+    the answers are too. Raises `PosgapError` where a process dies; what came before it was yielded.
+    """
+
+    def __init__(self, model: str, dtype: str, tokenizer: PreTrainedTokenizerBase, batch_tokens: int, processes: int):
+        self.model, self.dtype, self.tokenizer = model, dtype, tokenizer
+        self.batch_tokens, self.processes = batch_tokens, processes
+
+    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+        batches = enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens))
+        with self._workers() as idle:
+            busy: dict[Connection, list[int]] = {}
+            while True:
+                for number, batch in islice(batches, len(idle)):
+                    worker = idle.pop()
+                    _send(worker, (number, [group for _, group in batch], sampling))
+                    busy[worker] = [index for index, _ in batch]
+                if not busy:
+                    return
+                answered = [(busy.pop(worker), worker) for worker in wait(busy)]
+                idle += [worker for _, worker in answered]
+                for indices, worker in answered:
+                    yield from zip(indices, _received(worker), strict=True)
+
+    @contextmanager
+    def _workers(self) -> Iterator[list[Connection]]:
+        """Connections to the processes, which end with the block, or with this process."""
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
+        threads = max(1, torch.get_num_threads() // self.processes)
+        connections, running = [], []
+        try:
+            for number in range(self.processes):
+                ours, theirs = context.Pipe()
+                work = (theirs, _device(number), threads, self.model, self.dtype, self.tokenizer, self.batch_tokens)
+                process = context.Process(target=_serve, args=work, daemon=True)
+                process.start()
+                theirs.close()  # so that it is the process's alone, and closes with it
+                connections.append(ours)
+                running.append(process)
+            yield connections
+        finally:
+            for process in running:
+                process.terminate()
+                process.join()
+
+
+def _device(number: int) -> str:
+    gpus = torch.cuda.device_count()
+    return f"cuda:{number % gpus}" if gpus else "cpu"
+
+
+def _serve(
+    connection: Connection,
+    device: str,
+    threads: int,
+    model: str,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_tokens: int,
+) -> None:
+    """A process's life: answers batches until the connection closes. An exception is an answer, the last one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process ends the others
+    torch.set_num_threads(threads)
+    try:
+        generator = TransformersGenerator(load_model(model, dtype), tokenizer, batch_tokens, device=device)
+        while True:
+            number, groups, sampling = connection.recv()
+            connection.send(generator.answer(number, groups, sampling))
+    except EOFError:
+        return
+    except Exception as error:
+        connection.send(error)
+
+
+def _send(worker: Connection, batch: tuple) -> None:
+    # A process that is dead, or has said why it ends, takes nothing; which of the two is read next.
+    with suppress(OSError):
+        worker.send(batch)
+
+
+def _received(worker: Connection) -> list[list[Completion]]:
+    try:
+        answer = worker.recv()
+    except (EOFError, OSError):
+        raise PosgapError(
+            "a generating process was killed, perhaps for memory; run the same command again to go on, with a lower "
+            "`batch_tokens` or fewer `processes`"
+        ) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer

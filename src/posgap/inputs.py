@@ -1,0 +1,149 @@
+"""What a config's paths name, wherever it is: on this machine, in S3, or a model on the hub."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from posgap import files
+from posgap.config import Config, Role, role
+from posgap.errors import PosgapError
+from posgap.locations import Location, is_uri
+from posgap.storage.cache import MANIFEST, look
+from posgap.storage.folders import publish, twin
+
+C = TypeVar("C", bound=Config)
+R = TypeVar("R")
+
+
+class Source(Protocol):
+    """Something to read."""
+
+    location: Location
+    is_incomplete: bool  # its upload is under way, or broke off
+
+    def version(self) -> dict[str, str]:
+        """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
+
+    def digest(self) -> str:
+        """sha256 of a file or folder; empty for what is known by its name only."""
+
+    def read(self, name: str) -> Path | None:
+        """A file of the folder, on this machine; None where it has none."""
+
+    def fetch(self) -> Location:
+        """The whole of it, on this machine."""
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A file or folder of this machine."""
+
+    location: Path
+    is_incomplete = False
+
+    def version(self) -> dict[str, str]:
+        return {}
+
+    def digest(self) -> str:
+        return files.digest(self.location)
+
+    def read(self, name: str) -> Path | None:
+        return self.location / name if (self.location / name).is_file() else None
+
+    def fetch(self) -> Path:
+        return self.location
+
+
+@dataclass(frozen=True)
+class ByName:
+    """What is known by its name alone: a model on the hub, or a place."""
+
+    location: str
+    is_incomplete = False
+
+    def version(self) -> dict[str, str]:
+        return {}
+
+    def digest(self) -> str:
+        return ""
+
+    def read(self, name: str) -> None:
+        return None
+
+    def fetch(self) -> str:
+        return self.location
+
+
+def source(location: Location) -> Source:
+    """What there is at a location; text that is neither a URI nor a path names a model on the hub."""
+    if is_uri(location):
+        return look(location)
+    if isinstance(location, str) and not Path(location).exists():
+        return ByName(location)
+    if not Path(location).exists():
+        raise PosgapError(f"{location}: no such file or folder")
+    return OnDisk(Path(location))
+
+
+def sources(config: Config) -> dict[str, Source]:
+    """What the config's inputs name, by field; `field.1`, `field.2` where a field has several."""
+    found: dict[str, Source] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if role(field) is Role.PLACE:
+            found[name] = ByName(value)
+        if role(field) is not Role.INPUT or value is None:
+            continue
+        several = {f"{name}.{i}": one for i, one in enumerate(value, start=1)} if isinstance(value, list) else {}
+        for key, location in (several or {name: value}).items():
+            try:
+                found[key] = source(location)
+            except PosgapError as error:
+                raise PosgapError(f"{key}: {error}") from None
+    return found
+
+
+def manifest_of(source: Source) -> dict[str, Any]:
+    """The manifest of a stage's folder; empty where no stage wrote it (a downloaded model)."""
+    file = source.read(MANIFEST)
+    return files.read_json(file) if file else {}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The same of a folder of this machine, which need not exist."""
+    return manifest_of(OnDisk(Path(folder)))
+
+
+def on_this_machine(config: C, found: dict[str, Source]) -> C:
+    """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
+
+    Work folders stay what they are; `posgap.storage.folders.Kept` sees to them.
+    """
+    changed: dict[str, Any] = {}
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if role(field) is Role.OUTPUT and is_uri(value):
+            changed[name] = twin(value)
+        elif role(field) is Role.INPUT and isinstance(value, list):
+            changed[name] = [found[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
+        elif role(field) is Role.INPUT and is_uri(value):
+            changed[name] = (str if field.annotation is str else Path)(found[name].fetch())
+    return config.model_copy(update=changed)
+
+
+def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R | Location]:
+    """Lets a function of a config, which is no stage, read from S3 and write `config.out` there."""
+
+    @functools.wraps(work)
+    def run(config: C) -> R | Location:
+        here = on_this_machine(config, sources(config))
+        result = work(here)
+        out = getattr(config, "out", None)
+        if not is_uri(out):
+            return result
+        publish(here.out, out)
+        return out if result == here.out else result
+
+    return run

@@ -1,0 +1,41 @@
+"""A sweep in words, as one would cite it."""
+
+from posgap.measurement.sweeps import Sweep
+from posgap.tasks.placements import format_positions
+
+
+def reading(sweep: Sweep) -> list[str]:
+    """Sentences with the figures that matter and their intervals."""
+    place = "gold documents" if sweep.by_category else "gold document"
+    told = [
+        f"Accuracy ({sweep.metric}, in percent) is highest with the {place} at {format_positions(sweep.advantageous)} "
+        f"({max(sweep.accuracy):.1f}) and lowest at {format_positions(sweep.worst.placement)} "
+        f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {_to(sweep.gap_ci95)}), where "
+        f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
+        f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({_to(sweep.mean_ci95)}), "
+        f"of {sweep.n_examples} examples.",
+    ]
+    flat = sweep.flatness
+    test = f"Cochran's Q = {flat.q:.1f}, {flat.df} degrees of freedom, {p_value(flat.p)}"
+    told.append(f"Position matters ({test})." if flat.p < 0.05 else f"That position matters cannot be told ({test}).")
+    if (shape := sweep.shape) and flat.p < 0.05:
+        first, last = _signed(shape.beginning_over_middle_ci95), _signed(shape.end_over_middle_ci95)
+        told.append(
+            f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "
+            f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
+            f"{shape.end_over_middle:+.1f} ({last})."
+        )
+    return told
+
+
+def p_value(p: float) -> str:
+    """A p-value as papers print it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def _to(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.1f} to {interval[1]:.1f}"
+
+
+def _signed(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:+.1f} to {interval[1]:+.1f}"

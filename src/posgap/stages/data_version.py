@@ -1,0 +1,67 @@
+"""data version: is there anything new to train on?"""
+
+import logging
+from pathlib import Path
+
+from posgap.config import DataVersionConfig
+from posgap.files import read_json, write_json
+from posgap.inputs import source
+from posgap.stage import stage
+from posgap.storage.versions import newest
+from posgap.tracking import registry
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+VERSION_FILE = "version.json"
+
+
+@stage
+def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
+    """Writes `version.json`: the newest data version, and what of data and base model the champion was not made from.
+
+    Where that is nothing, `skip` is true, and the run's description in MLflow says why. Nothing is looked
+    at but the version where `only_new` is false.
+    """
+    version = newest(config.data)
+    champion = registry.champion(config.name) if config.only_new else None
+    digests = {"data": _digest(version.location), "base model": _digest(config.model)} if config.only_new else {}
+    ancestors = champion.tags.get(registry.ANCESTORS, "").split() if champion else []
+    changed = [what for what, digest in digests.items() if digest not in ancestors]
+    if not config.only_new:
+        note = "taken whether it is new or not"
+    elif not champion:
+        note = f"{config.name} has no champion"
+    elif changed:
+        note = f"{' and '.join(changed)} changed since {config.name} version {champion.version}"
+    else:
+        made = f"{config.name} version {champion.version} was made"
+        note = f"skipped: {made} from data version {version.name} and this base model"
+    found = {
+        "version": version.name,
+        "uri": str(version.location),
+        "digests": digests,
+        "champion": str(champion.version) if champion else None,
+        "changed": changed,
+        "skip": config.only_new and not changed,
+        "note": note,
+    }
+    write_json(out / VERSION_FILE, found)
+    run.tags(
+        {
+            "mlflow.note.content": note,
+            "posgap.skip": str(found["skip"]).lower(),
+            "posgap.data_version": version.name,
+        }
+    )
+    run.artifact(out)
+    log.info("data version %s, %s: %s", version.name, version.location, note)
+
+
+def read_data_version(folder: Path) -> dict:
+    """What `data_version` found."""
+    return read_json(folder / VERSION_FILE)
+
+
+def _digest(location: str | Path) -> str:
+    """Of what the manifest of a run that reads it would say, so of a model on the hub its name."""
+    return source(location).digest() or str(location)

@@ -1,0 +1,162 @@
+"""Objects of S3 on this machine: each content once, under its sha256, and trees of links to them.
+
+`objects/` says which content an object had under an ETag, so that what has not changed is neither
+downloaded nor hashed again; what an interrupted download had finished is kept.
+"""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.locations import Location, blobs, in_cache, is_uri, s3_cache
+from posgap.storage.client import client
+from posgap.storage.objects import Object, find, stated_sha256
+from posgap.storage.transfer import THREADS, download, require_sha256
+
+log = logging.getLogger(__name__)
+MANIFEST = "manifest.json"  # of a stage's folder, uploaded last
+INCOMPLETE = ".incomplete"  # stands in a folder until all of it is there
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a URI named when it was looked at."""
+
+    location: str
+    objects: tuple[Object, ...]
+
+    @property
+    def is_folder(self) -> bool:
+        return not (len(self.objects) == 1 and self.objects[0].uri == self.location)
+
+    @property
+    def is_incomplete(self) -> bool:
+        return any(one.name == INCOMPLETE for one in self.objects)
+
+    def version(self) -> dict[str, str]:
+        """ETag and version id of an object; of a folder, as its ETag, the sha256 of all names and ETags."""
+        if self.is_folder:
+            return {"etag": files.digest_of([[one.name, one.etag] for one in self.objects])}
+        (one,) = self.objects
+        return {"etag": one.etag} | ({"version_id": one.version_id} if one.version_id else {})
+
+    def digest(self) -> str:
+        """What `files.digest` says of it here. Only what nobody has hashed is downloaded for it."""
+        hashed = _sha256s(self.objects)
+        hashed |= _brought(self.location, [one for one in self.objects if not hashed[one]])
+        if not self.is_folder:
+            return hashed[self.objects[0]]
+        return files.digest_of_folder({one.name: sha256 for one, sha256 in hashed.items()})
+
+    def read(self, name: str) -> Path | None:
+        """One file of the folder, here; None where it has none of this name."""
+        for one in self.objects:
+            if one.name == name:
+                return blobs() / _brought(self.location, [one])[one]
+        return None
+
+    def fetch(self) -> Path:
+        """The file or folder here, as links into the cache; not to be written to."""
+        if self.is_incomplete:
+            raise PosgapError(
+                f"{self.location}: incomplete: its upload is under way, or broke off; run what writes it again"
+            )
+        brought = _brought(self.location, self.objects)
+        mark = files.digest_of([self.location, *(one.mark for one in self.objects)])[:16]
+        tree = in_cache("trees", mark, self.location)
+        with locked(mark):
+            if not tree.exists():
+                with files.atomic(tree) as partial:
+                    for one, sha256 in brought.items():
+                        link = partial / one.name if self.is_folder else partial
+                        link.parent.mkdir(parents=True, exist_ok=True)
+                        link.symlink_to(os.path.relpath(blobs() / sha256, link.parent))
+        return tree
+
+
+def look(uri: str, must_exist: bool = True) -> Snapshot:
+    """What `uri` names now; `PosgapError` where that is nothing, unless it need not exist."""
+    found = find(uri)
+    if must_exist and not found:
+        raise PosgapError(f"{uri}: no such object or folder in S3")
+    return Snapshot(uri, tuple(found))
+
+
+def fetch(location: Location) -> Path:
+    """The file or folder at a location, on this machine."""
+    return look(location).fetch() if is_uri(location) else Path(location)
+
+
+def keep(path: Path, sha256: str) -> None:
+    """Moves a file of known content into the cache."""
+    blobs().mkdir(parents=True, exist_ok=True)
+    os.replace(path.resolve(), blobs() / sha256)
+
+
+@contextmanager
+def locked(mark: str) -> Iterator[None]:
+    """Keeps other processes, of this machine or over a shared cache, from what has the same mark."""
+    from filelock import FileLock
+
+    folder = s3_cache() / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / mark):
+        yield
+
+
+def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
+    """The objects' sha256s, when each is among the blobs."""
+    objects = list(objects)
+    hashed = _sha256s(objects)
+
+    def missing() -> list[Object]:
+        return [one for one in objects if not hashed[one] or not (blobs() / hashed[one]).exists()]
+
+    if not missing():
+        return hashed
+    # Of several processes that want the same, one downloads it. What it does not finish is removed by the next.
+    mark = files.digest_of(["incoming", *(one.mark for one in objects)])[:16]
+    with locked(mark):
+        hashed |= _sha256s(one for one in objects if not hashed[one])
+        incoming = s3_cache() / "incoming" / mark
+        files.remove(incoming)
+        incoming.mkdir(parents=True)
+
+        def arrived(one: Object, path: Path) -> None:
+            found = require_sha256(one, path, hashed[one])
+            keep(path, found)
+            hashed[one] = _remember(one, found)
+
+        try:
+            download([(one, incoming / one.mark) for one in missing()], uri, arrived)
+        finally:
+            files.remove(incoming)
+    return hashed
+
+
+def _sha256s(objects: Iterable[Object]) -> dict[Object, str]:
+    """Each object's sha256: as remembered, or as its uploader stated it; empty where neither is."""
+
+    def one_s(one: Object) -> str:
+        known = s3_cache() / "objects" / one.mark
+        if known.is_file():
+            return known.read_text()
+        stated = stated_sha256(one)
+        return _remember(one, stated) if stated else ""
+
+    objects = list(objects)
+    client()  # before threads race to make one
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(objects, pool.map(one_s, objects)))
+
+
+def _remember(one: Object, sha256: str) -> str:
+    with files.atomic(s3_cache() / "objects" / one.mark) as partial:
+        partial.write_text(sha256)
+    return sha256

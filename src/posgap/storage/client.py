@@ -1,0 +1,85 @@
+"""The connection to S3, and what goes wrong with it in one line.
+
+Endpoint, credentials and region come from boto3's usual places: AWS_ENDPOINT_URL (for MinIO and
+its kind), AWS_ACCESS_KEY_ID, AWS_PROFILE, the role of a pod, and so on.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from posgap.errors import PosgapError
+
+ATTEMPTS = 5
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the pod's role"
+_REFUSALS = {
+    "NoSuchBucket": "there is no such bucket",
+    "NoSuchKey": "there is no such object",
+    "404": "there is no such object",
+    "AccessDenied": "access denied: these credentials may not do this",
+    "403": "access denied: these credentials may not do this, or there is no such object",
+    "InvalidAccessKeyId": f"S3 does not know this access key; {_CREDENTIALS}",
+    "SignatureDoesNotMatch": f"the secret key is wrong; {_CREDENTIALS}",
+    "ExpiredToken": "the credentials have expired; get new ones",
+    "BadDigest": "checksum mismatch: what arrived is not what was sent; try again",
+    "PreconditionFailed": "it was changed while it was read; run the same command again",
+    "412": "it was changed while it was read; run the same command again",
+}
+
+
+def client() -> Any:
+    """boto3's client for S3 as the environment asks for it. It may be shared by threads."""
+    return _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))))
+
+
+@lru_cache(maxsize=4)
+def _client(environment: tuple) -> Any:
+    from boto3.session import Session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
+
+    patience = {"retries": {"total_max_attempts": ATTEMPTS, "mode": "standard"}, "connect_timeout": 10}
+    try:
+        return Session().client("s3", config=Config(**patience, read_timeout=60, max_pool_connections=32))
+    except (BotoCoreError, ValueError) as error:
+        raise PosgapError(f"S3: {_reason(error)}") from None
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turns what boto3 raises into a `PosgapError` of one line about `what`."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError
+    from s3transfer.exceptions import RetriesExceededError
+
+    try:
+        yield
+    except (Boto3Error, BotoCoreError, ClientError) as error:
+        raise PosgapError(f"{what}: {_reason(error)}") from None
+    except RetriesExceededError as error:
+        raise PosgapError(f"{what}: {_reason(error.last_exception)}") from None
+
+
+def refusal(error: Exception) -> str:
+    """S3's code for what it refused; empty where it did not answer."""
+    return getattr(error, "response", {}).get("Error", {}).get("Code", "")
+
+
+def _reason(error: Exception) -> str:
+    from botocore import exceptions
+
+    if code := refusal(error):
+        return _REFUSALS.get(code) or f"S3 refused: {code}: {error.response['Error'].get('Message', '')}"
+    if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+        return f"no AWS credentials; {_CREDENTIALS}"
+    if isinstance(error, exceptions.FlexibleChecksumError):
+        return "checksum mismatch: what arrived is not what S3 has; try again"
+    if isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError):
+        return f"S3 cannot be reached ({_first_line(error)}); is AWS_ENDPOINT_URL right, and is there a network?"
+    return _first_line(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,136 @@
+"""Folders that are made here and kept in S3."""
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.locations import Location, in_cache, is_uri
+from posgap.storage.cache import INCOMPLETE, MANIFEST, keep, locked
+from posgap.storage.client import client
+from posgap.storage.objects import Object, delete, listed, put, stated_sha256
+from posgap.storage.transfer import download, require_sha256, upload
+
+log = logging.getLogger(__name__)
+
+
+def twin(location: Location, kind: str = "outputs") -> Path:
+    """Where this machine writes what goes to a location: there, or, for a URI, in the cache."""
+    if not is_uri(location):
+        return Path(location)
+    return in_cache(kind, files.digest_of([client().meta.endpoint_url, location])[:16], location)
+
+
+def announce(location: Location) -> None:
+    """Says in S3 that a folder will come, where none is: before any work it is known that it can be written.
+
+    `PosgapError` where other things are, which the folder would replace.
+    """
+    if not is_uri(location):
+        return
+    names = {one.name for one in listed(location)}
+    if not names:
+        put(f"{location}/{INCOMPLETE}", b"")
+    elif not names & {MANIFEST, INCOMPLETE}:
+        raise PosgapError(f"{location}: holds what no stage wrote ({min(names)}); write to another place, or empty it")
+
+
+def publish(path: Path, uri: Location) -> None:
+    """Sends a file or folder to a URI; it then leaves its place for the cache. Does nothing where it is no URI."""
+    if not is_uri(uri):
+        return
+    hashed = send(path, uri)
+    for file in sorted(hashed, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
+        keep(file, hashed[file])
+    files.remove(path)
+
+
+def send(path: Path, uri: str) -> dict[Path, str]:
+    """Uploads a file or folder, files that S3 has already excepted; returns its files with their sha256s.
+
+    The manifest goes when everything else is there, and until then a mark tells whoever looks that the folder is
+    incomplete.
+    """
+    log.info("%s: uploading", uri)
+    if not path.is_dir():
+        sha256 = files.digest(path)
+        upload([(path, sha256, uri)], uri)
+        return {path: sha256}
+    hashed = {name: files.digest(path / name) for name in _names(path)}
+    there = {one.name: one for one in listed(uri)}
+    sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
+    put(f"{uri}/{INCOMPLETE}", b"")
+    delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
+    upload([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
+    if MANIFEST in hashed:
+        upload([(path / MANIFEST, hashed[MANIFEST], f"{uri}/{MANIFEST}")], uri)
+    delete([f"{uri}/{INCOMPLETE}"])
+    return {path / name: sha256 for name, sha256 in hashed.items()}
+
+
+class Kept:
+    """A folder of work under way, `folder` on this machine; where its location is in S3, kept there too.
+
+    On this machine alone, `push`, `pull` and the like do nothing.
+    """
+
+    def __init__(self, location: Location):
+        self.uri = location if is_uri(location) else ""
+        self.folder = twin(location, "work")
+
+    def __truediv__(self, name: str) -> "Kept":
+        below = Kept(self.folder / name)
+        below.uri = self.uri and f"{self.uri}/{name}"
+        return below
+
+    def names(self) -> list[str]:
+        """The files that S3 has."""
+        return [one.name for one in self._there()]
+
+    def push(self, paths: Iterable[Path]) -> None:
+        """Uploads files of the folder."""
+        if self.uri:
+            names = [path.relative_to(self.folder).as_posix() for path in paths]
+            upload([(self.folder / n, files.digest(self.folder / n), f"{self.uri}/{n}") for n in names], self.uri)
+
+    def pull(self) -> None:
+        """Brings what S3 has and this machine lacks, or has otherwise. A file is whole as soon as it has its name."""
+        if not self.uri:
+            return
+        with locked(files.digest_of([self.uri, str(self.folder)])[:16]):
+            incoming = self.folder / ".incoming"
+            files.remove(incoming)
+            incoming.mkdir(parents=True)
+
+            def arrived(one: Object, path: Path) -> None:
+                require_sha256(one, path, stated_sha256(one))
+                (self.folder / one.name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, self.folder / one.name)
+
+            try:
+                download([(one, incoming / one.mark) for one in self._there() if not self._has(one)], self.uri, arrived)
+            finally:
+                files.remove(incoming)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Deletes files from S3."""
+        if self.uri:
+            delete(f"{self.uri}/{name}" for name in names)
+
+    def remove(self) -> None:
+        """Deletes the folder, here and in S3."""
+        files.remove(self.folder)
+        self.drop(self.names())
+
+    def _there(self) -> list[Object]:
+        return listed(self.uri) if self.uri else []
+
+    def _has(self, one: Object) -> bool:
+        path = self.folder / one.name
+        return path.is_file() and path.stat().st_size == one.size and files.digest(path) == stated_sha256(one)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,102 @@
+"""The objects of S3 that a URI names: one, or all those below it."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from posgap.errors import PosgapError
+from posgap.files import digest_of
+from posgap.locations import SCHEME, split_uri
+from posgap.storage.client import client, explained, refusal
+
+SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
+DELETED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Object:
+    """One object as it was listed. `name` is its place below the URI, or its own name."""
+
+    bucket: str
+    key: str
+    name: str
+    size: int
+    etag: str
+    version_id: str = ""
+
+    @property
+    def uri(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.key}"
+
+    @property
+    def mark(self) -> str:
+        """Another one for other content, or another place: 16 hex digits."""
+        return digest_of([client().meta.endpoint_url, self.bucket, self.key, self.etag, self.size])[:16]
+
+
+def find(uri: str) -> list[Object]:
+    """The object that `uri` names, alone, or those below it; empty where there is nothing."""
+    alone = head(uri) if split_uri(uri)[1] else None
+    return [alone] if alone else listed(uri)
+
+
+def head(uri: str) -> Object | None:
+    """The object of this very name, or None."""
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    with explained(uri):
+        try:
+            answer = client().head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if refusal(error) in ("404", "NoSuchKey"):
+                return None
+            raise
+    name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
+    return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)
+
+
+def listed(uri: str) -> list[Object]:
+    """The objects below `uri`, by name."""
+    bucket, key = split_uri(uri)
+    prefix, found = f"{key}/" if key else "", []
+    with explained(uri):
+        for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for one in page.get("Contents", ()):
+                name = one["Key"].removeprefix(prefix)
+                if name.endswith("/") or not name:
+                    continue  # a folder's placeholder
+                if name.startswith("/") or re.search(r"(^|/)\.\.?(/|$)|//", name):
+                    raise PosgapError(f"{SCHEME}{bucket}/{one['Key']}: no name for a file; remove this object")
+                found.append(Object(bucket, one["Key"], name, one["Size"], one["ETag"].strip('"')))
+    return found
+
+
+def stated_sha256(one: Object) -> str:
+    """The sha256 in the object's metadata; empty where its uploader gave none."""
+    with explained(one.uri):
+        answer = client().head_object(Bucket=one.bucket, Key=one.key, IfMatch=f'"{one.etag}"')
+    return answer["Metadata"].get(SHA256, "")
+
+
+def put(uri: str, body: bytes) -> None:
+    """Writes a small object."""
+    bucket, key = split_uri(uri)
+    with explained(uri):
+        client().put_object(Bucket=bucket, Key=key, Body=body)
+
+
+def delete(uris: Iterable[str]) -> None:
+    """Deletes objects; those that are not there are no fault."""
+    keys: dict[str, list[str]] = {}
+    for uri in uris:
+        bucket, key = split_uri(uri)
+        keys.setdefault(bucket, []).append(key)
+    for bucket, all_of_it in keys.items():
+        for at in range(0, len(all_of_it), DELETED_AT_ONCE):
+            part = all_of_it[at : at + DELETED_AT_ONCE]
+            with explained(f"{SCHEME}{bucket}/{part[0]}"):
+                asked = {"Objects": [{"Key": key} for key in part], "Quiet": True}
+                answer = client().delete_objects(Bucket=bucket, Delete=asked)
+            for error in answer.get("Errors", ()):
+                raise PosgapError(f"{SCHEME}{bucket}/{error['Key']}: not deleted: {error['Code']}")

@@ -1,0 +1,88 @@
+"""Moving files to and from S3: in parts, several at once, in bounded memory, with progress."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from posgap.errors import PosgapError
+from posgap.files import digest
+from posgap.locations import split_uri
+from posgap.progress import meter
+from posgap.storage.client import client, explained
+from posgap.storage.objects import SHA256, Object
+
+MB = 1 << 20
+PART = 64 * MB  # of at most 10,000: objects up to 640 GB
+THREADS = 8  # and so at most THREADS parts in memory
+WORTH_SHOWING = 64 * MB
+
+
+def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable[[Object, Path], None]) -> None:
+    """Downloads objects to paths; calls `arrived` with each when it is whole.
+
+    An object that is no longer the one that was listed is not read.
+    """
+    from s3transfer.subscribers import BaseSubscriber
+
+    class Pinned(BaseSubscriber):
+        def __init__(self, one: Object):
+            self.one = one
+
+        def on_queued(self, future: Any, **_: Any) -> None:
+            # So that s3transfer asks for this size and this ETag, and not for what is there by then.
+            future.meta.provide_transfer_size(self.one.size)
+            future.meta.provide_object_etag(f'"{self.one.etag}"')
+
+    if not wanted:
+        return
+    ordered = sorted(wanted, key=lambda pair: pair[0].size)  # what is soon there is soon kept
+    # Only ranges are asked for by ETag, so even a small object is read as one.
+    with _transfers(f"download of {what}", sum(one.size for one, _ in ordered), threshold=1) as (manager, counting):
+        futures = [
+            manager.download(one.bucket, one.key, str(path), subscribers=[Pinned(one), counting])
+            for one, path in ordered
+        ]
+        for future, (one, path) in zip(futures, ordered):
+            with explained(one.uri):
+                future.result()
+            arrived(one, path)
+
+
+def require_sha256(one: Object, path: Path, stated: str) -> str:
+    """The sha256 of what arrived at `path`; `PosgapError` where the object's metadata stated another."""
+    found = digest(path)
+    if stated not in ("", found):
+        raise PosgapError(
+            f"{one.uri}: checksum mismatch: the sha256 is {found}, and {stated} in its metadata; upload it again"
+        )
+    return found
+
+
+def upload(files: Sequence[tuple[Path, str, str]], what: str) -> None:
+    """Uploads files, each with its sha256 and the URI it goes to; the sha256 stands in the object's metadata."""
+    if not files:
+        return
+    total = sum(path.stat().st_size for path, _, _ in files)
+    with _transfers(f"upload of {what}", total, threshold=PART) as (manager, counting):
+        futures = [
+            manager.upload(
+                str(path), *split_uri(uri), extra_args={"Metadata": {SHA256: sha256}}, subscribers=[counting]
+            )
+            for path, sha256, uri in files
+        ]
+        for future, (_, _, uri) in zip(futures, files):
+            with explained(uri):
+                future.result()
+
+
+@contextmanager
+def _transfers(what: str, total: int, threshold: int) -> Iterator[tuple[Any, Any]]:
+    """A transfer manager, and what counts the bytes it moves; files of `threshold` bytes move in parts."""
+    from boto3.s3.transfer import ProgressCallbackInvoker, TransferConfig, create_transfer_manager
+
+    settings = TransferConfig(multipart_threshold=threshold, multipart_chunksize=PART, max_concurrency=THREADS)
+    shown = meter(total, f"{what} (MB)", MB) if total >= WORTH_SHOWING else nullcontext(lambda more: None)
+    # An exception in it cancels what is under way, and aborts multipart uploads.
+    with shown as add, create_transfer_manager(client(), settings) as manager:
+        yield manager, ProgressCallbackInvoker(add)

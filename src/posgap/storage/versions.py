@@ -1,0 +1,124 @@
+"""Data versions: files and folders of one series, told apart by a date or a number in their names.
+
+`train-2026-11-20.jsonl.gz`, `v=2026-11-20/`, `v1.10.0/`. A folder counts when `manifest.json` or
+`_SUCCESS` says that it is complete; a file appears at once, and so counts as soon as it is there.
+The newest is the one of the highest date or number, whenever it was written.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from posgap.errors import PosgapError
+from posgap.locations import Location, as_location, is_uri, split_uri
+from posgap.storage.cache import INCOMPLETE, MANIFEST
+from posgap.storage.client import client, explained
+from posgap.storage.objects import head
+
+COMPLETE = (MANIFEST, "_SUCCESS")
+# A version ends a name, but for suffixes, or the slash of a folder; what stands before it is the series.
+_END = r"(?:/|(?:\.[A-Za-z][\w-]*)*)"
+_DATED = re.compile(rf"(?P<series>(?:.*\D)?)(?P<version>\d{{4}}-\d\d-\d\d(?:T\d\d-?\d\d(?:-?\d\d)?Z?)?){_END}")
+_NUMBERED = re.compile(rf"(?P<series>(?:.*[-_=])?v?)(?P<version>\d+(?:\.\d+){{0,3}}){_END}")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version: its name, like `2026-11-20` or `1.10.0`, and where it is."""
+
+    name: str
+    location: Location
+    series: str
+    is_folder: bool
+
+    @property
+    def order(self) -> tuple[bool, list[int]]:
+        """Dates stand apart from numbers; 1.10 comes after 1.9, and 1.2 before 1.2.0."""
+        if _is_date(self.name):
+            return True, [int(re.sub(r"\D", "", self.name).ljust(len("YYYYmmddHHMMSS"), "0"))]
+        return False, [int(digits) for digits in self.name.split(".")]
+
+    def is_complete(self) -> bool:
+        return not self.is_folder or (
+            any(_is_there(self.location, name) for name in COMPLETE) and not _is_there(self.location, INCOMPLETE)
+        )
+
+
+def newest(prefix: str) -> Version:
+    """The newest complete version whose place begins with `prefix`, on this machine or in S3.
+
+    `prefix` is a folder, a folder and the beginning of names in it, or a file or complete folder
+    that holds no versions and so is the one there is. `PosgapError` where there is none, or where
+    names of several series, dates beside numbers, or two of one version leave open which is newest.
+    """
+    names, beginning = list(_entries(prefix)), prefix.rpartition("/")[2]
+    if beginning and f"{beginning}/" in names:
+        return newest(f"{prefix}/")
+    if beginning in names:
+        return _itself(prefix)
+    found = [version for name in names if (version := parse(prefix, name))]
+    if not found and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
+        return _itself(prefix)
+    if len(series := {version.series for version in found}) > 1:
+        named = ", ".join(sorted(series))
+        raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
+    if len({version.order[0] for version in found}) > 1:
+        raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
+    for version in sorted(found, key=lambda version: version.order, reverse=True):
+        if version.is_complete():
+            same = [one for one in found if one.order == version.order and one.is_complete()]
+            if len(same) > 1:
+                named = " and ".join(sorted(str(one.location) for one in same))
+                raise PosgapError(f"{prefix}: {named} are one version: remove one, or give more of its name")
+            return version
+    told = f"of {len(found)} none is complete" if found else "no file or folder there is named by a date or number"
+    raise PosgapError(f"{prefix}: no data version: {told} ({' or '.join(COMPLETE)} completes a folder)")
+
+
+def _itself(prefix: str) -> Version:
+    place = prefix.rstrip("/")
+    name = place.rpartition("/")[2]
+    return parse(place, name) or Version(name, as_location(place), "", place != prefix)
+
+
+def parse(prefix: str, name: str) -> Version | None:
+    """The version that an entry is, a folder where it ends in a slash; None where its name holds no version."""
+    parts = _DATED.fullmatch(name) or _NUMBERED.fullmatch(name)
+    if not parts or name.startswith(".") or (parts.re is _DATED and not _is_date(parts["version"])):
+        return None
+    folder = prefix[: prefix.rfind("/") + 1]
+    return Version(parts["version"], as_location(folder + name.rstrip("/")), parts["series"], name.endswith("/"))
+
+
+def _is_date(version: str) -> bool:
+    try:
+        return "-" in version and bool(date.fromisoformat(version[:10]))
+    except ValueError:
+        return False
+
+
+def _entries(prefix: str) -> Iterator[str]:
+    """Names of what begins with `prefix`, without the folder it is in; folders end in a slash."""
+    if not is_uri(prefix):
+        folder, slash, beginning = prefix.rpartition("/")
+        at = Path(folder + slash)
+        if not at.is_dir():
+            raise PosgapError(f"{prefix}: no such folder")
+        for path in at.iterdir():
+            if path.name.startswith(beginning):
+                yield path.name + ("/" if path.is_dir() else "")
+        return
+    bucket, key = split_uri(prefix)
+    start = key.rfind("/") + 1
+    with explained(prefix):
+        pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
+        for page in pages:
+            yield from (one["Prefix"][start:] for one in page.get("CommonPrefixes", ()))
+            # A folder's placeholder has no name below it.
+            yield from (one["Key"][start:] for one in page.get("Contents", ()) if one["Key"][start:])
+
+
+def _is_there(folder: Location, name: str) -> bool:
+    return head(f"{folder}/{name}") is not None if is_uri(folder) else (Path(folder) / name).is_file()

@@ -1,0 +1,251 @@
+"""A small local KFP server: the v2beta1 API for experiments, runs and recurring runs, which refuses what the real one
+would: payloads that are not as the API's models say, pipelines that are no pipeline specs, cron it cannot parse.
+"""
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from urllib.parse import parse_qsl, urlsplit
+
+import kfp_server_api
+from google.protobuf import json_format
+from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+
+KINDS = {"str": str, "bool": bool, "int": int, "object": dict}
+VALUES = {
+    "STRING": str,
+    "NUMBER_INTEGER": (int, float),
+    "NUMBER_DOUBLE": (int, float),
+    "BOOLEAN": bool,
+    "LIST": list,
+    "STRUCT": dict,
+}
+CRON_BOUNDS = [(0, 59), (0, 59), (0, 23), (1, 31), (1, 12), (0, 6)]
+
+
+class Bad(Exception):
+    """What the server refuses, with its HTTP status."""
+
+    def __init__(self, complaint: str, status: int = 400):
+        super().__init__(complaint)
+        self.status = status
+
+
+def conforms(value: object, kind: str, where: str = "body") -> None:
+    """Raises `Bad` where a JSON value is not what the API's models say."""
+    if found := re.fullmatch(r"list\[(.+)\]", kind):
+        for number, each in enumerate(value):
+            conforms(each, found[1], f"{where}[{number}]")
+    elif found := re.fullmatch(r"dict\(str, (.+)\)", kind):
+        if not isinstance(value, dict):
+            raise Bad(f"{where}: {value!r} is no object")
+    elif kind in KINDS:
+        if not isinstance(value, KINDS[kind]):
+            raise Bad(f"{where}: {value!r} is no {kind}")
+    elif allowed := getattr(getattr(kfp_server_api, kind), "allowable_values", None):
+        if value not in allowed:
+            raise Bad(f"{where}: {value!r} is none of {allowed}")
+    else:
+        model = getattr(kfp_server_api, kind)
+        types = {model.attribute_map[name]: of for name, of in model.openapi_types.items()}
+        for key, inner in value.items():
+            if key not in types:
+                raise Bad(f"{where}.{key}: {kind} has no such field")
+            conforms(inner, types[key], f"{where}.{key}")
+
+
+def runnable(body: dict) -> None:
+    """Raises `Bad` unless the body has a pipeline spec and arguments that it takes."""
+    source = body.get("pipeline_spec")
+    if not source:
+        raise Bad("a pipeline source is required")
+    both = source if "pipeline_spec" in source else {"pipeline_spec": source}
+    try:
+        spec = json_format.ParseDict(both["pipeline_spec"], PipelineSpec())
+        json_format.ParseDict(both.get("platform_spec", {}), PlatformSpec())
+    except json_format.ParseError as error:
+        raise Bad(f"invalid pipeline spec: {error}") from None
+    known = spec.root.input_definitions.parameters
+    given = body.get("runtime_config", {}).get("parameters", {})
+    for name, value in given.items():
+        if name not in known:
+            raise Bad(f"unknown parameter {name}")
+        kind = json_format.MessageToDict(known[name])["parameterType"]
+        if not isinstance(value, VALUES[kind]) or (kind.startswith("NUMBER") and isinstance(value, bool)):
+            raise Bad(f"parameter {name}: {value!r} is no {kind}")
+    for name, parameter in known.items():
+        if name not in given and not parameter.is_optional and not parameter.HasField("default_value"):
+            raise Bad(f"parameter {name} is required")
+
+
+def cron_parses(text: str) -> None:
+    """Raises `Bad` for what robfig/cron 1.2, KFP's parser, does not take. It takes five fields, as second to month."""
+    fields = text.split()
+    if not 5 <= len(fields) <= 6:
+        raise Bad(f"Schedule cron is not a supported format: Expected 5 to 6 fields, found {len(fields)}: {text}")
+    for field, (low, high) in zip(fields, CRON_BOUNDS):
+        for number in re.findall(r"(?<![/0-9])\d+", field):
+            if not low <= int(number) <= high:
+                raise Bad(f"Schedule cron is not a supported format: {number} is not in {low}..{high}")
+
+
+class Server:
+    """What the server holds, what it saw, and how it answers.
+
+    `misbehave(method, path, times)` is called with how often that was asked before; it returns None for a proper
+    answer, seconds to hang, or (status, headers, body); with a fourth item, true, it does as asked before that.
+    `states` are a run's states from one look to the next, and `tasks` its tasks as reported.
+    """
+
+    def __init__(self, token: str = "", misbehave: Callable = lambda method, path, times: None):
+        self.token, self.misbehave = token, misbehave
+        self.states, self.tasks, self.page_size = ["SUCCEEDED"], [], 100
+        self.experiments: dict[str, dict] = {}
+        self.runs: dict[str, dict] = {}
+        self.schedules: dict[str, dict] = {}
+        self.deleted: list[tuple[str, str]] = []
+        self.seen: Counter[tuple[str, str]] = Counter()
+        self.tokens: list[str] = []
+        self.ids, self.lock, self.url = count(1), threading.Lock(), ""
+
+    def reply(self, method: str, target: str, headers: dict, body: dict | None) -> tuple[int, dict, str]:
+        address = urlsplit(target)
+        with self.lock:
+            times = self.seen[method, address.path]
+            self.seen[method, address.path] += 1
+            wrong = self.misbehave(method, address.path, times)
+            self.tokens.append(headers.get("authorization", ""))
+            if isinstance(wrong, tuple) and len(wrong) == 3:
+                return wrong
+            try:
+                if self.token and headers.get("authorization") != f"Bearer {self.token}":
+                    raise Bad("Unauthenticated: Request header error: there is no user identity header.", 401)
+                done = 200, {}, json.dumps(self.answer(method, address.path, dict(parse_qsl(address.query)), body))
+            except Bad as error:
+                detail = {"@type": "type.googleapis.com/google.rpc.Status", "code": 3, "message": str(error)}
+                told = {"code": 3, "message": f"Failed to do it: {error}", "details": [detail]}
+                done = error.status, {}, json.dumps(told)
+        if isinstance(wrong, tuple):
+            return wrong[:3]
+        time.sleep(wrong or 0)
+        return done
+
+    def answer(self, method: str, path: str, query: dict, body: dict | None) -> dict:
+        _, version, kind, *rest = path.strip("/").split("/")
+        if version != "v2beta1" or kind not in ("experiments", "runs", "recurringruns"):
+            raise Bad("Not Found", 404)
+        held = {"experiments": self.experiments, "runs": self.runs, "recurringruns": self.schedules}[kind]
+        if not rest:
+            return getattr(self, f"create_{kind}")(body) if method == "POST" else self.listed(kind, held, query)
+        key, _, verb = rest[0].partition(":")
+        if key not in held:
+            raise Bad(f"{kind} {key} not found", 404)
+        if method == "DELETE":
+            return self.delete(key, query)
+        if verb:
+            held[key] |= {"status": f"{verb.upper()}D", "mode": verb.upper()}
+            return {}
+        if kind == "runs":
+            held[key]["state"] = self.states[0]
+            self.states = self.states[1:] or self.states
+        return held[key]
+
+    def new(self, held: dict, id_field: str, body: dict) -> dict:
+        number = next(self.ids)
+        key = f"{number:08d}-0000-4000-8000-000000000000"
+        held[key] = body | {id_field: key, "created_at": f"2026-11-21T12:00:{number % 60:02d}Z"}
+        return held[key]
+
+    def create_experiments(self, body: dict) -> dict:
+        conforms(body, "V2beta1Experiment")
+        if any(one["display_name"] == body["display_name"] for one in self.experiments.values()):
+            raise Bad(f"experiment {body['display_name']} already exists", 409)
+        return self.new(self.experiments, "experiment_id", body)
+
+    def create_runs(self, body: dict) -> dict:
+        conforms(body, "V2beta1Run")
+        self.belongs(body)
+        runnable(body)
+        return self.new(self.runs, "run_id", body | {"state": "PENDING"})
+
+    def create_recurringruns(self, body: dict) -> dict:
+        conforms(body, "V2beta1RecurringRun")
+        self.belongs(body)
+        runnable(body)
+        if body.get("mode") not in ("ENABLE", "DISABLE"):
+            raise Bad("mode is required")
+        if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
+            raise Bad("Max concurrency of a recurring run must be at least 1 and at most 10")
+        cron_parses(body["trigger"]["cron_schedule"]["cron"])
+        return self.new(self.schedules, "recurring_run_id", body | {"status": f"{body['mode']}D"})
+
+    def belongs(self, body: dict) -> None:
+        if not body.get("display_name"):
+            raise Bad("name cannot be empty")
+        if body.get("experiment_id") not in self.experiments:
+            raise Bad(f"experiment {body.get('experiment_id')} not found", 404)
+
+    def listed(self, kind: str, held: dict, query: dict) -> dict:
+        found = list(reversed(held.values()))
+        if "experiment_id" in query:
+            found = [one for one in found if one["experiment_id"] == query["experiment_id"]]
+        for predicate in json.loads(query.get("filter", "{}")).get("predicates", []):
+            assert predicate["operation"] == 1
+            found = [one for one in found if one.get(predicate["key"]) == predicate["stringValue"]]
+        start = int(query.get("page_token") or 0)
+        end = start + min(int(query["page_size"]), self.page_size)
+        more = {"next_page_token": str(end)} if end < len(found) else {}
+        return {"recurringRuns" if kind == "recurringruns" else kind: found[start:end], "total_size": len(found)} | more
+
+    def delete(self, key: str, query: dict) -> dict:
+        policy = query.get("propagation_policy", "")
+        self.deleted.append((self.schedules.pop(key)["display_name"], policy))
+        for run in self.runs.values():
+            # A server before 2.16 knows no policy, and Kubernetes removes what the schedule owns.
+            if run.get("recurring_run_id") == key and run["state"] == "RUNNING":
+                run["state"] = "CANCELED"
+        return {}
+
+
+@contextmanager
+def served(server: Server) -> Iterator[Server]:
+    """Serves on a free port of this machine, at `server.url`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _any(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length)) if length else None
+            lower = {name.lower(): value for name, value in self.headers.items()}
+            status, headers, text = server.reply(self.command, self.path, lower, body)
+            content = text.encode()
+            try:
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(content)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True  # the client did not wait
+
+        do_GET = do_POST = do_DELETE = _any
+
+        def log_message(self, *_):
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{http.server_port}"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()

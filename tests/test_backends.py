@@ -1,0 +1,62 @@
+"""The same sweep gives the same predictions through every backend; tests/test_vllm.py has vLLM's."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import kv_example
+from endpoint import Endpoint, served
+from test_generation import llama
+
+from posgap.config import SweepConfig
+from posgap.files import read_jsonl
+from posgap.models import load_model, load_tokenizer, save_model
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+TEMPLATE = "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"
+
+
+def sweep_options(folder: Path, model: Path | str, **more) -> dict:
+    """A sweep of six examples of eight records, judged strictly, so that equal predictions are no matter of course."""
+    write_examples(folder / "e.jsonl", [kv_example(i, 8) for i in range(6)])
+    shared = {"examples": folder / "e.jsonl", "model": str(model), "n_docs": 8, "max_new_tokens": 6}
+    return {**shared, "metric": "em", "dtype": "float32", "resamples": 100, **more}
+
+
+def predictions(folder: Path) -> list[dict]:
+    rows = [row for _, row in read_jsonl(folder / "predictions.jsonl")]
+    assert len({row["response"] for row in rows}) > 24  # of 48: the model is no parrot
+    return rows
+
+
+class Served:
+    """A server's model: greedy, a token at a time, without a cache; its own tokenizer and chat template."""
+
+    def __init__(self, folder: Path, chat: bool):
+        self.model, self.tokenizer, self.chat = load_model(str(folder), "float32"), load_tokenizer(str(folder)), chat
+
+    @torch.inference_mode()
+    def __call__(self, text: str) -> str:
+        turns = [{"role": "user", "content": text}]
+        prompt = (
+            self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+            if self.chat
+            else self.tokenizer(text)["input_ids"]
+        )
+        ids = list(prompt)
+        while len(ids) < len(prompt) + 6 and ids[-1] != self.tokenizer.eos_token_id:
+            ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+def test_an_endpoint_gives_the_predictions_of_the_model_it_serves(endpoint, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE if endpoint == "chat" else None)
+    save_model(llama(), tokenizer, tmp_path / "model")
+    here = sweep(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model")))
+    with served(Endpoint(Served(tmp_path / "model", endpoint == "chat"))) as server:
+        asked = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint)
+        there = sweep(SweepConfig(out=tmp_path / "there", **asked))
+    assert predictions(here) == predictions(there)
+    assert server.seen.total() == 48

@@ -1,0 +1,151 @@
+"""infra/images: what can be said of the images without building them. tests/test_containers.py builds one."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from packaging.requirements import Requirement
+from posgap.components.wrapper import CPU, image
+
+IMAGES = ROOT / "infra" / "images"
+TEXT = (IMAGES / "Dockerfile").read_text()
+TARGETS = ("cpu", "gpu-train", "gpu-serve")
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """Of each stage its base and its instructions, continued lines joined."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    lines = [line for line in re.sub(r"\\\n\s*", "", TEXT).splitlines() if line and not line.startswith("#")]
+    for line in lines:
+        if start := re.match(r"FROM (\S+) AS (\S+)", line):
+            instructions = found.setdefault(start[2], (start[1], []))[1]
+        elif found:
+            instructions.append(line)
+    return found
+
+
+def inherited(name: str) -> list[str]:
+    """The instructions of a stage after those of the stages it is built on."""
+    base, instructions = stages()[name]
+    return (inherited(base) if base in stages() else []) + instructions
+
+
+def test_hadolint_finds_nothing():
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run(
+        [hadolint, "--config", IMAGES / ".hadolint.yaml", IMAGES / "Dockerfile"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_every_base_is_pinned_by_tag_and_digest():
+    given = dict(re.findall(r"^ARG (\w+)=(\S+)$", TEXT.split("FROM", 1)[0], re.MULTILINE))
+    for base, _ in stages().values():
+        if base not in stages():
+            name = re.fullmatch(r"\$\{(\w+)\}", base)[1]
+            assert re.fullmatch(r"docker\.io/\S+:[\w.-]+@sha256:[0-9a-f]{64}", given[name]), base
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_is_labelled_and_runs_as_nobody_s_root(target):
+    instructions = inherited(target)
+    assert [i for i in instructions if i.startswith("USER")][-1] == instructions[-1] == "USER 10001:10001"
+    labels = " ".join(i for i in instructions if i.startswith("LABEL"))
+    for label in ("title", "description", "version", "revision", "source", "licenses"):
+        assert f"org.opencontainers.image.{label}=" in labels
+    assert f'title="posgap-{target}"' in labels
+    assert 'ENTRYPOINT ["posgap"]' in instructions
+
+
+def test_nothing_is_downloaded_but_packages_and_no_secret_is_kept():
+    everything = [i for _, instructions in stages().values() for i in instructions]
+    assert not [i for i in everything if i.startswith("ADD") or re.search(r"\b(curl|wget|git clone)\b", i)]
+    assert not re.search(r"(?i)^(ARG|ENV)\b.*(password|token|secret|_key)", TEXT, re.MULTILINE)
+    # Whatever installs may be told of a package index, by a file that no layer keeps; nothing is in a final stage.
+    for name, (_, instructions) in stages().items():
+        installs = [i for i in instructions if re.search(r"\bpip (install|wheel|download)", i)]
+        assert all(i.startswith("RUN --mount=type=secret,id=pip,target=/etc/pip.conf") for i in installs)
+        assert not (installs and name in TARGETS)
+
+
+def test_what_is_installed_is_constrained():
+    for instruction in (i for _, instructions in stages().values() for i in instructions):
+        for install in re.findall(r"\bpip install [^&]*", instruction):
+            assert "--constraint" in install or "cyclonedx-bom==" in install, install
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (IMAGES / "gpu-serve.txt").read_text(), re.MULTILINE))
+    ours = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert pinned["vllm"] == "0.32.0" and pinned["torch"] == ours["torch"]
+    assert {name: pinned[name] for name in ("kfp", "boto3")} == {name: ours[name] for name in ("kfp", "boto3")}
+    assert pinned["mlflow-skinny"] == ours["mlflow"]
+
+
+def test_only_gpu_images_hold_a_compiler():
+    def compilers(target):
+        return [i for i in inherited(target) if re.search(r" (g\+\+|gcc|build-essential) ", i)]
+
+    assert not compilers("cpu") and compilers("gpu-train") and compilers("gpu-serve")
+
+
+def test_the_context_holds_what_is_built_and_nothing_else():
+    lines = (ROOT / ".dockerignore").read_text().split()
+    assert lines[0] == "*"
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert all((ROOT / each).exists() for each in allowed)
+    packages = re.search(r"package-dir\](.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
+    for folder in re.findall(r'= "(\S+)"', packages):
+        assert any(folder == each or folder.startswith(f"{each}/") for each in allowed), folder
+
+
+def test_the_dependencies_of_extras_are_all_there():
+    command = [sys.executable, IMAGES / "requirements.py", "test"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names = {Requirement(line).name for line in done.stdout.splitlines()}
+    assert {"torch", "kfp", "pytest", "deepspeed", "cma", "kubeflow"} <= names and "posgap" not in names
+
+
+def test_the_pipeline_and_the_cluster_take_the_images_that_are_built():
+    repository, tag = image(CPU).rsplit(":", 1)
+    registry = repository.removesuffix("/posgap-cpu")
+    assert f"REGISTRY=${{REGISTRY:-{registry}}}" in (IMAGES / "images.sh").read_text()
+    wanted = yaml.safe_load((ROOT / "infra" / "kubernetes" / "images" / "kustomization.yaml").read_text())["images"]
+    wanted = [each for each in wanted if each["name"].startswith("posgap-")]
+    ours = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in wanted}
+    assert ours == {name: f"{registry}/{name}:{tag}" for name in ours}
+    assert {name.removeprefix("posgap-") for name in ours} <= set(TARGETS)
+
+
+def test_the_script_takes_the_engine_that_works_and_says_what_is_wrong(tmp_path):
+    """Engines are stood in for by scripts: what is looked at is which one is called, and how."""
+    shutil.copytree(IMAGES, tmp_path / "infra" / "images")
+    (tmp_path / "src" / "posgap").mkdir(parents=True)
+    (tmp_path / "src" / "posgap" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "docker").write_text("#!/bin/sh\nexit 1\n")  # installed, and no daemon
+    (tools / "podman").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\necho sbom\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+
+    def images(*words, **environment):
+        path = {"PATH": f"{tools}:/usr/bin:/bin", **environment}
+        script = tmp_path / "infra" / "images" / "images.sh"
+        return subprocess.run([script, *words], env=path, capture_output=True, text=True)
+
+    done = images("build", "cpu", REGISTRY="here/we", BUILD_FLAGS="--no-cache --pull")
+    assert done.returncode == 0, done.stderr
+    build = next(call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith("build"))
+    assert "--target cpu --tag here/we/posgap-cpu:1.2.3 --build-arg VERSION=1.2.3" in build
+    assert build.endswith("--no-cache --pull .")
+    assert (tmp_path / "build" / "images" / "cpu.cdx.json").read_text() == "sbom\n"
+    for words, environment, said in (
+        (["build", "tpu"], {}, "tpu: no such image; cpu, gpu-train or gpu-serve"),
+        (["built"], {}, "say build or check"),
+        (["build"], {"ENGINE": "docker"}, "docker: not installed, or its daemon is not running"),
+    ):
+        done = images(*words, **environment)
+        assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,183 @@
+"""infra/kubernetes: what both overlays render to is valid, and agrees with itself and with posgap."""
+
+import copy
+import re
+import shutil
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from manifests import (
+    CLUSTER_SCOPED,
+    KUBERNETES,
+    containers,
+    custom_kinds,
+    each_overlay,
+    env_from,
+    needs_kubectl,
+    of_kind,
+    overlay,
+    pod_templates,
+    render,
+    tolerates,
+    validate,
+)
+from posgap.components.wrapper import CPU, image
+
+from posgap import __version__
+
+pytestmark = needs_kubectl
+REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)
+
+
+@each_overlay
+def test_every_manifest_is_valid(name):
+    for manifest in overlay(name):
+        validate(manifest)
+    assert custom_kinds().keys() & {(each["apiVersion"], each["kind"]) for each in overlay(name)}
+
+
+def test_no_schema_is_without_a_manifest():
+    used = {(each["apiVersion"], each["kind"]) for name in ("local", "aws") for each in overlay(name)}
+    assert custom_kinds().keys() <= used
+
+
+@pytest.mark.parametrize(
+    "kind, path, value",
+    [
+        ("Deployment", "spec.template.spec.containers.0.imagePullPolice", "Always"),
+        ("Deployment", "spec.replicas", "one"),
+        ("NetworkPolicy", "spec.policyTypes", "Egress"),
+        ("NodePool", "spec.disruption.consolidationPolicy", "WhenUnused"),
+        ("NodePool", "spec.template.metadata.labels", {"karpenter.sh/pool": "train"}),
+        ("NodePool", "spec.template.spec.requirements.0", {"key": "kubernetes.io/arch", "operator": "In"}),
+        ("EC2NodeClass", "spec.amiSelectorTerms.0.alias", "latest"),
+        ("ResourceFlavor", "spec.tolerations.0.value", "true"),
+        ("ClusterQueue", "spec.resourceGroups.0.flavors.0.resources.0.nominalQuota", "many"),
+        ("LocalQueue", "spec.clusterqueue", "posgap-gpu"),
+        ("LocalQueue", "metadata.label", {}),
+        ("LocalQueue", "apiVersion", "kueue.x-k8s.io/v1"),
+        ("ClusterTrainingRuntime", "spec.mlPolicy.torch.numProcPerNode", "auto"),
+        (
+            "ClusterTrainingRuntime",
+            "spec.template.spec.replicatedJobs.0.template.spec.template.spec.containers.0.env.0",
+            {"nam": "HOME"},
+        ),
+        ("SecretStore", "spec.provider.aws.service", "S3"),
+        ("ExternalSecret", "spec.data.0.remoteRef", {"property": "username"}),
+    ],
+)
+def test_a_broken_manifest_is_refused(kind, path, value):
+    manifest = copy.deepcopy(next(iter(of_kind(overlay("aws"), kind).values())))
+    validate(manifest)
+    place, *rest, last = manifest, *path.split(".")
+    for step in rest:
+        place = place[int(step) if step.isdigit() else step]
+    place[int(last) if last.isdigit() else last] = value
+    with pytest.raises(REFUSED):
+        validate(manifest)
+
+
+@each_overlay
+def test_objects_are_in_the_namespace_or_in_none(name):
+    for manifest in overlay(name):
+        schema = custom_kinds().get((manifest["apiVersion"], manifest["kind"]))
+        cluster = schema["scope"] == "Cluster" if schema else manifest["kind"] in CLUSTER_SCOPED
+        assert manifest["metadata"].get("namespace") == (None if cluster else "posgap"), manifest["metadata"]
+    labels = of_kind(overlay(name), "Namespace")["posgap"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+@each_overlay
+def test_images_are_pinned_in_one_place_to_this_version(name):
+    known = {
+        f"{each['newName']}:{each['newTag']}"
+        for each in yaml.safe_load((KUBERNETES / "images/kustomization.yaml").read_text())["images"]
+    }
+    used = {each["image"] for pod in pod_templates(overlay(name)).values() for each in containers(pod["spec"])}
+    assert used <= known and image(CPU) in used
+    ours = {image for image in used if "/posgap/" in image}
+    assert ours == {f"ghcr.io/posgap/posgap-{kind}:{__version__}" for kind in ("cpu", "gpu-train")}
+
+
+def gpus(objects: list[dict]) -> dict[str, int]:
+    """The queue's GPUs by flavor."""
+    (group,) = of_kind(objects, "ClusterQueue")["posgap-gpu"]["spec"]["resourceGroups"]
+    return {
+        flavor["name"]: int(resource["nominalQuota"])
+        for flavor in group["flavors"]
+        for resource in flavor["resources"]
+        if resource["name"] == "nvidia.com/gpu"
+    }
+
+
+def test_training_pods_go_to_the_gpu_pools():
+    objects = overlay("aws")
+    pod = pod_templates(objects)["ClusterTrainingRuntime posgap-deepspeed"]["spec"]
+    pools = {name: pool["spec"]["template"] for name, pool in of_kind(objects, "NodePool").items()}
+    for name in gpus(objects):
+        assert pools[name]["spec"]["taints"]
+        assert all(tolerates(pod, taint) and not tolerates({}, taint) for taint in pools[name]["spec"]["taints"])
+    assert pod["nodeSelector"].items() <= pools["posgap-train"]["metadata"]["labels"].items()
+    assert "taints" not in pools["posgap-cpu"]["spec"]
+
+
+def test_queue_and_pools_agree_on_the_gpus():
+    objects = overlay("aws")
+    pools, flavors = of_kind(objects, "NodePool"), of_kind(objects, "ResourceFlavor")
+    assert gpus(objects) == {name: int(pools[name]["spec"]["limits"]["nvidia.com/gpu"]) for name in flavors}
+    for name, flavor in flavors.items():
+        template = pools[name]["spec"]["template"]
+        assert flavor["spec"]["nodeLabels"].items() <= template["metadata"]["labels"].items()
+        assert all(tolerates(flavor["spec"], taint) for taint in template["spec"]["taints"])
+
+
+@each_overlay
+def test_the_queue_admits_what_a_training_pod_requests(name):
+    objects = overlay(name)
+    (group,) = of_kind(objects, "ClusterQueue")["posgap-gpu"]["spec"]["resourceGroups"]
+    pod = pod_templates(objects)["ClusterTrainingRuntime posgap-deepspeed"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"].keys() <= set(group["coveredResources"])
+    for flavor in group["flavors"]:
+        assert [resource["name"] for resource in flavor["resources"]] == group["coveredResources"]
+        assert flavor["name"] in of_kind(objects, "ResourceFlavor")
+    hard = of_kind(objects, "ResourceQuota")["posgap"]["spec"]["hard"]
+    assert int(hard["requests.nvidia.com/gpu"]) == sum(gpus(objects).values())
+    assert of_kind(objects, "LocalQueue")["posgap-gpu"]["spec"]["clusterQueue"] == "posgap-gpu"
+
+
+@each_overlay
+def test_what_pods_refer_to_exists(name):
+    objects = overlay(name)
+    maps = of_kind(objects, "ConfigMap")
+    assert {"MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "AWS_ENDPOINT_URL"} <= maps["posgap-env"]["data"].keys()
+    for pod in pod_templates(objects).values():
+        spec = pod["spec"]
+        assert spec["priorityClassName"] in of_kind(objects, "PriorityClass")
+        assert spec.get("serviceAccountName", "default") in of_kind(objects, "ServiceAccount")
+        for container in containers(spec):
+            assert env_from(container, "configMapRef") <= maps.keys()
+            mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+            assert mounted <= {volume["name"] for volume in spec["volumes"]}
+
+
+def test_mlflow_serves_the_name_that_clients_use():
+    for name in ("local", "aws"):
+        server = pod_templates(overlay(name))["Deployment mlflow"]["spec"]["containers"][0]
+        (hosts,) = [word.split("=")[1].split(",") for word in server["command"] if word.startswith("--allowed-hosts=")]
+        uri = of_kind(overlay(name), "ConfigMap")["posgap-env"]["data"]["MLFLOW_TRACKING_URI"]
+        assert uri.removeprefix("http://") in hosts
+
+
+def test_settings_of_an_account_reach_every_place(tmp_path):
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes/overlays/aws/settings.env"
+    settings = dict(line.split("=") for line in file.read_text().splitlines() if not line.startswith("#"))
+    file.write_text("".join(f"{setting}=own-{setting.lower()}\n" for setting in settings))
+    text = yaml.safe_dump_all(render(file.parent))
+    for setting, value in settings.items():
+        assert f"own-{setting.lower()}" in text
+        assert not re.search(rf"\b{setting}\b", text)
+        assert setting == "CLUSTER" or value not in text
+    assert "settings" not in of_kind(overlay("aws"), "ConfigMap")

@@ -1,0 +1,131 @@
+"""The commands of the MLflow Deployment, as rendered, against a real PostgreSQL and an S3 server."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import boto3
+import httpx2
+import mlflow
+import pytest
+from manifests import needs_kubectl, of_kind, overlay, pod_templates
+from moto.server import ThreadedMotoServer
+
+BINARIES = next((file.parent for file in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
+pytestmark = [
+    pytest.mark.slow,
+    needs_kubectl,
+    pytest.mark.skipif(BINARIES is None, reason="no PostgreSQL below /usr/lib/postgresql (Debian: postgresql)"),
+]
+SECRETS = {
+    # A password that would have to be escaped in a URI.
+    "posgap-mlflow-db": {"PGUSER": "mlflow", "PGPASSWORD": "p@ss/wo%rd"},
+    "posgap-s3": {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"},
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(container: dict, maps: dict) -> dict[str, str]:
+    """The variables that the kubelet would give a container."""
+    made = {}
+    for source in container.get("envFrom", []):
+        name = next(iter(source.values()))["name"]
+        made |= maps[name]["data"] if "configMapRef" in source else SECRETS[name]
+    for variable in container.get("env", []):
+        reference = variable["valueFrom"]["configMapKeyRef"]
+        made[variable["name"]] = maps[reference["name"]]["data"][reference["key"]]
+    return made
+
+
+@pytest.fixture
+def database():
+    """The port of a PostgreSQL with an empty database `mlflow`."""
+    folder = tempfile.mkdtemp(prefix="posgap-postgres-")
+    user = "nobody" if os.getuid() == 0 else None  # it refuses to run as root
+    if user:
+        shutil.chown(folder, user)
+
+    def run(program, *words):
+        arguments = [BINARIES / program, "-D", f"{folder}/data", *words]
+        subprocess.run(arguments, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+
+    secret = SECRETS["posgap-mlflow-db"]
+    (Path(folder) / "password").write_text(secret["PGPASSWORD"])
+    run("initdb", "-U", secret["PGUSER"], f"--pwfile={folder}/password", "-A", "scram-sha-256")
+    port = free_port()
+    run("pg_ctl", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -k {folder} -h 127.0.0.1", "start")
+    login = os.environ | secret | {"PGHOST": "127.0.0.1", "PGPORT": str(port)}
+    subprocess.run([BINARIES / "createdb", "mlflow"], env=login, check=True)
+    yield port
+    run("pg_ctl", "-m", "immediate", "stop")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bucket_server():
+    server = ThreadedMotoServer(port=free_port(), verbose=False)
+    server.start()
+    yield f"http://127.0.0.1:{server._port}"
+    server.stop()
+
+
+@contextmanager
+def running(command: list[str], variables: dict, url: str):
+    """A server, once it answers at `url`."""
+    process = subprocess.Popen(command, env=variables, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 180  # what the startup probe allows
+        while True:
+            try:
+                httpx2.get(url, timeout=1).raise_for_status()
+                break
+            except httpx2.HTTPError:
+                assert process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.5)
+        yield
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+
+def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_bucket(
+    database, bucket_server, tmp_path, monkeypatch
+):
+    objects = overlay("local")
+    maps, pod = of_kind(objects, "ConfigMap"), pod_templates(objects)["Deployment mlflow"]["spec"]
+    here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for container in 2 * pod["initContainers"]:  # the second time is a restart
+        subprocess.run(container["command"], env=environment(container, maps) | here, cwd=tmp_path, check=True)
+
+    (server,) = pod["containers"]
+    port = free_port()
+    elsewhere = {"--port=5000": f"--port={port}", "--host=0.0.0.0": "--host=127.0.0.1"}
+    command = [elsewhere.get(word, word) for word in server["command"]]
+    url = f"http://localhost:{port}"
+    variables = environment(server, maps) | here
+    with running(command, variables, url + server["startupProbe"]["httpGet"]["path"]):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        with mlflow.start_run() as run:
+            mlflow.log_text("kept", "note.txt")
+        assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/note.txt") == "kept"
+        experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
+        clients_host = maps["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
+        assert httpx2.get(experiment, headers={"Host": clients_host}).status_code == 200
+        assert httpx2.get(experiment, headers={"Host": "elsewhere.example"}).status_code == 403
+
+    keys = {name.lower(): value for name, value in SECRETS["posgap-s3"].items()}
+    store = boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1", **keys)
+    (stored,) = store.list_objects_v2(Bucket="posgap")["Contents"]
+    assert stored["Key"].startswith("mlflow/") and stored["Key"].endswith("/note.txt")

@@ -1,0 +1,99 @@
+"""Several processes that share the examples answer as one does, and end with it."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import kv_example
+from test_generation import llama
+
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.files import read_jsonl
+from posgap.generation.backends import open_builder, open_generator
+from posgap.generation.generator import Sampling
+from posgap.generation.parallel import ParallelGenerator
+from posgap.measurement.unfinished import Unfinished
+from posgap.models import save_model
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+from posgap.tasks.placements import Placement
+
+pytestmark = pytest.mark.slow
+N, DOCS = 14, 4
+
+
+@pytest.fixture
+def options(tmp_path, tokenizer) -> dict:
+    """Examples of which three fit in a batch, and a model with an answer of its own to each prompt."""
+    save_model(llama(), tokenizer, tmp_path / "model")
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
+    shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "n_docs": DOCS}
+    return {**shared, "max_new_tokens": 3, "batch_tokens": 3 * 30}
+
+
+def predictions(folder: Path) -> list[dict]:
+    return [row for _, row in read_jsonl(folder / "predictions.jsonl")]
+
+
+def test_two_processes_give_the_predictions_of_one(options, tmp_path):
+    one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, resamples=100, **options)) for n in (1, 2))
+    assert predictions(one) == predictions(two)
+    assert len({row["response"] for row in predictions(one)}) > N
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, monkeypatch):
+    config = SweepConfig(out=tmp_path / "out", processes=2, resamples=100, **options)
+    add, kept = Unfinished.add, []
+
+    def keep(self, example, responses):
+        add(self, example, responses)
+        kept.append(example)
+        if len(kept) == 4 and (running := multiprocessing.active_children()):
+            running[0].kill()
+
+    monkeypatch.setattr(Unfinished, "add", keep)
+    with pytest.raises(PosgapError, match="a generating process was killed, perhaps for memory"):
+        sweep(config)
+    assert 4 <= len(kept) < N and not multiprocessing.active_children()
+    before, kept[:] = list(kept), []
+    swept = sweep(config.model_copy(update={"processes": 1}))
+    assert sorted(before + kept) == list(range(N))
+    assert predictions(swept) == predictions(sweep(SweepConfig(out=tmp_path / "whole", resamples=100, **options)))
+
+
+def test_what_a_process_cannot_do_it_says(options, tmp_path):
+    build = open_builder(SweepConfig(out=tmp_path / "out", **options))
+    generator = ParallelGenerator(str(tmp_path / "nothing"), "float32", build.tokenizer, 100, 2)
+    with pytest.raises(PosgapError, match="nothing: no model to load here"):
+        list(generator.generate([[build.prompt(kv_example(), Placement((1,), DOCS))]], Sampling(1)))
+
+
+def test_a_launcher_s_processes_are_refused(options, tmp_path, monkeypatch):
+    config = SweepConfig(out=tmp_path / "out", **options)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PosgapError, match="run this without a launcher; `processes` says how many"):
+        open_generator(config, open_builder(config))
+
+
+def test_the_processes_end_with_a_killed_parent(options, tmp_path):
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    verb = ["-c", "from posgap.cli import main; main()", "sweep", "--processes=2", f"--out={tmp_path / 'out'}"]
+    quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    parent = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
+    children, deadline = [], time.monotonic() + 120
+    while len(children) < 2 and time.monotonic() < deadline:
+        assert parent.poll() is None
+        told = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        children = [pid for pid in told if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        time.sleep(0.02)
+    parent.kill()
+    parent.wait()
+    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert len(children) == 2 and not [pid for pid in children if Path(f"/proc/{pid}").exists()]

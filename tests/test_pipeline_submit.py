@@ -1,0 +1,298 @@
+"""`posgap pipeline submit` against a local KFP server that refuses what a real one would."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from kfp_server import Server, conforms, served
+from toy_pipeline import GIVEN, fails, posgap
+
+HTML = (200, {"Content-Type": "text/html"}, "<html>Log in</html>")
+
+
+pytestmark = pytest.mark.usefixtures("no_kfp_settings")
+
+
+@pytest.fixture
+def submit(toy_file):
+    return lambda server, *more: ["submit", "--host", server.url, "--file", toy_file, *GIVEN, *more]
+
+
+def at(path: str, answer, until: int = 99, method: str = "POST"):
+    """Answers so, the first `until` times."""
+    return lambda m, p, times: answer if (m, p) == (method, f"/apis/v2beta1/{path}") and times < until else None
+
+
+def failing(status: int, reason: str = "", times: int = 99, path: str = "runs", method: str = "POST"):
+    return at(path, (status, {}, reason), times, method)
+
+
+def test_a_run_is_sent_as_the_api_wants_it(capsys, submit):
+    with served(Server()) as server:
+        more = (
+            "--param",
+            "steps=7",
+            "--param",
+            "rate=1",
+            "--param",
+            "fast=true",
+            "--param",
+            "shards=[2]",
+            "--name",
+            "mine",
+        )
+        code, out, _ = posgap(capsys, *submit(server, *more, "--experiment", "trials", "--service-account", "robot"))
+    (run,) = server.runs.values()
+    (experiment,) = server.experiments.values()
+    assert code == 0
+    assert out.splitlines() == [f"run {run['run_id']}", f"{server.url}/#/runs/details/{run['run_id']}"]
+    assert experiment["display_name"] == "trials" and run["experiment_id"] == experiment["experiment_id"]
+    assert run["display_name"] == "mine" and run["service_account"] == "robot"
+    given = {"data": "s3://bucket/examples.jsonl.gz", "steps": 7, "rate": 1.0, "fast": True, "shards": [2]}
+    assert run["runtime_config"] == {"parameters": given}
+    spec, platform = run["pipeline_spec"]["pipeline_spec"], run["pipeline_spec"]["platform_spec"]
+    assert spec["pipelineInfo"]["name"] == "toy"
+    assert "exec-train" in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+
+
+def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
+    with served(Server()) as server:
+        uris = [w for name in ("train_data", "eval_data", "model") for w in ("--param", f"{name}=s3://b/{name}")]
+        code, *_ = posgap(capsys, "submit", "--host", server.url, "--smoke", "--param", "n_docs=4", *uris)
+    (run,) = server.runs.values()
+    given = run["runtime_config"]["parameters"]
+    assert code == 0 and given["n_docs"] == 4 and given["registered_name"] == "posgap-demo"
+    assert run["display_name"].startswith("posgap-mitigation 20")
+
+
+def test_the_experiment_is_made_once(capsys, submit):
+    with served(Server()) as server:
+        for _ in range(2):
+            assert posgap(capsys, *submit(server))[0] == 0
+    assert len(server.experiments) == 1 and len(server.runs) == 2
+    assert len({run["display_name"] for run in server.runs.values()}) == 2
+
+
+@pytest.mark.parametrize("namespace", ["", "team"])
+def test_the_namespace_goes_into_the_experiment(capsys, submit, namespace):
+    with served(Server()) as server:
+        assert posgap(capsys, *submit(server, "--namespace", namespace))[0] == 0
+    (experiment,) = server.experiments.values()
+    assert experiment.get("namespace", "") == namespace
+
+
+def test_no_cache_reaches_every_step(capsys, submit):
+    with served(Server()) as server:
+        posgap(capsys, *submit(server))
+        posgap(capsys, *submit(server, "--no-cache"))
+    cached, uncached = [json.dumps(run["pipeline_spec"]).count('"enableCache": true') for run in server.runs.values()]
+    assert cached == 6 and uncached == 0
+
+
+def test_host_and_token_come_from_the_environment(capsys, submit, tmp_path, monkeypatch):
+    words = submit(Server())[3:]
+    with served(Server(token="right")) as server:
+        monkeypatch.setenv("KF_PIPELINES_ENDPOINT", "http://127.0.0.1:1")
+        monkeypatch.setenv("KFP_HOST", server.url + "/")
+        assert fails(capsys, "submit", *words).endswith("; set KFP_TOKEN")
+        (tmp_path / "token").write_text("wrong")
+        assert fails(capsys, "submit", *words).endswith(f"KFP does not take the token in {tmp_path / 'token'}")
+        (tmp_path / "token").write_text("right\n")
+        assert posgap(capsys, "submit", *words)[0] == 0
+        monkeypatch.setenv("KFP_TOKEN", "secret")
+        code, out, err = posgap(capsys, "submit", *words)
+        assert code == 2 and "401 Unauthorized" in err and "KFP does not take the token in KFP_TOKEN" in err
+        assert "secret" not in out + err
+        monkeypatch.setenv("KFP_TOKEN", " right\n")
+        assert posgap(capsys, "submit", *words)[0] == 0
+    assert server.seen["GET", "/apis/v2beta1/experiments"] == 6, "a refusal is not asked about again"
+
+
+@pytest.mark.parametrize(
+    ("param", "complaint"),
+    [
+        ("stps=7", "--param stps: the pipeline has no such parameter; did you mean steps?"),
+        ("x=7", "--param x: the pipeline has no such parameter; there are data, fast, pool"),
+        ("steps=7.5", "--param steps: '7.5' is not a whole number"),
+        ("rate=fast", "--param rate: 'fast' is not a number"),
+        ("rate=nan", "--param rate: 'nan' is not a number"),
+        ("fast=1", "--param fast: '1' is not true or false"),
+        ("shards=1,2", "--param shards: '1,2' is not a JSON list, like [1, 5]"),
+        ("pool=[1]", "--param pool: '[1]' is not a JSON object"),
+        ("steps", "--param: write NAME=VALUE, not 'steps'"),
+    ],
+)
+def test_parameters_are_checked_before_anything_is_sent(capsys, submit, param, complaint):
+    with served(Server()) as server:
+        assert fails(capsys, *submit(server, "--param", param)).startswith(complaint)
+        told = fails(capsys, *submit(server)[:5])
+        assert told == "the pipeline needs data: give --param data=..."
+    assert not server.seen
+
+
+def test_a_host_is_needed_with_its_protocol(capsys, submit):
+    words = submit(Server())[3:]
+    assert fails(capsys, "submit", *words).startswith("no KFP server: give --host or set KFP_HOST")
+    assert fails(capsys, "submit", *words, "--host", "kfp:8080").startswith(
+        "--host: 'kfp:8080' must begin with http://"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "complaint"),
+    [
+        (
+            403,
+            '{"message": "no access to team"}',
+            "403 Forbidden: no access to team; the token's owner may not do this",
+        ),
+        (404, "nothing here", "404 Not Found: nothing here"),
+        (409, '{"message": "it exists"}', "409 Conflict: it exists"),
+        (400, '{"details": [{"message": "short"}], "message": "long"}', "400 Bad Request: short"),
+    ],
+)
+def test_refusals_are_one_line_and_not_asked_about_again(capsys, submit, status, body, complaint):
+    with served(Server(misbehave=failing(status, body))) as server:
+        assert complaint in fails(capsys, *submit(server))
+    assert server.seen["POST", "/apis/v2beta1/runs"] == 1
+
+
+def test_redirects_to_a_login_page_and_other_web_pages_are_seen_through(capsys, submit):
+    for answer, complaint in (
+        ((302, {"Location": "/dex/auth"}, ""), "302 Found; set KFP_TOKEN"),
+        (HTML, "the answer is not KFP's: '<html>Log in</html>'"),
+    ):
+        with served(Server(misbehave=at("experiments", answer, method="GET"))) as server:
+            assert complaint in fails(capsys, *submit(server))
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
+def test_a_failing_server_is_asked_again(capsys, submit, status):
+    def misbehave(method, path, times):
+        return (status, {}, "busy") if times < 2 else None
+
+    with served(Server(misbehave=misbehave)) as server:
+        assert posgap(capsys, *submit(server, "--retries", "3"))[0] == 0
+    assert len(server.runs) == 1 and len(server.experiments) == 1
+
+
+def test_a_server_that_goes_on_failing_is_given_up_in_one_line(capsys, submit):
+    with served(Server(misbehave=lambda *_: (503, {}, "upstream\nconnect error"))) as server:
+        told = fails(capsys, *submit(server, "--retries", "2"))
+    assert told == f"{server.url}: 503 Service Unavailable: upstream connect error"
+    assert server.seen["GET", "/apis/v2beta1/experiments"] == 3
+
+
+def test_a_server_that_cannot_be_reached_is_named(capsys, submit):
+    with served(Server()) as server:
+        pass
+    told = fails(capsys, *submit(server, "--retries", "1"))
+    assert told.startswith(f"{server.url}: cannot be reached (") and told.endswith("is this the address of KFP?")
+
+
+def test_a_server_that_does_not_answer_is_given_up_after_the_time_limit(capsys, submit):
+    with served(Server(misbehave=at("experiments", 5, method="GET"))) as server:
+        started = time.monotonic()
+        told = fails(capsys, *submit(server, "--request-timeout", "0.2", "--retries", "1"))
+    assert told == f"{server.url}: no answer within 0.2 s" and time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize("lost", [(502, {}, "bad gateway", True), 0.6])
+def test_a_run_whose_answer_was_lost_is_found_and_not_started_twice(capsys, submit, lost):
+    with served(Server(misbehave=at("runs", lost, until=1))) as server:
+        posgap(capsys, *submit(server, "--name", "nightly", "--request-timeout", "0.3"))
+        code, out, _ = posgap(capsys, *submit(server, "--name", "nightly"))
+    assert code == 0 and len(server.runs) == 2, "a name may come again, but each submission is one run"
+    assert out.splitlines()[0] == f"run {list(server.runs)[1]}"
+
+
+def test_a_quicker_submission_may_make_the_experiment_meanwhile(capsys, submit):
+    with served(Server(misbehave=at("experiments", (409, {}, "{}", True), until=1))) as server:
+        assert posgap(capsys, *submit(server))[0] == 0
+    assert len(server.experiments) == len(server.runs) == 1
+
+
+WAIT = ("--wait", "--interval", "0.01")
+
+
+def test_waiting_ends_with_success(capsys, submit):
+    with served(Server()) as server:
+        server.states = ["PENDING", "RUNNING", "RUNNING", "SUCCEEDED"]
+        code, _, err = posgap(capsys, *submit(server, *WAIT))
+    assert code == 0
+    assert [line.rsplit(": ", 1)[1] for line in err.splitlines()] == ["PENDING", "RUNNING", "SUCCEEDED"]
+
+
+def task(name: str, state: str, second: int) -> dict:
+    return {"display_name": name, "state": state, "end_time": f"2026-11-21T12:00:{second:02d}Z"}
+
+
+def test_a_failed_run_is_reported_with_its_step_and_code_4(capsys, submit):
+    tasks = [
+        task("root-driver", "SUCCEEDED", 1),
+        task("toy-x7k2p", "FAILED", 9),
+        task("exit-handler-1", "FAILED", 8),
+        task("prepare", "SUCCEEDED", 2),
+        task("search-driver", "FAILED", 7),
+        task("train", "FAILED", 6),
+        task("executor", "FAILED", 5),
+    ]
+
+    def fail(method, path, times):
+        for run in server.runs.values():
+            run["run_details"] = {"task_details": tasks}
+            run["error"] = {"code": 13, "message": "child 'toy-x7k2p'\nfailed"}
+
+    with served(Server(misbehave=fail)) as server:
+        server.states = ["RUNNING", "FAILED"]
+        told = fails(capsys, *submit(server, *WAIT), code=4)
+    (run,) = server.runs
+    assert told == (
+        f"run {run} failed in train R1 and search: child 'toy-x7k2p' failed: see {server.url}/#/runs/details/{run}"
+    )
+
+
+@pytest.mark.parametrize("state", ["CANCELED", "SKIPPED"])
+def test_a_cancelled_run_ends_the_wait_with_code_5(capsys, submit, state):
+    with served(Server()) as server:
+        server.states = ["RUNNING", "CANCELING", state]
+        assert f" was {state.lower()}: {server.url}/#/runs" in fails(capsys, *submit(server, *WAIT), code=5)
+
+
+def test_the_wait_ends_with_code_6_when_the_time_is_up(capsys, submit):
+    with served(Server()) as server:
+        server.states = ["RUNNING"]
+        told = fails(capsys, *submit(server, *WAIT, "--timeout", "0.2"), code=6)
+    assert "has not ended after 0.2 s (last seen RUNNING); it goes on: http" in told
+
+
+def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
+    def misbehave(method, path, times):
+        return (503, {}, "down") if "runs/" in path and 1 <= times < 6 else None
+
+    with served(Server(misbehave=misbehave)) as server:
+        server.states = ["RUNNING", "SUCCEEDED"]
+        code, _, err = posgap(capsys, *submit(server, *WAIT, "--retries", "1"))
+    assert code == 0 and "503 Service Unavailable: down; looking again" in err
+
+
+def test_sigterm_ends_the_wait_and_not_the_run(capsys, submit):
+    def terminate(method, path, times):
+        if "runs/" in path and times == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with served(Server(misbehave=terminate)) as server:
+        server.states = ["RUNNING"]
+        told = fails(capsys, *submit(server, *WAIT), code=143)
+    assert told.startswith("stopped by SIGTERM; run 0") and f" goes on: {server.url}/#/runs/details/" in told
+
+
+def test_the_local_server_itself_refuses_what_is_not_as_the_api_says():
+    for body in ({"display_nam": "x"}, {"display_name": 3}, {"runtime_config": {"parameters": []}}):
+        with pytest.raises(Exception, match="body"):
+            conforms(body, "V2beta1Run")
+    with pytest.raises(Exception, match="none of"):
+        conforms({"mode": "ENABLED"}, "V2beta1RecurringRun")
+    conforms({"mode": "ENABLE", "max_concurrency": "1"}, "V2beta1RecurringRun")
