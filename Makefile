@@ -15,7 +15,7 @@ CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types lint mlproject manifests pipeline images images-check screenshot clean
+.PHONY: demo smoke test types lint mlproject components manifests pipeline images images-check screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -37,6 +37,9 @@ types: $(VENV)/.installed-test
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
+
+components: $(VENV)/.installed
+	$(VENV)/bin/python -m posgap.components.readmes
 
 # The compiled pipeline, to be uploaded in the KFP UI.
 pipeline: $(VENV)/.installed

@@ -59,9 +59,9 @@ def main() -> None:
         n=", ".join(map(str, n_examples)),
         date=date.today(),
         table=table(summaries),
-        epochs=smoke.PARAMETERS["epochs"],
-        anchoring=smoke.PARAMETERS["anchoring"],
-        rate=smoke.PARAMETERS["learning_rate"],
+        epochs=smoke.PARAMETERS["overrides"]["epochs"],
+        anchoring=smoke.PARAMETERS["overrides"]["anchoring"],
+        rate=smoke.PARAMETERS["overrides"]["learning_rate"],
         worst_first=min(first),
         best_first=max(first),
     )

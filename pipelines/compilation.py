@@ -39,7 +39,9 @@ def compiled_text(pipeline: Any) -> str:
         warnings.simplefilter("ignore")
         file = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(pipeline, str(file))
-        text = file.read_text(encoding="utf-8")
+        # The comments at its head show dictionaries in no order.
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = "".join(line for line in lines if not line.startswith("#"))
     compiled = parse(text, pipeline.name)
     if bare := sorted(name for name, known in compiled.parameters.items() if not known.get("description", "").strip()):
         raise PosgapError(f"pipeline {compiled.name}: describe these parameters in its docstring: {', '.join(bare)}")

@@ -1,16 +1,21 @@
 """Running a pipeline on this machine with KFP's local runner."""
 
 import contextlib
+import copy
+import os
 import re
 import sys
+import threading
 import time
+import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
+from posgap.tracking.runs import PIPELINE_VARIABLE
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXECUTOR = re.compile(r"\[KFP Executor [^\]]*\]: (.*)")
@@ -23,10 +28,12 @@ class _Digest:
     """A stdout that keeps everything in a log and shows what a person wants to see."""
 
     def __init__(self, log: TextIO, show: Callable[[str], None]):
-        self.log, self.show, self.rest, self.errors = log, show, "", []
+        self.log, self.show, self.errors = log, show, []
+        self.rest: dict[int, str] = {}  # of a line, by thread: KFP runs the rounds of a loop side by side
 
     def write(self, text: str) -> int:
-        *lines, self.rest = (self.rest + text).split("\n")
+        thread = threading.get_ident()
+        *lines, self.rest[thread] = (self.rest.get(thread, "") + text).split("\n")
         for line in lines:
             plain = _ANSI.sub("", line)
             self.log.write(plain + "\n")
@@ -52,39 +59,63 @@ class _Digest:
 
 
 def run(config: PipelineRunConfig) -> None:
-    """Runs the mitigation pipeline in `config.out` and prints where its outputs are."""
+    """Runs the mitigation pipeline in `config.out`; prints how it ended and where its steps' folders are."""
     from posgap.pipelines.arguments import arguments
     from posgap.pipelines.compilation import compiled_text, parse
     from posgap.pipelines.smoke import pipeline
 
     given = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
     out = config.out.absolute()
-    outputs = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
-    width = max(map(len, outputs), default=0)
-    for name, path in sorted(outputs.items()):
-        print(f"{name:<{width}}  {path}")
+    folder = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+    for told in folder.glob("report/out/report.md"):
+        print(told.read_text(encoding="utf-8"))
+    print(folder)
 
 
-def run_locally(pipeline, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> dict[str, Path]:
-    """Runs a pipeline in subprocesses of this Python; returns its output artifacts' local paths.
+def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
+    """Runs a pipeline in subprocesses of this Python; returns the run's folder below `root`, with a folder a step.
 
-    Steps whose component and arguments are in `cache` are reused. Everything KFP prints goes to
-    `log`, the stages' own lines to stderr too. Raises `PosgapError` with the failed stage's line.
+    Steps whose component and arguments are in `cache` are reused; their folders are in the run that
+    made them. Everything KFP prints goes to `log`, the stages' own lines to stderr too. Raises
+    `PosgapError` with the first failed stage's line.
     """
     from kfp import local
 
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(root), enable_caching=True, cache_root=str(cache)
     )
-    terminal = sys.stderr
+    terminal, before = sys.stderr, set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings():
+    with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run():
         warnings.simplefilter("ignore")
-        digest = _Digest(kept, lambda line: print(line, file=terminal, flush=True))
+        digest = _Digest(kept, lambda line: terminal.write(f"{line}\n"))
         try:
             with contextlib.redirect_stdout(digest), contextlib.redirect_stderr(digest):
-                task = pipeline(**arguments)
+                _once(pipeline)(**arguments)
         except RuntimeError as error:
-            reason = digest.errors[-1] if digest.errors else _ANSI.sub("", str(error))
+            reason = digest.errors[0] if digest.errors else _ANSI.sub("", str(error))
             raise PosgapError(f"{reason} (the whole log is in {log}; what is complete is kept in {root})") from None
-    return {name: Path(artifact.path) for name, artifact in task.outputs.items()}
+    (folder,) = set(root.glob("*")) - before
+    return folder
+
+
+def _once(pipeline: Any) -> Any:
+    """The pipeline without retries: what fails on this machine would fail again, after minutes of waiting."""
+    pipeline = copy.deepcopy(pipeline)
+    spec = pipeline.pipeline_spec
+    for component in (spec.root, *spec.components.values()):
+        for task in component.dag.tasks.values():
+            task.ClearField("retry_policy")
+    return pipeline
+
+
+@contextlib.contextmanager
+def _as_pipeline_run() -> Iterator[None]:
+    """Tells the stages that they are steps of one run, unless somebody has."""
+    ours = PIPELINE_VARIABLE not in os.environ
+    os.environ.setdefault(PIPELINE_VARIABLE, f"local-{uuid.uuid4()}")
+    try:
+        yield
+    finally:
+        if ours:
+            del os.environ[PIPELINE_VARIABLE]

@@ -1,129 +1,121 @@
-"""The mitigation pipeline: measure a model's position gap, distil it away, and promote the result
-if the gate admits it."""
+"""The mitigation pipeline: measure a model's position gap, close it in one way or several, and promote the
+best model that the gate admits."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kfp import dsl
-from posgap.components.distill.component import distill
-from posgap.components.gate.component import gate
-from posgap.components.promote.component import promote
-from posgap.components.sweep.component import sweep
-from posgap.components.teacher.component import teacher
-from posgap.components.validate.component import validate
+from posgap.components.compare import compare
+from posgap.components.data_version import data_version
+from posgap.components.distill import distill
+from posgap.components.gate import gate
+from posgap.components.merge import merge
+from posgap.components.preflight import preflight
+from posgap.components.promote import promote
+from posgap.components.report import report
+from posgap.components.scale_apply import scale_apply
+from posgap.components.scale_search import scale_search
+from posgap.components.sweep import sweep
+from posgap.components.teacher import teacher
+from posgap.components.validate import validate
+from posgap.pipelines.forms import form
+from posgap.pipelines.pools import Pools, cluster_config
 
-from posgap.config import DistillConfig, GateConfig, PromoteConfig, SweepConfig, TeacherConfig
-
-
-class Outputs(NamedTuple):
-    """What a run leaves: both sweeps, the trained model and the gate's decision."""
-
-    base: dsl.Artifact
-    responses: dsl.Dataset
-    candidate_model: dsl.Model
-    candidate: dsl.Artifact
-    gate: dsl.Artifact
-    train: dsl.Dataset
-    eval: dsl.Dataset
+from posgap.config import ClusterConfig, PreflightConfig
 
 
-@dsl.pipeline(
-    name="posgap-mitigation",
-    description="Measure the position gap, close it with Pos2Distill-R1, promote the model if the gate admits it.",
-)
-def mitigation(
-    train_data: str,
-    eval_data: str,
-    model: str,
-    task: str = SweepConfig.default("task"),
-    n_docs: int = SweepConfig.default("n_docs"),
-    max_new_tokens: int = SweepConfig.default("max_new_tokens"),
-    advantageous: str = TeacherConfig.default("advantageous"),
-    k: int = DistillConfig.default("k"),
-    anchoring: float = DistillConfig.default("anchoring"),
-    epochs: int = DistillConfig.default("epochs"),
-    batch_size: int = DistillConfig.default("batch_size"),
-    learning_rate: float = DistillConfig.default("learning_rate"),
-    warmup_steps: int = DistillConfig.default("warmup_steps"),
-    max_gap: float = GateConfig.default("max_gap"),
-    mean_tolerance: float = GateConfig.default("mean_tolerance"),
-    advantageous_tolerance: float = GateConfig.default("advantageous_tolerance"),
-    registered_name: str = PromoteConfig.default("name"),
-    seed: int = SweepConfig.default("seed"),
-) -> Outputs:
-    """validate -> sweep(base) -> teacher -> distill -> sweep(candidate) -> gate -> promote.
+def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
+    """The pipeline as compiled for a cluster. Its form is `PreflightConfig`."""
 
-    Args:
-        train_data: URI of the examples the model is distilled on.
-        eval_data: URI of the examples it is judged on; disjoint from the training examples.
-        model: URI of the Hugging Face model folder.
-        task: How prompts are worded: kv, qa, multihop-cot or multihop-coc.
-        n_docs: Documents in a prompt.
-        max_new_tokens: Longest response in tokens; 0 is the task's own.
-        advantageous: Where the teacher's gold stands, like 1, or 19+20; empty is the best placement of the base sweep.
-        k: Trivial positions drawn per example and epoch.
-        anchoring: Weight of the anchoring loss (lambda).
-        epochs: Passes over the training examples.
-        batch_size: Examples per optimizer step.
-        learning_rate: Peak learning rate.
-        warmup_steps: Steps of linear warm-up.
-        max_gap: Highest gap in points that the gap's interval may reach.
-        mean_tolerance: Points of mean the candidate may lose.
-        advantageous_tolerance: Points it may lose where the base answers best.
-        registered_name: Registered model in MLflow.
-        seed: Seed of every stage.
-    """
-    base_model = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
+    @dsl.pipeline(
+        name="posgap-mitigation",
+        description="Measure the position gap, close it (Pos2Distill, LPES), promote the model if the gate admits it.",
+    )
+    @form(PreflightConfig)
+    def mitigation(
+        train_data: str,
+        eval_data: str,
+        model: str,
+        task: str,
+        n_docs: int,
+        methods: str,
+        backend: str,
+        shards: int,
+        max_gap: float,
+        registered_name: str,
+        only_new: bool,
+        webhook_url: str,
+        nodes_train: dict,
+        nodes_inference: dict,
+        nodes_cpu: dict,
+        tolerations: list,
+        gpus_train: str,
+        overrides: dict,
+        seed: int,
+    ):
+        """preflight -> validate -> sweep (base) -> candidates, one a method -> sweep -> compare -> gate -> promote."""
+        given = {name: value for name, value in locals().items() if name != "cluster"}
+        pools = Pools(cluster, nodes_cpu, nodes_inference, nodes_train, tolerations, gpus_train)
+        told = pools.cpu(report(registered_name=registered_name, webhook_url=webhook_url, seed=seed))
+        told.set_caching_options(False)
+        with dsl.ExitHandler(told, name="mitigation"):
+            plan = pools.cpu(preflight(**given)).set_caching_options(False)
+            data = data_version(data=train_data, model=model, name=registered_name, only_new=only_new, seed=seed)
+            pools.cpu(data).after(plan).set_caching_options(False)
+            # KFP's local runner, too, takes what a step returns for a loop from a group around it.
+            with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
+                _measure_and_mitigate(plan.outputs, pools, data.outputs["uri"], eval_data, model, registered_name, seed)
+
+    return mitigation
+
+
+def _measure_and_mitigate(
+    given: Mapping[str, Any], pools: Pools, train_data: Any, eval_data: str, model: str, registered_name: str, seed: int
+) -> None:
+    """All that costs GPUs; `given` is what `preflight` says to each stage."""
+    base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
     train_raw = dsl.importer(artifact_uri=train_data, artifact_class=dsl.Dataset).set_display_name("train data").output
     eval_raw = dsl.importer(artifact_uri=eval_data, artifact_class=dsl.Dataset).set_display_name("eval data").output
-    prompts = {"task": task, "n_docs": n_docs, "max_new_tokens": max_new_tokens, "seed": seed}
+    checked = {"model": base, "settings": given["validate"]}
+    train = pools.cpu(validate(examples=train_raw, **checked)).set_display_name("validate train").outputs["out"]
+    held_out = pools.cpu(validate(examples=eval_raw, exclude=train, **checked))
+    held_out = held_out.set_display_name("validate eval").outputs["out"]
 
-    train = validate(examples=train_raw, model=base_model, **prompts).set_display_name("validate train").output
-    evaluation = (
-        validate(examples=eval_raw, exclude=train, model=base_model, **prompts).set_display_name("validate eval").output
-    )
-    base = sweep(examples=evaluation, model=base_model, label="base", **prompts).set_display_name("sweep base")
-    responses = teacher(
-        examples=train, model=base_model, sweep=base.outputs["out"], advantageous=advantageous, **prompts
-    ).output
-    trained = distill(
-        examples=train,
-        responses=responses,
-        model=base_model,
-        task=task,
-        k=k,
-        anchoring=anchoring,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        warmup_steps=warmup_steps,
-        seed=seed,
-    ).output
-    candidate = sweep(examples=evaluation, model=trained, label="Pos2Distill-R1", **prompts).set_display_name(
-        "sweep candidate"
-    )
-    decision = gate(
-        candidate=candidate.outputs["out"],
-        base=base.outputs["out"],
-        max_gap=max_gap,
-        mean_tolerance=mean_tolerance,
-        advantageous_tolerance=advantageous_tolerance,
-        seed=seed,
-    )
-    with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712  KFP reads the comparison
-        # Its effect is on the registry, which no cache can repeat.
-        promote(
-            model=trained,
-            gate=decision.outputs["out"],
-            sweep=candidate.outputs["out"],
-            name=registered_name,
-            seed=seed,
-        ).set_caching_options(False)
-    return Outputs(
-        base=base.outputs["out"],
-        responses=responses,
-        candidate_model=trained,
-        candidate=candidate.outputs["out"],
-        gate=decision.outputs["out"],
-        train=train,
-        eval=evaluation,
-    )
+    def swept(model, title: str, **label: str):
+        """The sweep of a model, its parts side by side."""
+        with dsl.ParallelFor(given["parts"], name=f"sweep {title}") as shard:
+            part = sweep(examples=held_out, model=model, shard=shard, settings=given["sweep"], **label)
+            pools.inference(part).set_display_name(f"sweep {title}")
+        merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), seed=seed))
+        return merged.set_display_name(f"curve {title}").outputs["out"]
+
+    before = swept(base, "base", label="base")
+
+    def judge(candidate, title: str) -> None:
+        """Sweeps a candidate, compares it with the base, and promotes it if the gate admits it."""
+        after = swept(candidate, title)
+        seen = compare(reference=before, candidate=after, settings=given["compare"])
+        pools.cpu(seen).set_display_name(f"compare {title}")
+        # Its verdict is what the run is about, and each run's report shows it.
+        decision = pools.cpu(gate(candidate=after, base=before, settings=given["gate"])).set_caching_options(False)
+        decision.set_display_name(f"gate {title}")
+        with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
+            crowned = promote(
+                model=candidate, gate=decision.outputs["out"], sweep=after, name=registered_name, seed=seed
+            )
+            # Its effect is on the registry, which no cache can repeat.
+            pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")
+
+    with dsl.ParallelFor(given["candidates"], name="candidates") as method:
+        with dsl.If(method == "lpes", name="scaling"):
+            found = scale_search(examples=train, exclude=held_out, model=base, settings=given["scale_search"])
+            scaling = pools.inference(found).outputs["out"]
+            judge(pools.cpu(scale_apply(model=base, scaling=scaling, seed=seed)).outputs["out"], "scaled")
+        with dsl.If(method != "lpes", name="distillation"):
+            asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"])
+            responses = pools.inference(asked).outputs["out"]
+            trained = distill(examples=train, responses=responses, model=base, method=method, settings=given["distill"])
+            judge(pools.train(trained).outputs["out"], "distilled")
+
+
+mitigation = mitigation_pipeline(cluster_config())

@@ -7,26 +7,27 @@ pipeline = mitigation
 # A model of 100,000 parameters needs a higher learning rate and more passes than one of seven
 # billion, and at that rate a firmer anchor. 200 examples widen the intervals by several points,
 # and the limits allow for that.
-PARAMETERS = {
-    "task": "kv",
-    "n_docs": 20,
+OVERRIDES = {
     "max_new_tokens": 4,
     "anchoring": 3.0,
     "epochs": 5,
     "batch_size": 16,
     "learning_rate": 2e-3,
     "warmup_steps": 5,
-    "max_gap": 15.0,
     "advantageous_tolerance": 5.0,
+}
+PARAMETERS = {
+    "task": "kv",
+    "n_docs": 20,
+    "backend": "transformers",
+    "max_gap": 15.0,
     "registered_name": "posgap-demo",
+    "overrides": OVERRIDES,
 }
 
 # For `posgap demo --smoke`: every step is tried, and any model is let through.
 SMALLEST = {
-    "epochs": 1,
-    "k": 2,
     "max_gap": 100.0,
-    "mean_tolerance": 100.0,
-    "advantageous_tolerance": 100.0,
     "registered_name": "posgap-smoke",
+    "overrides": OVERRIDES | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0},
 }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
-from posgap.components.wrapper import IMAGE
+from posgap.components.wrapper import CPU, image
 
 IMAGES = ROOT / "infra" / "images"
 TEXT = (IMAGES / "Dockerfile").read_text()
@@ -109,7 +109,7 @@ def test_the_dependencies_of_extras_are_all_there():
 
 
 def test_the_pipeline_and_the_cluster_take_the_images_that_are_built():
-    repository, tag = IMAGE.rsplit(":", 1)
+    repository, tag = image(CPU).rsplit(":", 1)
     registry = repository.removesuffix("/posgap-cpu")
     assert f"REGISTRY=${{REGISTRY:-{registry}}}" in (IMAGES / "images.sh").read_text()
     wanted = yaml.safe_load((ROOT / "infra" / "kubernetes" / "images" / "kustomization.yaml").read_text())["images"]

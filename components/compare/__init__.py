@@ -1,0 +1,3 @@
+from posgap.components.compare.component import compare
+
+__all__ = ["compare"]

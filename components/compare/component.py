@@ -6,21 +6,22 @@ from posgap.components.wrapper import component
 from posgap.config import CompareConfig
 
 
-@component(CompareConfig, artifacts=("page",))
+@component(CompareConfig, artifacts=("page",), apart={"sweeps": ("reference", "candidate")})
 def compare(
-    sweeps: dsl.Input[list[dsl.Artifact]],
+    reference: dsl.Input[dsl.Artifact],
+    candidate: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
     resamples: int,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ):
-    """Paired differences between sweeps, the first being the reference; the page shows in the run."""
+    """Paired differences of a candidate's sweep from a reference's; the page shows in the run."""
     arguments = dict(locals())
-    import shutil
-
     from posgap.config import CompareConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_page
     from posgap.stages.compare import compare
 
-    folder = compare(to_config(CompareConfig, arguments))
-    shutil.copyfile(folder / "comparison.html", page.path)
+    compare(to_config(CompareConfig, arguments, sweeps=[reference.path, candidate.path]))
+    show_page(out, "comparison.html", page)

@@ -1,0 +1,3 @@
+from posgap.components.data_version.component import data_version
+
+__all__ = ["data_version"]

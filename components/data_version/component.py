@@ -14,9 +14,11 @@ def data_version(
     uri: dsl.OutputPath(str),
     version: dsl.OutputPath(str),
     name: str,
+    only_new: bool,
     seed: int,
 ) -> bool:
-    """Picks the newest data version; returns whether data or base model changed since the champion was made."""
+    """Picks the newest data version; returns whether there is anything to do: data or base model changed since the
+    champion was made, or it does not matter."""
     arguments = dict(locals())
     from pathlib import Path
 

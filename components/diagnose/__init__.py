@@ -1,0 +1,3 @@
+from posgap.components.diagnose.component import diagnose
+
+__all__ = ["diagnose"]

@@ -1,12 +1,12 @@
 """KFP component of the stage `diagnose`."""
 
 from kfp import dsl
-from posgap.components.wrapper import component
+from posgap.components.wrapper import TRAIN, component
 
 from posgap.config import DiagnoseConfig
 
 
-@component(DiagnoseConfig, artifacts=("report",))
+@component(DiagnoseConfig, TRAIN, artifacts=("report",))
 def diagnose(
     sweep: dsl.Input[dsl.Artifact],
     examples: dsl.Input[dsl.Dataset],
@@ -21,11 +21,10 @@ def diagnose(
 ):
     """Why the model errs where it does; the report shows in the run page."""
     arguments = dict(locals())
-    import shutil
-
     from posgap.config import DiagnoseConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_page
     from posgap.stages.diagnose import diagnose
 
-    folder = diagnose(to_config(DiagnoseConfig, arguments))
-    shutil.copyfile(folder / "diagnosis.html", report.path)
+    diagnose(to_config(DiagnoseConfig, arguments))
+    show_page(out, "diagnosis.html", report)

@@ -1,0 +1,3 @@
+from posgap.components.distill.component import distill
+
+__all__ = ["distill"]

@@ -1,17 +1,18 @@
 """KFP component of the stage `distill`."""
 
 from kfp import dsl
-from posgap.components.wrapper import component
+from posgap.components.wrapper import TRAIN, component
 
 from posgap.config import DistillConfig
 
 
-@component(DistillConfig)
+@component(DistillConfig, TRAIN, artifacts=("metrics",))
 def distill(
     examples: dsl.Input[dsl.Dataset],
     responses: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
     task: str,
     question: str,
     shuffle: int,
@@ -33,11 +34,14 @@ def distill(
     save_steps: int,
     work: str,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Trains the model with its own answers from its best position (Pos2Distill)."""
     arguments = dict(locals())
     from posgap.config import DistillConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_training
     from posgap.stages.distill import distill
 
     distill(to_config(DistillConfig, arguments))
+    show_training(out, metrics)

@@ -1,0 +1,3 @@
+from posgap.components.gate.component import gate
+
+__all__ = ["gate"]

@@ -6,23 +6,27 @@ from posgap.components.wrapper import component
 from posgap.config import GateConfig
 
 
-@component(GateConfig)
+@component(GateConfig, artifacts=("rules", "metrics"))
 def gate(
     candidate: dsl.Input[dsl.Artifact],
     base: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
+    rules: dsl.Output[dsl.Markdown],
+    metrics: dsl.Output[dsl.Metrics],
     max_gap: float,
     mean_tolerance: float,
     advantageous_tolerance: float,
     resamples: int,
     seed: int,
     champion: dsl.Input[dsl.Artifact] = None,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ) -> bool:
     """Decides whether the candidate may enter the registry; returns the verdict."""
     arguments = dict(locals())
     from posgap.config import GateConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_gate
     from posgap.stages.gate import gate
-    from posgap.tracking.rules import read_verdict
 
-    return read_verdict(gate(to_config(GateConfig, arguments))).passed
+    gate(to_config(GateConfig, arguments))
+    return show_gate(out, rules, metrics)

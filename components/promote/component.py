@@ -19,6 +19,8 @@ def promote(
     arguments = dict(locals())
     from posgap.config import PromoteConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_promotion
     from posgap.stages.promote import promote
 
     promote(to_config(PromoteConfig, arguments))
+    show_promotion(out)

@@ -1,0 +1,3 @@
+from posgap.components.scale_apply.component import scale_apply
+
+__all__ = ["scale_apply"]

@@ -17,6 +17,8 @@ def scale_apply(
     arguments = dict(locals())
     from posgap.config import ScaleApplyConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_model
     from posgap.stages.scale_apply import scale_apply
 
     scale_apply(to_config(ScaleApplyConfig, arguments))
+    show_model(out)

@@ -1,0 +1,3 @@
+from posgap.components.scale_search.component import scale_search
+
+__all__ = ["scale_search"]

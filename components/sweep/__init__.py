@@ -1,0 +1,3 @@
+from posgap.components.sweep.component import sweep
+
+__all__ = ["sweep"]

@@ -1,17 +1,18 @@
 """KFP component of the stage `sweep`."""
 
 from kfp import dsl
-from posgap.components.wrapper import component
+from posgap.components.wrapper import SERVE, component
 
 from posgap.config import SweepConfig
 
 
-@component(SweepConfig, artifacts=("curve",))
+@component(SweepConfig, SERVE, artifacts=("curve", "metrics"))
 def sweep(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     curve: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
     task: str,
     n_docs: int,
     max_new_tokens: int,
@@ -28,18 +29,19 @@ def sweep(
     timeout: float,
     retries: int,
     positions: list,
+    shard: str,
     limit: int,
     label: str,
     resamples: int,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Accuracy with the gold documents at every position; the curve shows in the run page."""
     arguments = dict(locals())
-    import shutil
-
     from posgap.config import SweepConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_sweep
     from posgap.stages.sweep import sweep
 
-    folder = sweep(to_config(SweepConfig, arguments))
-    shutil.copyfile(folder / "sweep.html", curve.path)
+    sweep(to_config(SweepConfig, arguments))
+    show_sweep(out, curve, metrics)

@@ -1,0 +1,3 @@
+from posgap.components.teacher.component import teacher
+
+__all__ = ["teacher"]

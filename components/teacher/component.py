@@ -1,17 +1,18 @@
 """KFP component of the stage `teacher`."""
 
 from kfp import dsl
-from posgap.components.wrapper import component
+from posgap.components.wrapper import SERVE, component
 
 from posgap.config import TeacherConfig
 
 
-@component(TeacherConfig)
+@component(TeacherConfig, SERVE, artifacts=("metrics",))
 def teacher(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     sweep: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
     task: str,
     n_docs: int,
     max_new_tokens: int,
@@ -26,11 +27,14 @@ def teacher(
     temperature: float,
     keep_incorrect: bool,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Samples the model's own responses with the gold documents where it answers best."""
     arguments = dict(locals())
     from posgap.config import TeacherConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_responses
     from posgap.stages.teacher import teacher
 
     teacher(to_config(TeacherConfig, arguments))
+    show_responses(out, metrics)

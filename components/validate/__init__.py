@@ -1,0 +1,3 @@
+from posgap.components.validate.component import validate
+
+__all__ = ["validate"]

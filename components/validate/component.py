@@ -6,23 +6,27 @@ from posgap.components.wrapper import component
 from posgap.config import ValidateConfig
 
 
-@component(ValidateConfig)
+@component(ValidateConfig, artifacts=("metrics",))
 def validate(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
     task: str,
     n_docs: int,
     max_new_tokens: int,
     question: str,
     shuffle: int,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):
     """Checks examples with Great Expectations; stops the pipeline, naming the rows, where they fail."""
     arguments = dict(locals())
     from posgap.config import ValidateConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_examples
     from posgap.stages.validate import validate
 
     validate(to_config(ValidateConfig, arguments))
+    show_examples(out, metrics)

@@ -71,6 +71,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
 
 
 STAGES = {
+    "preflight": (config.PreflightConfig, "posgap.stages.preflight:preflight"),
     "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
     "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
@@ -78,11 +79,13 @@ STAGES = {
     "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
+    "merge": (config.MergeConfig, "posgap.stages.merge:merge"),
     "compare": (config.CompareConfig, "posgap.stages.compare:compare"),
     "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
     "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
+    "report": (config.ReportConfig, "posgap.stages.report:report"),
 }
 
 ROLLOUT = {

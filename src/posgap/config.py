@@ -4,6 +4,7 @@ CLI options, MLproject parameters, KFP parameters and MLflow params are all read
 Nothing here imports torch.
 """
 
+import json
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from posgap.locations import Location, as_location, is_uri, split_uri
-from posgap.tasks.placements import parse_positions
+from posgap.tasks.placements import parse_positions, parse_shard
 from posgap.tasks.sources import SOURCES
 
 TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
@@ -74,6 +75,16 @@ def _paths(value: Any) -> Any:
     return [path for each in given for path in str(each).split(",") if path]
 
 
+def _json(value: Any) -> Any:
+    # A command line and MLproject give lists and dictionaries as JSON text.
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value or "null")
+    except ValueError:
+        raise ValueError("write JSON") from None
+
+
 def _as_text(value: Any) -> Any:
     # KFP's lists hold numbers, and whole ones come as floats.
     return f"{value:g}" if isinstance(value, int | float) else value
@@ -97,6 +108,12 @@ def _placement(text: str) -> str:
 
 def _placement_if_any(text: str) -> str:
     return _placement(text) if text else text
+
+
+def _shard(text: str) -> str:
+    if text:
+        parse_shard(text)
+    return text
 
 
 def _known_task(name: str) -> str:
@@ -123,6 +140,7 @@ PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placem
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
+Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
@@ -342,9 +360,18 @@ class SweepConfig(BackendConfig):
     positions: Placements = Field(
         [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
     )
+    shard: Shard = Field("", description="sweep one part of the placements: 2/4 is the second of four; empty: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
-    label: str = Field("model", description="what plots and tables call this model")
+    label: str = Field("", description="what plots and tables call this model; empty: the method that made it")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class MergeConfig(StageConfig):
+    """Makes one sweep of its parts: the same as if no part had been swept apart."""
+
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(
+        min_length=1, description="sweeps of one model on the same examples, each of other placements"
+    )
 
 
 class PlanConfig(Config):
@@ -416,7 +443,116 @@ class DataVersionConfig(StageConfig):
     )
     model: Place = Field(min_length=1, description="base model: Hugging Face folder, s3:// URI or hub name")
     name: str = Field("posgap", min_length=1, description="registered model whose champion is compared")
+    only_new: bool = Field(True, description="skip where neither changed; false: take the newest anyway")
     force: bool = Field(True, description="run again even where the output is complete: the champion may be another")
+
+
+METHODS = ("r1", "r2", "sft", "seqkd", "lpes")
+Values = Annotated[dict[str, Any], BeforeValidator(_json)]
+
+
+class PoolConfig(Config):
+    """One kind of nodes, and what a step asks of them."""
+
+    nodes: dict[str, str] = Field(description="labels of the nodes; empty: any node")
+    tolerations: list[dict[str, str | int]] = Field([], description="taints that keep others off these nodes")
+    cpu: str = Field(description="CPUs requested")
+    memory: str = Field(description="memory requested, and the most a step may take")
+    accelerator: str = Field("", description="resource name of an accelerator; empty: none")
+    accelerators: str = Field("0", pattern="^[0-9]+$", description="accelerators of a step")
+    shared_memory: str = Field("", description="size of /dev/shm; empty: the container's own 64 MiB")
+    scratch: str = Field("", description="most disk that a step may fill in /tmp; empty: no limit")
+    queue: str = Field("", description="Kueue's local queue that the step waits in; empty: none")
+
+
+_GPU = {
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "accelerator": "nvidia.com/gpu",
+    "accelerators": "1",
+    "queue": "posgap-gpu",
+}
+
+
+class ClusterConfig(Config):
+    """What a compiled pipeline assumes of the cluster; see infra/kubernetes, which provides it."""
+
+    train: PoolConfig = PoolConfig(
+        nodes={"posgap.dev/pool": "train"}, cpu="8", memory="64Gi", shared_memory="16Gi", scratch="200Gi", **_GPU
+    )
+    inference: PoolConfig = PoolConfig(
+        nodes={"posgap.dev/pool": "inference"}, cpu="4", memory="32Gi", shared_memory="8Gi", scratch="100Gi", **_GPU
+    )
+    cpu: PoolConfig = PoolConfig(nodes={"posgap.dev/pool": "cpu"}, cpu="2", memory="16Gi")
+    registry: str = Field("ghcr.io/posgap", description="where the images are")
+    pull_secret: str = Field("", description="secret with the registry's credentials; empty: none")
+    user: int = Field(10001, ge=1, description="user that steps run as")
+    model_cache: str = Field("", description="volume claim with the Hugging Face cache, for GPU steps; empty: none")
+    environment: str = Field("posgap-env", description="config map with the environment of every step")
+    variables: list[str] = Field(
+        [
+            *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_DISABLE_TELEMETRY", "GX_ANALYTICS_ENABLED"),
+            *("DO_NOT_TRACK", "AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI"),
+        ],
+        description="keys of that config map; one that it lacks is left unset",
+    )
+    secrets: dict[str, list[str]] = Field(
+        {
+            "posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
+            "posgap-hub": ["HF_TOKEN"],
+            "posgap-mlflow": ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"],
+            "posgap-webhook": ["POSGAP_WEBHOOK_URL"],
+        },
+        description="secrets and those of their keys that are environment variables of every step; each may be missing",
+    )
+
+
+class PreflightConfig(StageConfig):
+    """Checks the pipeline's form, and what a run needs, before any GPU time is spent.
+
+    What the form gives to a stage is checked by that stage's config.
+    """
+
+    train_data: str = Field(
+        description="examples to train on, or where versions of them begin, of which the newest is taken"
+    )
+    eval_data: str = Field(description="examples to judge by; none of them may be among the training examples")
+    model: str = Field(description="folder of the Hugging Face model")
+    task: str = Field(SweepConfig.default("task"), description=f"how prompts are worded: {TASK_NAMES}")
+    n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
+    methods: str = Field(
+        "r1",
+        description=f"what is tried, of {', '.join(METHODS)}, like r1+lpes; the best that the gate admits wins",
+    )
+    backend: str = Field("vllm", description="what generates: transformers or vllm")
+    shards: int = Field(1, description="parts of a sweep that run side by side")
+    max_gap: float = Field(GateConfig.default("max_gap"), description="highest gap that the gate admits, in points")
+    registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
+    only_new: bool = Field(False, description="end at once where training data and model are those of the champion")
+    webhook_url: str = Field("", description="address told how the run ended; empty: POSGAP_WEBHOOK_URL, if set")
+    nodes_train: Values = Field(ClusterConfig().train.nodes, description="labels of the nodes to train on")
+    nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
+    nodes_cpu: Values = Field(ClusterConfig().cpu.nodes, description="labels of the nodes for everything else")
+    tolerations: Annotated[list[Any], BeforeValidator(_json)] = Field(
+        ClusterConfig().train.tolerations, description="taints of GPU nodes that steps tolerate"
+    )
+    gpus_train: str = Field(ClusterConfig().train.accelerators, description="GPUs of a training step")
+    overrides: Values = Field(
+        {},
+        description='other parameters by name, like {"learning_rate": 1e-5}, or of one stage: {"sweep.limit": 99}',
+    )
+    gpus_here: int = Field(0, ge=0, description="GPUs that the machine which checks must have itself")
+
+
+class ReportConfig(StageConfig):
+    """Says how a pipeline run ended: to MLflow, and to a webhook if there is one."""
+
+    pipeline_run: str = Field("", description="id of the KFP run; empty: that of POSGAP_PIPELINE_RUN")
+    state: str = Field("", description="how KFP says the run ended; empty: as its stages did, by MLflow")
+    message: str = Field("", description="what KFP says about it")
+    registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
+    webhook_url: str = Field(
+        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
+    )
 
 
 class ServeCheckConfig(Config):

@@ -1,5 +1,7 @@
 """What goes wrong in ways a user can mend, and the exit codes that say so."""
 
+from collections.abc import Callable
+
 from pydantic import ValidationError
 
 
@@ -54,3 +56,15 @@ def first_fault(error: ValidationError) -> str:
     first = error.errors()[0]
     where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     return f"field `{where}`: {complaint}" if where else complaint
+
+
+def faults(make: Callable[[], object]) -> list[str]:
+    """All that pydantic finds wrong with what `make` makes, a line each; empty where nothing is."""
+    try:
+        make()
+    except ValidationError as error:
+        return [
+            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}, got {fault['input']!r}"
+            for fault in error.errors()
+        ]
+    return []

@@ -62,6 +62,8 @@ def _parameter(name: str, owner: type[Config], defaults: Mapping[str, Any]) -> s
 def _literal(value: object) -> str:
     if value is None or value == []:
         return '""'
+    if isinstance(value, dict | list):
+        value = json.dumps(value)
     return json.dumps(value if isinstance(value, int | float | str) else str(value))
 
 

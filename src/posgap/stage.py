@@ -42,7 +42,7 @@ def stage(work: Work) -> Callable[[C], Location]:
     Under a launcher of several processes all do the work, and the first one alone writes: the
     others get an `out` that does not exist.
     """
-    name = work.__name__
+    name = work.__name__.removeprefix("_")
 
     @functools.wraps(work)
     def run_stage(config: C) -> Location:

@@ -11,7 +11,7 @@ import posgap
 from posgap import files
 from posgap.config import DemoConfig, ImportConfig, MakeKVConfig
 from posgap.demo import tiny_model
-from posgap.demo.summary import summarize, table
+from posgap.demo.summary import steps, summarize, table
 from posgap.errors import PosgapError
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
@@ -39,7 +39,7 @@ def demo(config: DemoConfig) -> None:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
             os.environ.pop("MLFLOW_RUN_ID", None)  # which is this run: the stages' runs go below it
-        outputs = run_locally(
+        ran = run_locally(
             smoke.pipeline,
             parameters
             | {"train_data": str(train_data), "eval_data": str(eval_data), "model": str(model), "seed": config.seed},
@@ -47,9 +47,11 @@ def demo(config: DemoConfig) -> None:
             cache=work / "cache",
             log=out / "pipeline.log",
         )
-        summary = summarize(outputs, parameters["registered_name"], {"tiny_model": seconds})
+        folders = steps(ran)
+        summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
         files.write_json(out / "summary.json", summary)
-        sweeps = [read_sweep(outputs["base"]), read_sweep(outputs["candidate"])]
+        base, candidate = read_sweep(folders["merge_base"]), read_sweep(folders["merge_candidate"])
+        sweeps = [base, candidate.model_copy(update={"label": "Pos2Distill-R1"})]
         write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
         for name in ("summary.json", "curves.png", "curves.html"):
             run.artifact(out / name)

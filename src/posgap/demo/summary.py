@@ -9,40 +9,45 @@ from posgap.tracking import registry
 from posgap.tracking.rules import read_verdict
 
 
-def summarize(outputs: dict[str, Path], registered_name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """The content of `summary.json` from the pipeline's output folders.
+def steps(run: Path) -> dict[str, Path]:
+    """The folders of a run's steps, in whichever run they were made: each one's manifest names its inputs."""
+    (gate,) = run.glob("**/gate*/out")
+    candidate, base = _input(gate, "candidate"), _input(gate, "base")
+    model = Path(read_sweep(candidate).model)
+    sweep_base = _input(base, "sweeps.1")
+    found = {
+        "validate_train": _input(model, "examples"),
+        "validate_eval": _input(sweep_base, "examples"),
+        "sweep_base": sweep_base,
+        "merge_base": base,
+        "teacher": _input(model, "responses"),
+        "distill": model,
+        "sweep_candidate": _input(candidate, "sweeps.1"),
+        "merge_candidate": candidate,
+        "gate": gate,
+    }
+    promoted = list(run.glob("**/promote*/out"))
+    return found | ({"promote": promoted[0]} if promoted else {})
+
+
+def _input(folder: Path, name: str) -> Path:
+    return Path(read_manifest(folder)["inputs"][name]["path"])
+
+
+def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str, float]) -> dict[str, Any]:
+    """The content of `summary.json` from the folders of a run's steps.
 
     `registry` is null where the gate refused the model.
     """
-    base, candidate, verdict = (
-        read_sweep(outputs["base"]),
-        read_sweep(outputs["candidate"]),
-        read_verdict(outputs["gate"]),
-    )
+    verdict = read_verdict(folders["gate"])
     champion = registry.champion(registered_name) if verdict.passed else None
-    folders = {
-        "validate_train": outputs["train"],
-        "validate_eval": outputs["eval"],
-        "sweep_base": outputs["base"],
-        "teacher": outputs["responses"],
-        "distill": outputs["candidate_model"],
-        "sweep_candidate": outputs["candidate"],
-        "gate": outputs["gate"],
-    }
-    if verdict.passed:
-        folders["promote"] = _promotion(outputs["gate"])
     return {
-        "base": _figures(base),
-        "candidate": _figures(candidate),
+        "base": _figures(read_sweep(folders["merge_base"])),
+        "candidate": _figures(read_sweep(folders["merge_candidate"])),
         "gate": verdict.model_dump(mode="json", include={"passed", "rules"}),
         "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": registry.CHAMPION},
         "seconds": seconds | {stage: read_manifest(folder)["seconds"] for stage, folder in folders.items()},
     }
-
-
-def _promotion(gate: Path) -> Path:
-    """The folder of the last promotion; a step in a branch is no output of a KFP pipeline."""
-    return max(gate.parents[2].glob("*/promote/out"), key=lambda folder: folder.stat().st_mtime)
 
 
 def _figures(sweep: Sweep) -> dict[str, Any]:

@@ -19,13 +19,17 @@ VERSION_FILE = "version.json"
 def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     """Writes `version.json`: the newest data version, and what of data and base model the champion was not made from.
 
-    Where that is nothing, `skip` is true, and the run's description in MLflow says why.
+    Where that is nothing, `skip` is true, and the run's description in MLflow says why. Nothing is looked
+    at but the version where `only_new` is false.
     """
-    version, champion = newest(config.data), registry.champion(config.name)
-    digests = {"data": _digest(version.location), "base model": _digest(config.model)}
+    version = newest(config.data)
+    champion = registry.champion(config.name) if config.only_new else None
+    digests = {"data": _digest(version.location), "base model": _digest(config.model)} if config.only_new else {}
     ancestors = champion.tags.get(registry.ANCESTORS, "").split() if champion else []
     changed = [what for what, digest in digests.items() if digest not in ancestors]
-    if not champion:
+    if not config.only_new:
+        note = "taken whether it is new or not"
+    elif not champion:
         note = f"{config.name} has no champion"
     elif changed:
         note = f"{' and '.join(changed)} changed since {config.name} version {champion.version}"
@@ -38,12 +42,16 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
         "digests": digests,
         "champion": str(champion.version) if champion else None,
         "changed": changed,
-        "skip": not changed,
+        "skip": config.only_new and not changed,
         "note": note,
     }
     write_json(out / VERSION_FILE, found)
     run.tags(
-        {"mlflow.note.content": note, "posgap.skip": str(not changed).lower(), "posgap.data_version": version.name}
+        {
+            "mlflow.note.content": note,
+            "posgap.skip": str(found["skip"]).lower(),
+            "posgap.data_version": version.name,
+        }
     )
     run.artifact(out)
     log.info("data version %s, %s: %s", version.name, version.location, note)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from posgap.config import GateConfig
 from posgap.files import write_json
+from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.tracking.rules import GATE_FILE, judge
 from posgap.tracking.runs import Run
@@ -26,8 +27,9 @@ def gate(config: GateConfig, out: Path, run: Run) -> None:
         seed=config.seed,
     )
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
-    run.metrics({f"{rule.name}_value": rule.value for rule in verdict.rules})
-    run.tags({"posgap.gate": "passed" if verdict.passed else "failed"})
+    swept = read_sweep(config.candidate)
+    run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})
+    run.tags({"posgap.gate": "passed" if verdict.passed else "failed", "posgap.label": swept.label})
     run.artifact(out)
     for rule in verdict.rules:
         log.info("%s %s (%.1f): %s", "pass" if rule.passed else "FAIL", rule.name, rule.value, rule.meaning)

@@ -7,12 +7,13 @@ from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
 from posgap.inputs import read_manifest
+from posgap.lineage import method_of
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.tracking import registry
 from posgap.tracking.rules import read_verdict
-from posgap.tracking.runs import Run
+from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 
 log = logging.getLogger(__name__)
 PROMOTION_FILE = "promotion.json"
@@ -22,11 +23,12 @@ PROMOTION_FILE = "promotion.json"
 def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
-    A model that is the champion already is left as it is. Raises `GateFailed`, and moves no
-    alias, where the gate refused the model; `PosgapError` where sweep and model do not belong
-    together.
+    Where several candidates of one pipeline run are promoted, the alias ends at the one whose mean is
+    highest at the lower end of its interval. Raises `GateFailed`, and moves no alias, where the gate
+    refused the model; `PosgapError` where sweep and model do not belong together.
     """
     verdict, swept = read_verdict(config.gate), read_sweep(config.sweep)
+    run.tags({"posgap.label": swept.label})
     if not verdict.passed:
         failed = ", ".join(f"{r.name} {r.value:.1f} (threshold {r.threshold:g})" for r in verdict.rules if not r.passed)
         run.tags({"posgap.promotion": "refused"})
@@ -41,20 +43,22 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.gap": f"{swept.gap:.2f}",
         "posgap.gap_ci95_high": f"{swept.gap_ci95[1]:.2f}",
         "posgap.mean": f"{swept.mean:.2f}",
-        "posgap.method": made_by.get("config", {}).get("method", "none"),
+        registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
+        "posgap.method": method_of(config.model) or "none",
         "posgap.base_model": made_by.get("config", {}).get("model", with_uris(config.model)),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
         registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
+        **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
-    current = registry.champion(config.name)
-    if current is not None and current.tags.get("posgap.model_digest") == model_digest:
-        version = str(current.version)
-        log.info("%s version %s is this model already", config.name, version)
-    else:
-        version = registry.crown(config.name, Path(config.model), tags, run)
-        log.info("%s version %s is the champion", config.name, version)
-    run.tags({"posgap.promotion": "promoted", "posgap.version": version, **tags})
-    promotion = {"name": config.name, "version": version, "alias": registry.CHAMPION, "tags": tags}
-    write_json(out / PROMOTION_FILE, promotion)
+    version, champion = registry.crown(config.name, Path(config.model), tags, run)
+    crowned = version == champion
+    outcome = "is the champion" if crowned else f"is registered; of this run's candidates version {champion} is better"
+    log.info("%s version %s %s", config.name, version, outcome)
+    run.tags({"posgap.promotion": "promoted" if crowned else "registered", "posgap.version": version, **tags})
+    alias = registry.CHAMPION if crowned else ""
+    write_json(
+        out / PROMOTION_FILE,
+        {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
+    )
     run.artifact(out)

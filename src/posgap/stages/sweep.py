@@ -9,15 +9,14 @@ import numpy as np
 
 from posgap import files
 from posgap.config import SweepConfig
-from posgap.files import digest, write_json, write_jsonl
+from posgap.files import digest
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
+from posgap.lineage import method_of
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
-from posgap.measurement.model_card import write_model_card
-from posgap.measurement.reading import p_value
-from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, summarize
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeps import Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models import load_config
 from posgap.progress import track
@@ -25,9 +24,10 @@ from posgap.scaling.application import config_factors
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
-from posgap.tasks.placements import Placement, swept_placements
+from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response.
@@ -45,8 +45,8 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """
     examples = read_examples(config.examples)[: config.limit or None]
     refuse_searched(Path(config.model), (example.id for example in examples))
-    build = open_builder(config)
-    placements = swept_placements(config.n_docs, build.task.n_gold, config.positions)
+    build, label = open_builder(config), config.label or method_of(config.model) or "model"
+    placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
     model = Path(config.model)
     digests = {
         "examples_digest": digest(examples_file(config.examples)),
@@ -67,7 +67,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     result = Sweep(
         task=config.task,
         model=with_uris(config.model),
-        label=config.label,
+        label=label,
         scaling=_scaling(config),
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
@@ -75,29 +75,10 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         **digests,
         settings={name: getattr(config, name) for name in config.parameters()},
     )
-    write_jsonl(out / PREDICTIONS_FILE, predictions)
-    # A sweep of single positions has no categories, and does not say so.
-    write_json(out / SWEEP_FILE, result.model_dump(mode="json", exclude_defaults=True))
-    title = f"{config.label}: position gap {result.gap:.1f} points"
     cases = mixed_cases(examples, predictions, config.n_docs, build)
-    write_report([result], out / "sweep.png", out / "sweep.html", title, cases)
-    write_model_card(result, out / "model_card.md")
-    run.metrics(
-        {"gap": result.gap, "gap_ci95_high": result.gap_ci95[1], "mean": result.mean, "flatness_p": result.flatness.p}
-    )
-    if result.by_category:
-        run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in result.by_category.items()})
-    else:
-        for position, value in zip(result.positions, result.accuracy):
-            run.metrics({"accuracy_by_position": value}, step=position)
-    run.tags({"posgap.label": config.label})
+    write_sweep(result, predictions, out, cases)
+    log_sweep(result, run)
     run.artifact(out)
-    log.info(
-        "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
-        config.label, result.mean, result.gap, *result.gap_ci95, p_value(result.flatness.p),
-    )  # fmt: skip
-    for name, figures in result.by_category.items():
-        log.info("%s, %s: %.1f (%.1f to %.1f)", config.label, name, figures.accuracy, *figures.ci95)
 
 
 def _scaling(config: SweepConfig) -> dict | None:
@@ -127,6 +108,6 @@ def _responses(
         generator = open_generator(config, build)
         groups = ([build.prompt(examples[i], placement) for placement in placements] for i in missing)
         answered = generator.generate(groups, Sampling(build.max_new_tokens, seed=config.seed))
-        for which, completions in track(answered, len(missing), f"sweep of {config.label}"):
+        for which, completions in track(answered, len(missing), f"sweep of {config.label or 'the model'}"):
             unfinished.add(missing[which], [completion.text for completion in completions])
     return [response for i in range(len(examples)) for response in unfinished.responses[i]]

@@ -37,7 +37,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     table = describe(examples, build, config.n_docs, excluded)
     # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
     suite = expectations(config.n_docs, build.context - build.max_new_tokens, build.task.n_gold)
-    report = check(table, suite, out / "data_docs")
+    report = {"examples": len(table)} | check(table, suite, out / "data_docs")
     write_json(out / "validation.json", report)
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})

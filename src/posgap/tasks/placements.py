@@ -35,6 +35,14 @@ def parse_positions(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+    """(2, 4) of "2/4", the second of four parts; `ValueError` for other text."""
+    part, _, parts = text.partition("/")
+    if not (part.isascii() and part.isdigit() and parts.isascii() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise ValueError(f"{text!r} is no part: write 2/4 for the second of four")
+    return int(part), int(parts)
+
+
 def format_positions(positions: Sequence[int]) -> str:
     """The text of which `parse_positions` makes these positions."""
     return "+".join(map(str, positions))
@@ -70,6 +78,19 @@ def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> li
     for placement in placements:
         require_n_gold(placement, n_gold)
     return placements
+
+
+def shard_of(placements: Sequence[Placement], shard: str) -> list[Placement]:
+    """The part of the placements that `shard` names, neighbours together; all where it is empty.
+
+    Prompts of neighbouring placements begin alike, which is read once.
+    """
+    if not shard:
+        return list(placements)
+    part, parts = parse_shard(shard)
+    if parts > len(placements):
+        raise PosgapError(f"shard {shard}: there are {len(placements)} placements, too few for {parts} parts")
+    return list(placements[len(placements) * (part - 1) // parts : len(placements) * part // parts])
 
 
 def spaced_positions(n_docs: int, count: int) -> list[int]:

@@ -112,3 +112,14 @@ def judge(
 def read_verdict(path: Path) -> Verdict:
     """Reads the verdict from the folder `gate` wrote."""
     return Verdict.model_validate(read_json(path / GATE_FILE if path.is_dir() else path))
+
+
+def markdown(verdict: Verdict) -> str:
+    """The verdict for people: a row a rule."""
+    rows = [
+        f"| {'pass' if r.passed else '**fail**'} | {r.meaning} | {r.value:.1f} | {r.threshold:g} | {r.estimate:.1f} "
+        f"| {r.interval[0]:.1f} to {r.interval[1]:.1f} |"
+        for r in verdict.rules
+    ]
+    head = ["| | rule | value | threshold | estimate | 95 % interval |", "|---|---|---|---|---|---|"]
+    return "\n".join([f"# {'Admitted' if verdict.passed else 'Refused'}", "", *head, *rows]) + "\n"

@@ -26,7 +26,15 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 log = logging.getLogger(__name__)
 EXPERIMENT = "posgap"
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by whoever runs several stages as one
+PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
+PIPELINE_TAG, STAGE_TAG, ERROR_TAG = "posgap.pipeline_run", "posgap.stage", "posgap.error"
 REACHABLE_SECONDS = 5
+ERROR_CHARACTERS = 1000  # of an error, in a tag
+
+
+def pipeline_run() -> str:
+    """Id of the KFP run that this process is a step of; empty outside of one."""
+    return os.environ.get(PIPELINE_VARIABLE, "")
 
 
 class Run:
@@ -101,7 +109,7 @@ def require_server() -> None:
         ) from None
 
 
-def _experiment_id(client) -> str:
+def experiment_id(client) -> str:
     """The experiment of MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, created where it is missing.
 
     A SQLite store keeps the artifacts of a new experiment beside its file.
@@ -117,18 +125,34 @@ def _experiment_id(client) -> str:
     return client.create_experiment(name, artifact_location=artifacts)
 
 
+def link(run_id: str) -> str:
+    """Where a browser shows an MLflow run of this experiment; empty where the store is a file."""
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client = MlflowClient()
+    if not (uri := client.tracking_uri.rstrip("/")).startswith("http"):
+        return ""
+    try:
+        return f"{uri}/#/experiments/{experiment_id(client)}/runs/{run_id}"
+    except MlflowException:
+        return ""
+
+
 @contextmanager
 def start_run(stage: str, tags: Mapping[str, object]) -> Iterator[Run]:
     """The MLflow run of one stage, or an empty `Run` and a warning where no server answers.
 
     Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
-    hangs a new one below the run that POSGAP_PARENT_RUN_ID names.
+    hangs a new one below the run that POSGAP_PARENT_RUN_ID names. Of a run that failed, a tag says why.
     """
     run = _open_run(stage)
-    run.tags({"posgap.stage": stage, **tags})
+    step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}
+    run.tags({STAGE_TAG: stage, **step_of, **tags})
     try:
         yield run
-    except BaseException:
+    except BaseException as error:
+        run.tags({ERROR_TAG: f"{error or type(error).__name__}"[:ERROR_CHARACTERS]})
         run.end("FAILED")
         raise
     run.end("FINISHED")
@@ -152,7 +176,7 @@ def _open_run(stage: str) -> Run:
         tags["mlflow.parentRunId"] = parent
     try:
         client = MlflowClient()
-        return Run(client.create_run(_experiment_id(client), run_name=stage, tags=tags).info.run_id)
+        return Run(client.create_run(experiment_id(client), run_name=stage, tags=tags).info.run_id)
     except MlflowException as error:
         reason = str(error).splitlines()[0]
         log.warning("MLflow refuses a run (%s). Going on without tracking; results are kept locally", reason)

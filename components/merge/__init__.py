@@ -1,0 +1,3 @@
+from posgap.components.merge.component import merge
+
+__all__ = ["merge"]

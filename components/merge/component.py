@@ -1,0 +1,25 @@
+"""KFP component of the stage `merge`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import MergeConfig
+
+
+@component(MergeConfig, artifacts=("curve", "metrics"))
+def merge(
+    sweeps: dsl.Input[list[dsl.Artifact]],
+    out: dsl.Output[dsl.Artifact],
+    curve: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    seed: int,
+):
+    """One sweep of its parts, which were swept side by side; the curve shows in the run page."""
+    arguments = dict(locals())
+    from posgap.config import MergeConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_sweep
+    from posgap.stages.merge import merge
+
+    merge(to_config(MergeConfig, arguments))
+    show_sweep(out, curve, metrics)

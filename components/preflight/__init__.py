@@ -1,0 +1,3 @@
+from posgap.components.preflight.component import preflight
+
+__all__ = ["preflight"]

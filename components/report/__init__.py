@@ -1,0 +1,3 @@
+from posgap.components.report.component import report
+
+__all__ = ["report"]

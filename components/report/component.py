@@ -1,0 +1,27 @@
+"""KFP component of the stage `report`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import ReportConfig
+
+
+@component(ReportConfig, artifacts=("summary",), apart={"state": ("status",), "message": ()})
+def report(
+    status: dsl.PipelineTaskFinalStatus,
+    out: dsl.Output[dsl.Artifact],
+    summary: dsl.Output[dsl.Markdown],
+    pipeline_run: str,
+    registered_name: str,
+    webhook_url: str,
+    seed: int,
+):
+    """Says how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
+    arguments = dict(locals())
+    from posgap.config import ReportConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_page
+    from posgap.stages.report import READABLE_FILE, report
+
+    report(to_config(ReportConfig, arguments, state=status.state, message=status.error_message or ""))
+    show_page(out, READABLE_FILE, summary)

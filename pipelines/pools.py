@@ -1,0 +1,110 @@
+"""Where the steps of a pipeline run, and what they find there: nodes, GPUs, shared memory, caches, secrets.
+
+What KFP can take at run time (nodes, tolerations, accelerators) is a parameter of the pipeline; the rest is
+compiled in, from `ClusterConfig`.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kfp import kubernetes
+from kfp.dsl import PipelineTask
+from kfp.dsl.pipeline_channel import PipelineChannel
+from posgap.components.wrapper import image
+from pydantic import ValidationError
+
+from posgap.config import ClusterConfig, PoolConfig
+from posgap.errors import PosgapError, first_fault
+from posgap.tracking.runs import PIPELINE_VARIABLE
+
+CLUSTER_VARIABLE = "POSGAP_CLUSTER"
+CACHE, SHARED_MEMORY, SCRATCH = "/cache/huggingface", "/dev/shm", "/tmp"
+# What a retry can help: a node that goes away, storage or a server that does not answer for a while.
+_RETRIES = {"num_retries": 2, "backoff_duration": "60s", "backoff_factor": 2.0, "backoff_max_duration": "600s"}
+
+
+def cluster_config() -> ClusterConfig:
+    """The cluster that POSGAP_CLUSTER describes, a YAML file of what differs from the defaults."""
+    if not (file := os.environ.get(CLUSTER_VARIABLE)):
+        return ClusterConfig()
+    try:
+        given = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        known = ClusterConfig().model_dump()
+        pools = {name: known[name] | given[name] for name in ("train", "inference", "cpu") if name in given}
+        return ClusterConfig(**given | pools)
+    except ValidationError as error:
+        raise PosgapError(f"{file}: {first_fault(error)}") from None
+    except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
+        raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): no cluster configuration: {error}") from None
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Places steps on the nodes of a cluster. Nodes and the rest are values, or channels of the pipeline."""
+
+    cluster: ClusterConfig
+    nodes_cpu: Any
+    nodes_inference: Any = None
+    nodes_train: Any = None
+    tolerations: Any = None
+    gpus_train: Any = None
+
+    def cpu(self, task: PipelineTask, retry: bool = False) -> PipelineTask:
+        """A step of minutes without a GPU."""
+        return self._place(task, self.cluster.cpu, self.nodes_cpu, retry)
+
+    def inference(self, task: PipelineTask) -> PipelineTask:
+        """A step that generates, or searches by generating."""
+        pool = self.cluster.inference
+        return self._place(task, pool, self.nodes_inference, True, pool.accelerators)
+
+    def train(self, task: PipelineTask) -> PipelineTask:
+        """A step that trains."""
+        return self._place(task, self.cluster.train, self.nodes_train, True, self.gpus_train)
+
+    def _place(
+        self, task: PipelineTask, pool: PoolConfig, nodes: Any, retry: bool, accelerators: Any = None
+    ) -> PipelineTask:
+        task.set_container_image(image(_kind(task), self.cluster.registry))
+        task.set_cpu_request(pool.cpu).set_memory_request(pool.memory).set_memory_limit(pool.memory)
+        kubernetes.add_node_selector_json(task, nodes)
+        if pool.accelerator:
+            _accelerate(task, pool, accelerators, self.tolerations)
+            if self.cluster.model_cache:
+                kubernetes.mount_pvc(task, self.cluster.model_cache, CACHE)
+                task.set_env_variable("HF_HOME", CACHE)
+        if pool.scratch:
+            kubernetes.empty_dir_mount(task, "scratch", SCRATCH, size_limit=pool.scratch)
+        _environment(task, self.cluster)
+        return task.set_retry(**_RETRIES) if retry else task
+
+
+def _kind(task: PipelineTask) -> str:
+    """What the component's image is for: ghcr.io/posgap/posgap-KIND:VERSION."""
+    return task.container_spec.image.rpartition("/posgap-")[2].partition(":")[0]
+
+
+def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any, tolerations: Any) -> None:
+    if isinstance(accelerators, PipelineChannel):
+        # KFP 2.17 passes this channel to the task, but not into the groups around it.
+        task.register_pipeline_channels([accelerators])
+    task.set_accelerator_type(pool.accelerator).set_accelerator_limit(accelerators)
+    kubernetes.add_toleration_json(task, tolerations)
+    if pool.shared_memory:
+        kubernetes.empty_dir_mount(task, "shared-memory", SHARED_MEMORY, "Memory", pool.shared_memory)
+    if pool.queue:
+        kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", pool.queue)
+
+
+def _environment(task: PipelineTask, cluster: ClusterConfig) -> None:
+    """The user that the step runs as, and its environment; what the cluster lacks of it is left unset."""
+    kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
+    kubernetes.use_config_map_as_env(task, cluster.environment, {key: key for key in cluster.variables}, optional=True)
+    for secret, keys in cluster.secrets.items():
+        kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
+    kubernetes.use_field_path_as_env(task, PIPELINE_VARIABLE, "metadata.labels['pipeline/runid']")
+    if cluster.pull_secret:
+        kubernetes.set_image_pull_secrets(task, [cluster.pull_secret])

@@ -1,0 +1,130 @@
+"""What a KFP run page shows of a stage: metrics, pages, and metadata of the artifacts."""
+
+import base64
+import html
+import shutil
+from pathlib import Path
+from typing import Any
+
+from posgap.files import read_json, read_jsonl, write_json
+from posgap.inputs import read_manifest
+from posgap.lineage import method_of
+from posgap.measurement.sweeps import read_sweep
+
+ROUNDED = 3  # digits after the point, in metrics
+
+
+def describe(artifact: Any, **metadata: Any) -> None:
+    """Metadata of an artifact: what is given, and the stage's seed, version and MLflow run."""
+    manifest = read_manifest(Path(artifact.path))
+    known = {
+        "stage": manifest.get("stage"),
+        "seed": manifest.get("seed"),
+        "posgap": manifest.get("versions", {}).get("posgap"),
+        "mlflow_run_id": manifest.get("mlflow_run_id"),
+    }
+    artifact.metadata.update({name: value for name, value in (known | metadata).items() if value not in (None, "")})
+
+
+def measure(metrics: Any, **figures: float) -> None:
+    """A Metrics artifact's figures, in its metadata and in a file: KFP's cache wants one of every artifact."""
+    rounded = {name: round(float(value), ROUNDED) for name, value in figures.items()}
+    for name, value in rounded.items():
+        metrics.log_metric(name, value)
+    write_json(Path(metrics.path), rounded)
+
+
+def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
+    """The curve as the run page's HTML, the figures as its metrics."""
+    folder = Path(out.path)
+    sweep = read_sweep(folder)
+    shutil.copyfile(folder / "sweep.html", curve.path)
+    measure(
+        metrics,
+        mean=sweep.mean,
+        gap=sweep.gap,
+        gap_ci95_low=sweep.gap_ci95[0],
+        gap_ci95_high=sweep.gap_ci95[1],
+        worst=sweep.worst.accuracy,
+        flatness_p=sweep.flatness.p,
+    )
+    describe(out, label=sweep.label, task=sweep.task, n_docs=sweep.n_docs, n_examples=sweep.n_examples)
+
+
+def show_page(out: Any, name: str, page: Any) -> None:
+    """A file of the stage's folder as what the run page shows."""
+    shutil.copyfile(Path(out.path) / name, page.path)
+    describe(out)
+
+
+def show_preflight(out: Any, checks: Any) -> None:
+    """What was looked at before the run."""
+    found = read_json(Path(out.path) / "preflight.json")["found"]
+    lines = [f"- **{name}**: {what}" for name, what in found.items()]
+    Path(checks.path).write_text("\n".join(["# Ready to run", "", *lines, ""]), encoding="utf-8")
+    describe(out)
+
+
+def show_examples(out: Any, metrics: Any) -> None:
+    """How many examples there are, and how many expectations they met."""
+    report = read_json(Path(out.path) / "validation.json")
+    measure(metrics, examples=report["examples"], expectations=report["evaluated"])
+    describe(out, examples=report["examples"])
+
+
+def show_responses(out: Any, metrics: Any) -> None:
+    """How many of the teacher's responses are right, and where its gold stood."""
+    summary = read_json(Path(out.path) / "teacher.json")
+    measure(metrics, **{name: summary[name] for name in ("examples", "correct", "kept", "accuracy")})
+    describe(out, placement="+".join(map(str, summary["placement"])), kept=summary["kept"])
+
+
+def show_promotion(out: Any) -> None:
+    """The registered version, and whether it is the champion."""
+    promotion = read_json(Path(out.path) / "promotion.json")
+    describe(out, registered_name=promotion["name"], version=promotion["version"], alias=promotion["alias"])
+
+
+def show_model(out: Any, **metadata: Any) -> None:
+    """What a Model artifact is and came from."""
+    config = read_manifest(Path(out.path)).get("config", {})
+    kept = {name: config.get(name) for name in ("learning_rate", "epochs", "lora_rank")}
+    made_by = {"base_model": config.get("model"), "method": method_of(out.path)}
+    describe(out, framework="transformers", format="safetensors", **made_by, **kept, **metadata)
+
+
+def show_training(out: Any, metrics: Any) -> None:
+    """A trained model, with the loss at its first and last step."""
+    steps = [row for _, row in read_jsonl(Path(out.path) / "history.jsonl")]
+    show_model(out, steps=len(steps))
+    measure(metrics, first_loss=steps[0]["loss"], last_loss=steps[-1]["loss"], steps=len(steps))
+
+
+def show_picture(png: Path, page: Any, title: str) -> None:
+    """A picture as a page that needs nothing beside itself."""
+    data = base64.b64encode(png.read_bytes()).decode()
+    Path(page.path).write_text(
+        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<img alt="{html.escape(title)}" style="max-width:100%" src="data:image/png;base64,{data}">',
+        encoding="utf-8",
+    )
+
+
+def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
+    """A search's fitness, and the factors over the layers."""
+    folder = Path(out.path)
+    scaling = read_json(folder / "scaling.json")
+    show_picture(folder / "scaling.png", picture, "RoPE factor per layer, and the search that found them")
+    measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
+    describe(out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_ids"]))
+
+
+def show_gate(out: Any, rules: Any, metrics: Any) -> bool:
+    """The rules as a table and as metrics; returns the verdict."""
+    from posgap.tracking.rules import markdown, read_verdict
+
+    verdict = read_verdict(Path(out.path))
+    Path(rules.path).write_text(markdown(verdict), encoding="utf-8")
+    measure(metrics, passed=verdict.passed, **{rule.name: rule.value for rule in verdict.rules})
+    describe(out, passed=verdict.passed)
+    return verdict.passed

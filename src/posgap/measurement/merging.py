@@ -1,0 +1,71 @@
+"""One sweep of its parts: sweeps of one model on the same examples, each of other placements."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from posgap.errors import PosgapError
+from posgap.files import read_jsonl
+from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, Sweep, summarize
+from posgap.tasks.placements import format_positions, parse_shard
+
+_ALIKE = ("task", "label", "metric", "n_docs", "examples_digest", "model_digest", "prompt_digest")
+_APART = {"shard", "positions"}  # settings in which parts differ
+
+
+def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[dict]]:
+    """The whole sweep and its predictions, in the order in which it would have been swept at once.
+
+    Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
+    """
+    parts = _in_order(parts)
+    first, *others = parts
+    for other in others:
+        _require_alike(first, other)
+    placements = [placement for part in parts for placement in part.sweep.placements]
+    if twice := [p for i, p in enumerate(placements) if p in placements[:i]]:
+        raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
+    correct = np.concatenate([part.correct for part in parts], axis=1)
+    settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
+    known = first.sweep.model_dump(include={"model", "scaling", *_ALIKE})
+    figures = summarize(correct, placements, settings["resamples"], settings["seed"])
+    return Sweep(**known, **figures, settings=settings), _predictions(parts)
+
+
+def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
+    """Shards in their order, all of them; other parts as they were given."""
+    shards = [part.sweep.settings.get("shard", "") for part in parts]
+    if not all(shards):
+        return list(parts)
+    numbered = {parse_shard(shard): part for shard, part in zip(shards, parts)}
+    if len(numbered) < len(parts):
+        raise PosgapError(f"shards {', '.join(shards)}: one of them is there twice; leave it out")
+    count = max(count for _, count in numbered)
+    if missing := [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in numbered]:
+        raise PosgapError(f"shards {', '.join(shards)}: {', '.join(missing)} is missing")
+    return [numbered[key] for key in sorted(numbered)]
+
+
+def _require_alike(one: Evidence, other: Evidence) -> None:
+    differing = [name for name in _ALIKE if getattr(one.sweep, name) != getattr(other.sweep, name)]
+    settings = one.sweep.settings, other.sweep.settings
+    differing += [name for name in settings[0] if name not in _APART and settings[0][name] != settings[1].get(name)]
+    if one.ids != other.ids:
+        differing.append("examples")
+    if differing:
+        raise PosgapError(f"{one.path} and {other.path}: not parts of one sweep; {', '.join(differing)} differ")
+
+
+def _positions(parts: Sequence[Evidence]) -> list[str]:
+    """What `positions` would have been: that of the shards, or the parts' own together."""
+    given = [part.sweep.settings["positions"] for part in parts]
+    return given[0] if all(one == given[0] for one in given) else list(chain.from_iterable(given))
+
+
+def _predictions(parts: Sequence[Evidence]) -> list[dict]:
+    rows: dict[str, list[dict]] = {}
+    for part in parts:
+        for _, row in read_jsonl((part.path if part.path.is_dir() else part.path.parent) / PREDICTIONS_FILE):
+            rows.setdefault(row["id"], []).append(row)
+    return list(chain.from_iterable(rows.values()))

@@ -1,0 +1,20 @@
+"""The folder of a sweep, whether it was swept at once or merged from parts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from posgap.files import write_json, write_jsonl
+from posgap.measurement.cases import Case
+from posgap.measurement.model_card import write_model_card
+from posgap.measurement.report import write_report
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep
+
+
+def write_sweep(sweep: Sweep, predictions: Sequence[dict], out: Path, cases: Sequence[Case] = ()) -> None:
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`."""
+    write_jsonl(out / PREDICTIONS_FILE, predictions)
+    # A sweep of single positions has no categories, and does not say so.
+    write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
+    title = f"{sweep.label}: position gap {sweep.gap:.1f} points"
+    write_report([sweep], out / "sweep.png", out / "sweep.html", title, cases)
+    write_model_card(sweep, out / "model_card.md")

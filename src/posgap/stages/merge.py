@@ -1,0 +1,33 @@
+"""merge: the parts of a sweep that were swept side by side, as one sweep."""
+
+import logging
+import shutil
+from pathlib import Path
+
+from posgap.config import MergeConfig
+from posgap.measurement.merging import merge_sweeps
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeps import Evidence
+from posgap.stage import stage
+from posgap.storage.cache import MANIFEST
+from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_sweep
+
+log = logging.getLogger(__name__)
+
+
+@stage
+def merge(config: MergeConfig, out: Path, run: Run) -> None:
+    """Writes what `sweep` writes, with the same figures as a sweep of all placements at once.
+
+    The page has no examples to open: their prompts would need the model's tokenizer. They are on
+    the pages of the parts.
+    """
+    parts = [Evidence(path) for path in config.sweeps]
+    sweep, predictions = merge_sweeps(parts)
+    if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
+        shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
+    else:
+        write_sweep(sweep, predictions, out)
+    log_sweep(sweep, run)
+    run.artifact(out)

@@ -1,0 +1,49 @@
+"""preflight: everything that would stop a pipeline run, said at its start and at once."""
+
+import logging
+from pathlib import Path
+
+from posgap.config import PreflightConfig
+from posgap.errors import PosgapError, Rejected
+from posgap.files import read_json, write_json
+from posgap.form import candidates, complaints, parts, settings
+from posgap.prerequisites import prerequisites
+from posgap.stage import stage
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+PREFLIGHT_FILE = "preflight.json"
+
+
+def preflight(config: PreflightConfig) -> Path:
+    """Writes `preflight.json`: what was looked at, and what each stage of the pipeline is given.
+
+    Raises `Rejected` with all that is wrong in one line. What was found before is never reused: the
+    world may have changed.
+    """
+    return _preflight(config.model_copy(update={"force": True}))
+
+
+@stage
+def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
+    wrong, found = list(complaints(config)), {}
+    for name, check in prerequisites(config).items():
+        try:
+            found[name] = check()
+        except PosgapError as error:
+            wrong.append(str(error))
+    plan = {"found": found, "wrong": wrong, "settings": settings(config)}
+    if not wrong:
+        plan |= {"candidates": candidates(config.methods), "parts": parts(config.shards)}
+    write_json(out / PREFLIGHT_FILE, plan)
+    run.artifact(out)
+    if wrong:
+        listed = "; ".join(f"({number}) {one}" for number, one in enumerate(wrong, start=1))
+        raise Rejected(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
+    for name, what in found.items():
+        log.info("%s: %s", name, what)
+
+
+def read_plan(folder: Path) -> dict:
+    """What `preflight` wrote."""
+    return read_json(folder / PREFLIGHT_FILE)

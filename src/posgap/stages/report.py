@@ -1,0 +1,63 @@
+"""report: how a pipeline run ended, told to MLflow and to whoever asked, whatever happened before."""
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from posgap.config import ReportConfig
+from posgap.files import write_json
+from posgap.stage import stage
+from posgap.tracking.outcomes import markdown, outcome, stages_of
+from posgap.tracking.pipeline_runs import adopt
+from posgap.tracking.runs import Run, pipeline_run
+
+log = logging.getLogger(__name__)
+REPORT_FILE, READABLE_FILE = "report.json", "report.md"
+TRIES, SECONDS = 3, 10.0  # to post, and to wait for each answer
+
+
+def report(config: ReportConfig) -> Path:
+    """Writes `report.json` and `report.md`, makes this MLflow run the parent of the stages', and posts the report.
+
+    A webhook or a tracking server that does not answer is a warning: it changes nothing about the run.
+    """
+    return _report(config.model_copy(update={"force": True}))
+
+
+@stage
+def _report(config: ReportConfig, out: Path, run: Run) -> None:
+    identity = config.pipeline_run or pipeline_run()
+    stages = [step for step in stages_of(identity) if step.run_id != run.id]
+    told = outcome(identity, stages, config.state, config.message, config.registered_name, run)
+    write_json(out / REPORT_FILE, told)
+    (out / READABLE_FILE).write_text(markdown(told), encoding="utf-8")
+    if run.id:
+        adopt(stages, run.id)
+    run.tags({"posgap.outcome": told["status"], "mlflow.runName": f"pipeline {identity[:8]}".strip()})
+    run.artifact(out)
+    log.info("the run %s%s", told["status"], "".join(f"; {f['step']}: {f['error']}" for f in told["failed"]))
+    if url := config.webhook_url or os.environ.get("POSGAP_WEBHOOK_URL", ""):
+        post(url, told)
+
+
+def post(url: str, told: dict[str, Any]) -> bool:
+    """Posts the report as JSON; what goes wrong is logged, without the address, which may hold a secret."""
+    import httpx2
+
+    reason = ""
+    for attempt in range(TRIES):
+        time.sleep(attempt)
+        try:
+            response = httpx2.post(url, json=told, timeout=SECONDS)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            reason = type(error).__name__
+            continue
+        if response.is_success:
+            return True
+        reason = f"HTTP {response.status_code}"
+        if response.status_code < 500:
+            break
+    log.warning("the webhook was not told: %s", reason)
+    return False

@@ -1,0 +1,96 @@
+"""How a pipeline run ended: put together from what KFP says, MLflow's runs of its stages, and the registry."""
+
+import logging
+import os
+from typing import Any
+
+from posgap.errors import PosgapError
+from posgap.tracking import registry
+from posgap.tracking.pipeline_runs import Step, steps
+from posgap.tracking.runs import PIPELINE_TAG, Run, link
+
+log = logging.getLogger(__name__)
+SUCCEEDED, FAILED = "succeeded", "failed"
+# KFP's words for the state of a group of steps; others, like RUNNING, say nothing at the end.
+_STATES = {"SUCCEEDED": SUCCEEDED, "COMPLETE": SUCCEEDED, "CACHED": SUCCEEDED, "FAILED": FAILED, "CANCELED": FAILED}
+_KILLED = "it was killed before it could say why (out of memory?); see its log in KFP"
+_SILENT = "a step failed before it could say why; see its log in KFP"
+
+
+def stages_of(pipeline_run: str) -> list[Step]:
+    """The stages of a run; none, and a warning, where MLflow does not answer."""
+    try:
+        return steps(pipeline_run) if pipeline_run else []
+    except PosgapError as error:
+        log.warning("%s; the report is without the stages", error)
+        return []
+
+
+def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, name: str, run: Run) -> dict[str, Any]:
+    """Status, failed steps with their errors, candidates and their gates, the champion of `name`, links.
+
+    `state` and `message` are KFP's. Of a step that was tried again the last try counts.
+    """
+    last = {step.name: step for step in stages}.values()
+    failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
+    status = _STATES.get(state) or (FAILED if failed else SUCCEEDED)
+    return {
+        "pipeline_run": pipeline_run,
+        "status": status,
+        "failed": (failed or [{"step": "", "error": message or _SILENT}]) if status == FAILED else [],
+        "skipped": next((step.tags.get("mlflow.note.content", "") for step in last if _skips(step)), ""),
+        "candidates": [_candidate(step) for step in last if step.stage == "gate" and step.status == "FINISHED"],
+        "champion": _champion(name, pipeline_run),
+        "seconds": {step.name: step.seconds for step in last},
+        "links": _links(pipeline_run, run),
+    }
+
+
+def _skips(step: Step) -> bool:
+    return step.tags.get("posgap.skip") == "true"
+
+
+def _candidate(step: Step) -> dict[str, Any]:
+    figures = {name: round(step.metrics[name], 2) for name in ("mean", "gap", "gap_value") if name in step.metrics}
+    return {"label": step.detail, "gate": step.tags.get("posgap.gate", ""), **figures}
+
+
+def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
+    try:
+        version = registry.champion(name)
+    except PosgapError as error:
+        log.warning("%s; the report is without the champion", error)
+        return None
+    return version and {
+        "name": name,
+        "version": str(version.version),
+        "method": version.tags.get("posgap.method", ""),
+        "of_this_run": bool(pipeline_run) and version.tags.get(PIPELINE_TAG) == pipeline_run,
+    }
+
+
+def _links(pipeline_run: str, run: Run) -> dict[str, str]:
+    kfp = os.environ.get("POSGAP_KFP_UI", "").rstrip("/")
+    links = {
+        "kfp": f"{kfp}/#/runs/details/{pipeline_run}" if kfp and pipeline_run else "",
+        "mlflow": link(run.id) if run.id else "",
+    }
+    return {name: address for name, address in links.items() if address}
+
+
+def markdown(told: dict[str, Any]) -> str:
+    """The outcome for people."""
+    lines = [f"# The run {told['status']}", ""]
+    lines += [f"- **{failed['step'] or 'a step'}**: {failed['error']}" for failed in told["failed"]]
+    lines += [told["skipped"]] if told["skipped"] else []
+    if told["candidates"]:
+        lines += ["", "| candidate | mean | gap | gap, upper end | gate |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {c['label']} | {c.get('mean', '')} | {c.get('gap', '')} | {c.get('gap_value', '')} | {c['gate']} |"
+            for c in told["candidates"]
+        ]
+    if champion := told["champion"]:
+        whose = "of this run" if champion["of_this_run"] else "as before"
+        lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]
+    lines += ["", *(f"[{name}]({address})" for name, address in told["links"].items())]
+    return "\n".join(lines).rstrip() + "\n"
