@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from posgap.files import read_json, read_jsonl, write_json
+from posgap.inputs import read_manifest
 from posgap.lineage import method_of
 from posgap.measurement.sweeps import read_sweep
-from posgap.stage import read_manifest
 
 ROUNDED = 3  # digits after the point, in metrics
 
