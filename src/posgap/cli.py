@@ -6,6 +6,7 @@ the time was up, 143 stopped by SIGTERM.
 """
 
 import importlib
+import json
 import logging
 import os
 import sys
@@ -29,7 +30,7 @@ def _kind(annotation: Any) -> dict[str, Any]:
         return {"type": bool, "is_flag": False, "flag_value": "true"}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
         return {"type": click.Choice(choices)}
-    if get_origin(annotation) is dict:
+    if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     return {"type": {int: int, float: float}.get(annotation, str)}
 
@@ -50,7 +51,8 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
             several = {"nargs": -1} if get_origin(info.annotation) is list else {}
             options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
             continue
-        default = {} if info.default in (None, "", [], {}) else {"default": info.default}
+        shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
+        default = {} if info.default in (None, "", [], {}) else {"default": shown}
         options.append(
             click.Option(
                 ["--" + field.replace("_", "-")],

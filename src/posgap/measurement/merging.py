@@ -50,7 +50,8 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
 def _require_alike(one: Evidence, other: Evidence) -> None:
     differing = [name for name in _ALIKE if getattr(one.sweep, name) != getattr(other.sweep, name)]
     settings = one.sweep.settings, other.sweep.settings
-    differing += [name for name in settings[0] if name not in _APART and settings[0][name] != settings[1].get(name)]
+    named = [name for name in settings[0] if name not in {*_APART, *_ALIKE}]
+    differing += [f"settings {name}" for name in named if settings[0][name] != settings[1].get(name)]
     if one.ids != other.ids:
         differing.append("examples")
     if differing:
