@@ -27,9 +27,9 @@ from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
+from posgap.inputs import read_manifest
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
 from posgap.models import load_model, load_tokenizer
-from posgap.stage import read_manifest
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples

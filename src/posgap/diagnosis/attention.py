@@ -100,7 +100,11 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
     found = {name: [mean.percent() for mean in at_placements] for name, at_placements in means.items()}
     return AttentionFigures(
         n_examples=len(examples),
-        **found | {"even": [share for (share,) in found["even"]]},
+        gold=found["gold"],
+        sink=found["sink"],
+        even=[share for (share,) in found["even"]],
+        answer_gold=found["answer_gold"],
+        answer_sink=found["answer_sink"],
     )
 
 

@@ -49,15 +49,15 @@ class TransformersGenerator:
         process answers it samples alike.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
-        groups = [[prompt.token_ids for prompt in group] for group in groups]
-        orders = [reading_order(prompts) for prompts in groups]
+        read = [[prompt.token_ids for prompt in group] for group in groups]
+        orders = [reading_order(prompts) for prompts in read]
         completions: list[dict[int, Completion]] = [{} for _ in groups]
         cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
         for turn in range(max(map(len, orders))):
             going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
             rows = [rows[i] for i in going_on]
-            answers = self._answer([groups[row][orders[row][turn]] for row in rows], cache, sampling)
+            answers = self._answer([read[row][orders[row][turn]] for row in rows], cache, sampling)
             for row, answer in zip(rows, answers):
                 completions[row][orders[row][turn]] = answer
         return [[found[i] for i in range(len(found))] for found in completions]

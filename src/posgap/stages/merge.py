@@ -8,7 +8,8 @@ from posgap.config import MergeConfig
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
-from posgap.stage import MANIFEST, stage
+from posgap.stage import stage
+from posgap.storage.cache import MANIFEST
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
