@@ -14,7 +14,7 @@ from conftest import ROOT
 from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
-from posgap.files import digest, write_json, write_jsonl
+from posgap.files import digest, read_json, write_json, write_jsonl
 from posgap.inputs import read_manifest
 from posgap.measurement.sweeps import Sweep, read_correct, summarize
 from posgap.stages.gate import gate
@@ -146,13 +146,13 @@ def test_the_mlproject_entry_point_joins_the_run_of_mlflow(tmp_path, base):
     assert float(run.data.params["max_gap"]) == 12.5
 
 
-def promotion(tmp_path, name, model, base, probability=0.995):
-    swept = write_sweep(tmp_path / f"sweep-{name}", [probability] * 5, model=model)
-    gate(GateConfig(out=tmp_path / f"gate-{name}", candidate=swept, base=base))
+def promotion(tmp_path, name, model, base, probability=0.995, again=""):
+    swept = write_sweep(tmp_path / f"sweep-{name}{again}", [probability] * 5, model=model)
+    gate(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base))
     return PromoteConfig(
-        out=tmp_path / f"promote-{name}",
+        out=tmp_path / f"promote-{name}{again}",
         model=str(model),
-        gate=tmp_path / f"gate-{name}",
+        gate=tmp_path / f"gate-{name}{again}",
         sweep=swept,
         name="tiny",
     )
@@ -194,6 +194,36 @@ def test_the_champion_before_it_becomes_previous(tmp_path, base, model_folder):
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
     assert len(client.search_model_versions("name='tiny'")) == 2
     assert not refused.out.exists()
+
+
+@pytest.mark.parametrize("order", [("good", "better"), ("better", "good")])
+def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, base, model_folder, monkeypatch, order):
+    client = mlflow.MlflowClient()
+    promote(promotion(tmp_path, "former", copy_of(model_folder, tmp_path / "former"), base))
+    monkeypatch.setenv("POSGAP_PIPELINE_RUN", "run-7")
+    probability = {"good": 0.97, "better": 0.995}
+
+    def promoted(name, again=""):
+        candidate = promotion(tmp_path, name, tmp_path / name, base, probability[name], again)
+        passed = GateConfig(
+            out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, max_gap=30, advantageous_tolerance=20
+        )
+        promote(candidate.model_copy(update={"gate": gate(passed)}))
+        return read_json(candidate.out / "promotion.json")
+
+    for name in order:
+        copy_of(model_folder, tmp_path / name)
+    told = {name: promoted(name) for name in order}
+    champion = client.get_model_version_by_alias("tiny", "champion")
+    assert str(champion.version) == told["better"]["version"] and champion.tags["posgap.pipeline_run"] == "run-7"
+    assert told["better"]["alias"] == "champion"
+    assert told["good"]["alias"] == ("champion" if order[0] == "good" else "")
+    assert str(client.get_model_version_by_alias("tiny", "previous").version) == "1"
+    # Another run with the same models registers none a second time, and ends the same.
+    monkeypatch.setenv("POSGAP_PIPELINE_RUN", "run-8")
+    assert {name: promoted(name, "-again")["version"] for name in order} == {n: told[n]["version"] for n in order}
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == told["better"]["version"]
+    assert len(client.search_model_versions("name='tiny'")) == 3
 
 
 def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_folder):

@@ -1,0 +1,195 @@
+"""The mitigation pipeline on KFP's local runner: which steps of each branch run, and that it always reports."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import kv_example
+from mlflow import MlflowClient
+from posgap.pipelines.local import run_locally
+from posgap.pipelines.mitigation import mitigation
+
+from posgap.demo import tiny_model
+from posgap.errors import PosgapError
+from posgap.files import read_json
+from posgap.measurement.sweeps import read_sweep
+from posgap.models import save_model
+from posgap.tasks.examples import write_examples
+from posgap.tracking.rules import read_verdict
+
+pytestmark = pytest.mark.slow
+PARAMETERS = {
+    "methods": "r1+lpes",
+    "task": "kv",
+    "n_docs": 4,
+    "backend": "transformers",
+    "shards": 2,
+    "max_gap": 100.0,
+    "registered_name": "tiny",
+    "overrides": {
+        **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True, "resamples": 200},
+        **{"k": 1, "epochs": 1, "batch_size": 8, "learning_rate": 1e-4},
+        **{"population": 4, "elite": 1, "generations": 1, "order": 1, "evaluation": "generation"},
+        **{"mean_tolerance": 100, "advantageous_tolerance": 100},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs the pipeline on a model that answers by chance; steps that ran before come from the cache."""
+    work = tmp_path_factory.mktemp("pipeline")
+    model = tiny_model.untrained(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)  # else it gives one answer wherever the document stands
+    save_model(model, tiny_model.tokenizer(), work / "model")
+    write_examples(work / "train.jsonl", [kv_example(i, 6) for i in range(24)])
+    write_examples(work / "eval.jsonl", [kv_example(100 + i, 7) for i in range(24)])
+    places = {f"{name}_data": str(work / f"{name}.jsonl") for name in ("train", "eval")}
+    places["model"] = str(work / "model")
+    store = f"sqlite:///{work}/mlflow.db"
+    count = 0
+
+    def run(overrides=None, **more):
+        nonlocal count
+        count += 1
+        chosen = PARAMETERS["overrides"] | (overrides or {})
+        given = PARAMETERS | places | more | {"overrides": chosen}
+        root, log = work / f"run-{count}", work / f"{count}.log"
+        error = ""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("MLFLOW_TRACKING_URI", store)
+            patched.setenv("OMP_NUM_THREADS", "1")
+            try:
+                run_locally(mitigation, given, root=root, cache=work / "cache", log=log)
+            except PosgapError as failed:
+                error = str(failed)
+        (folder,) = root.iterdir()
+        return SimpleNamespace(
+            folder=folder,
+            steps={str(path.parent.relative_to(folder)) for path in folder.rglob("executor_output.json")},
+            report=read_json(folder / "report" / "out" / "report.json"),
+            log=log.read_text(),
+            error=error,
+        )
+
+    return SimpleNamespace(run=run, client=MlflowClient(store), first=run())
+
+
+DISTILLED, SCALED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
+
+
+def test_every_branch_runs_with_its_sweep_in_parts(runs):
+    base = {"preflight", "data-version", "validate", "validate-2", "merge", "report"}
+    base |= {f"for-loop-3-{PART}-{i}/sweep" for i in (0, 1)}
+    distilled = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2"}
+    distilled |= {f"for-loop-9-{PART}-{i}/sweep-3" for i in (0, 1)}
+    scaled = {"scale-search", "scale-apply", "merge-2", "compare", "gate", "promote"}
+    scaled |= {f"for-loop-6-{PART}-{i}/sweep-2" for i in (0, 1)}
+    expected = base | {f"{DISTILLED}/{step}" for step in distilled} | {f"{SCALED}/{step}" for step in scaled}
+    assert runs.first.error == "" and runs.first.steps == expected
+    parts = [read_sweep(runs.first.folder / f"for-loop-3-{PART}-{i}/sweep/out").positions for i in (0, 1)]
+    assert parts == [[1, 2], [3, 4]] and read_sweep(runs.first.folder / "merge/out").positions == [1, 2, 3, 4]
+
+
+def test_what_the_run_page_shows(runs):
+    def shown(step):
+        written = json.loads((runs.first.folder / step / "executor_output.json").read_text())["artifacts"]
+        return {name: one["artifacts"][0] for name, one in written.items()}
+
+    curve = shown(f"{DISTILLED}/merge-3")
+    figures = curve["metrics"]["metadata"]
+    assert figures.keys() == {"mean", "gap", "gap_ci95_low", "gap_ci95_high", "worst", "flatness_p"}
+    assert (runs.first.folder / DISTILLED / "merge-3/curve").read_text().startswith("<!doctype html>")
+    assert curve["out"]["metadata"]["label"] == "r1"
+    model = shown(f"{DISTILLED}/distill")["out"]["metadata"]
+    assert (model["method"], model["framework"], model["stage"]) == ("r1", "transformers", "distill")
+    assert shown(f"{SCALED}/scale-apply")["out"]["metadata"]["method"] == "lpes"
+    picture = (runs.first.folder / SCALED / "scale-search/picture").read_text()
+    assert (
+        "data:image/png;base64," in picture and shown(f"{SCALED}/scale-search")["metrics"]["metadata"]["fitness"] >= 0
+    )
+    assert (runs.first.folder / SCALED / "gate/rules").read_text().startswith("# Admitted\n")
+    assert shown(f"{SCALED}/gate")["metrics"]["metadata"]["passed"] == 1
+    assert (runs.first.folder / DISTILLED / "compare-2/page").stat().st_size > 1000
+    assert "- **model**: llama, 2 layers" in (runs.first.folder / "preflight/checks").read_text()
+    assert (runs.first.folder / "report/summary").read_text().startswith("# The run succeeded\n")
+
+
+def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
+    report = runs.first.report
+    assert report["status"] == "succeeded" and {c["label"]: c["gate"] for c in report["candidates"]} == {
+        "r1": "passed",
+        "lpes": "passed",
+    }
+    sweeps = {"r1": f"{DISTILLED}/merge-3/out", "lpes": f"{SCALED}/merge-2/out"}
+    low = {method: read_sweep(runs.first.folder / place).mean_ci95[0] for method, place in sweeps.items()}
+    assert low[report["champion"]["method"]] == max(low.values()) and report["champion"]["of_this_run"]
+
+
+def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
+    before = runs.client.get_model_version_by_alias("tiny", "champion").version
+    run = runs.run(max_gap=0.0)
+    assert run.steps == {"preflight", "data-version", "report", f"{DISTILLED}/gate-2", f"{SCALED}/gate"}
+    verdicts = [read_verdict(run.folder / step / "out") for step in (f"{DISTILLED}/gate-2", f"{SCALED}/gate")]
+    assert not any(verdict.passed for verdict in verdicts)
+    assert run.error == "" and run.report["status"] == "succeeded"
+    assert [c["gate"] for c in run.report["candidates"]] == ["failed", "failed"]
+    assert not run.report["champion"]["of_this_run"]
+    assert runs.client.get_model_version_by_alias("tiny", "champion").version == before
+
+
+def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
+    posted = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    run = runs.run({"advantageous": "9"}, webhook_url=f"http://127.0.0.1:{server.server_port}/hook")
+    server.shutdown()
+    server.server_close()
+    why = "position 9: must lie in 1..4, the number of documents"
+    assert run.error.startswith(f"{why} (the whole log is in ")
+    # The other branch goes on, from the cache.
+    assert run.steps == {"preflight", "data-version", "report", f"{SCALED}/gate", f"{SCALED}/promote"}
+    assert run.report["failed"] == [
+        {"step": "teacher", "error": "position 9: must lie in 1..4, the number of documents"}
+    ]
+    assert posted == [run.report]
+
+
+def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(runs):
+    run = runs.run(methods="seqkd", shards=1, seed=1)  # another seed: nothing is in the cache
+    branch = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2", f"for-loop-9-{PART}-0/sweep-3"}
+    base = {"preflight", "data-version", "validate", "validate-2", f"for-loop-3-{PART}-0/sweep", "merge", "report"}
+    assert run.error == "" and run.steps == base | {f"{DISTILLED}/{step}" for step in branch}
+    part, whole = run.folder / f"for-loop-3-{PART}-0/sweep/out", run.folder / "merge/out"
+    assert (part / "sweep.html").read_bytes() == (whole / "sweep.html").read_bytes()
+    assert [candidate["label"] for candidate in run.report["candidates"]] == ["seqkd"]
+
+
+def test_a_form_with_mistakes_ends_at_the_start_with_one_line(runs):
+    run = runs.run(methods="r1+r9", task="kw")
+    assert run.steps == {"report"}
+    told = run.error.partition(" (the whole log")[0]
+    assert told.startswith("2 things to correct before the run can start: (1) methods: unknown method 'r9': choose of ")
+    assert "(2) task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc" in told
+    assert run.report["status"] == "failed" and run.report["failed"] == [{"step": "preflight", "error": told}]
+
+
+def test_with_nothing_new_it_ends_before_anything_is_spent(runs):
+    run = runs.run(only_new=True)
+    assert run.error == "" and run.steps == {"preflight", "data-version", "report"}
+    assert run.report["status"] == "succeeded" and run.report["skipped"].startswith("skipped: tiny version ")

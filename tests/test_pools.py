@@ -1,0 +1,138 @@
+"""Where each step of the compiled pipeline runs, and what it finds there."""
+
+import pytest
+import yaml
+from posgap.components.wrapper import CPU, SERVE, TRAIN, image
+from posgap.pipelines.compilation import compiled_text, load, parse
+from posgap.pipelines.lint import complaints
+from posgap.pipelines.mitigation import mitigation_pipeline
+from posgap.pipelines.pools import cluster_config
+from posgap.pipelines.resources import resources
+from posgap.pipelines.steps import tree
+
+from posgap.config import ClusterConfig
+from posgap.errors import PosgapError
+
+CLUSTER = ClusterConfig()
+TRAINED, GENERATED = {"distill"}, {"sweep base", "sweep scaled", "sweep distilled", "teacher", "scale-search"}
+UNCACHED = {
+    "preflight",
+    "data-version",
+    "gate scaled",
+    "gate distilled",
+    "promote scaled",
+    "promote distilled",
+    "report",
+}
+RETRIED = TRAINED | GENERATED | {"promote scaled", "promote distilled"}
+IMAGES = {"distill": TRAIN, "scale-search": TRAIN} | dict.fromkeys(GENERATED - {"scale-search"}, SERVE)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return {step.name: step for step in tree(load(None), {}).steps()}
+
+
+def pool_of(name):
+    return CLUSTER.train if name in TRAINED else CLUSTER.inference if name in GENERATED else CLUSTER.cpu
+
+
+def test_no_step_is_forgotten(steps):
+    compiled = load(None)
+    containers = {label for label, executor in compiled.executors.items() if "container" in executor}
+    assert containers == compiled.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].keys()
+    assert len(containers) == len(steps) == 21 and steps.keys() >= TRAINED | GENERATED | UNCACHED
+
+
+def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
+    for name, step in steps.items():
+        asked, pool = resources(step), pool_of(name)
+        assert asked.pool == pool.nodes, name
+        assert asked.tolerations == pool.tolerations, name
+        assert (asked.cpu, asked.memory) == (pool.cpu, pool.memory), name
+        assert asked.image == image(IMAGES.get(name, CPU)), name
+        assert asked.accelerators == (1 if pool.accelerator else 0) and asked.accelerator == pool.accelerator, name
+        memory = [f"/dev/shm=Memory {pool.shared_memory}", f"/tmp=disk {pool.scratch}"] if pool.accelerator else []
+        assert asked.volumes == memory, name
+        labels = step.settings.get("podMetadata", {}).get("labels", {})
+        assert labels == ({"kueue.x-k8s.io/queue-name": "posgap-gpu"} if pool.accelerator else {}), name
+
+
+def test_every_step_has_user_environment_secrets_and_the_run_s_id(steps):
+    for name, step in steps.items():
+        known = step.settings
+        assert known["securityContext"] == {"runAsUser": "10001", "runAsGroup": "10001", "runAsNonRoot": True}, name
+        (environment,) = known["configMapAsEnv"]
+        assert environment["configMapName"] == "posgap-env" and environment["optional"]
+        assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {one["envVar"] for one in environment["keyToEnv"]}
+        secrets = {one["secretName"]: [k["envVar"] for k in one["keyToEnv"]] for one in known["secretAsEnv"]}
+        assert secrets == CLUSTER.secrets and all(one["optional"] for one in known["secretAsEnv"])
+        run = {"name": "POSGAP_PIPELINE_RUN", "fieldPath": "metadata.labels['pipeline/runid']"}
+        assert known["fieldPathAsEnv"] == [run], name
+
+
+def test_retries_and_caching_are_where_they_help(steps):
+    retried = {name for name, step in steps.items() if step.task.get("retryPolicy")}
+    policy = {"maxRetryCount": 2, "backoffDuration": "60s", "backoffFactor": 2.0, "backoffMaxDuration": "600s"}
+    assert retried == RETRIED and all(steps[name].task["retryPolicy"] == policy for name in retried)
+    assert {name for name, step in steps.items() if not resources(step).cached} == UNCACHED
+
+
+def test_lint_finds_nothing_wrong_with_any_step(steps):
+    assert not [complaint for step in steps.values() for complaint in complaints(step)]
+
+
+def test_nodes_tolerations_and_gpus_are_chosen_in_the_form():
+    asked = {"nodes_train": {"node": "h100"}, "nodes_cpu": {}, "gpus_train": "8"}
+    asked["tolerations"] = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
+    steps = {step.name: resources(step) for step in tree(load(None), asked).steps()}
+    assert steps["distill"].pool == {"node": "h100"} and steps["distill"].accelerators == 8
+    assert steps["sweep scaled"].tolerations == steps["distill"].tolerations == asked["tolerations"]
+    assert steps["report"].pool == {} and steps["sweep base"].pool == CLUSTER.inference.nodes
+
+
+def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "registry": "registry.example/ml",
+                "pull_secret": "mine",
+                "model_cache": "models",
+                "secrets": {},
+                "inference": {"shared_memory": "2Gi", "queue": "", "accelerator": "amd.com/gpu"},
+            }
+        )
+    )
+    monkeypatch.setenv("POSGAP_CLUSTER", str(file))
+    compiled = parse(compiled_text(mitigation_pipeline(cluster_config())), "test")
+    steps = {step.name: step for step in tree(compiled, {}).steps()}
+    asked = {name: resources(step) for name, step in steps.items()}
+    assert asked["sweep base"].image == image(SERVE, "registry.example/ml")
+    assert asked["sweep base"].accelerator == "amd.com/gpu" and asked["distill"].accelerator == "nvidia.com/gpu"
+    assert asked["sweep base"].volumes == [
+        "/cache/huggingface=models",
+        "/dev/shm=Memory 2Gi",
+        f"/tmp=disk {CLUSTER.inference.scratch}",
+    ]
+    assert {"name": "HF_HOME", "value": "/cache/huggingface"} in steps["sweep base"].container["env"]
+    assert "podMetadata" not in steps["sweep base"].settings and "secretAsEnv" not in steps["report"].settings
+    assert asked["report"].needs == {"secrets": ["mine"]} and asked["report"].volumes == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("train: {gpus: 2}", "field `train.gpus`: Extra inputs are not permitted"),
+        ("user: 0", "field `user`: Input should be greater than or equal to 1"),
+        ("train: [", "no cluster configuration"),
+        ("- train", "no cluster configuration"),
+    ],
+)
+def test_a_cluster_that_cannot_be_meant_is_refused_in_one_line(tmp_path, monkeypatch, text, complaint):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    monkeypatch.setenv("POSGAP_CLUSTER", str(file))
+    with pytest.raises(PosgapError) as told:
+        cluster_config()
+    assert complaint in str(told.value) and str(file) in str(told.value)

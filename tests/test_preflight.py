@@ -1,0 +1,173 @@
+"""The pipeline's form is checked, and what a run needs, before anything is spent on it."""
+
+import shutil
+
+import boto3
+import pytest
+import torch
+from conftest import kv_example
+
+from posgap.cli import main
+from posgap.config import PreflightConfig
+from posgap.demo import tiny_model
+from posgap.errors import Rejected
+from posgap.form import as_config, candidates, complaints, parts, settings
+from posgap.inputs import read_manifest
+from posgap.locations import split_uri
+from posgap.models import save_model
+from posgap.stages.preflight import preflight, read_plan
+from posgap.tasks.examples import write_examples
+
+
+@pytest.fixture
+def form(tmp_path, model_folder):
+    for name in ("train", "eval"):
+        write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])
+    data = {"train_data": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "eval.jsonl")}
+    return PreflightConfig(**data, model=str(model_folder), n_docs=4, backend="transformers", out=tmp_path / "out")
+
+
+def refused(form, **more) -> str:
+    with pytest.raises(Rejected) as told:
+        preflight(form.model_copy(update=more))
+    return str(told.value)
+
+
+def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
+    given = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
+    given["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5, "resamples": 300}
+    plan = read_plan(preflight(form.model_copy(update=given)))
+    assert plan["candidates"] == ["r1", "lpes"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
+    prompts = {"task": "kv", "n_docs": 4, "seed": 3}
+    assert plan["settings"] == {
+        "validate": prompts,
+        "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5, "resamples": 300},
+        "teacher": prompts | {"backend": "transformers", "dtype": "float32"},
+        "distill": {"task": "kv", "seed": 3, "dtype": "float32", "epochs": 1},
+        "scale_search": prompts | {"dtype": "float32", "limit": 9},
+        "compare": {"seed": 3, "resamples": 300},
+        "gate": {"seed": 3, "max_gap": 12.0, "resamples": 300},
+    }
+    assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
+
+
+def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
+    told = refused(
+        form,
+        task="kw",
+        methods="r1+r3",
+        backend="tgi",
+        max_gap=101.0,
+        shards=9,
+        eval_data=str(tmp_path / "none.jsonl"),
+        webhook_url="example.org",
+        nodes_train={"pool": 7},
+        gpus_train="many",
+        overrides={"epocs": 2, "gate.seed": 1, "learning_rate": -1},
+    )
+    assert told.startswith(
+        "11 things to correct before the run can start: (1) methods: unknown method 'r3': choose of "
+    )
+    for one in (
+        "overrides: epocs: no stage has such a parameter; did you mean epochs?",
+        "overrides: gate.seed: the form or the pipeline sets it",
+        "task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc, got 'kw'",
+        "backend: Input should be 'transformers' or 'vllm', got 'tgi'",
+        "max_gap: Input should be less than or equal to 100, got 101.0",
+        "overrides: learning_rate: Input should be greater than 0, got -1",
+        "webhook_url: 'example.org' is no address",
+        "nodes_train.pool: Input should be a valid string, got 7",
+        "gpus_train: String should match pattern",
+        f"{tmp_path}/none.jsonl: no such file or folder",
+    ):
+        assert one in told
+    assert "\n" not in told
+    assert len(read_plan(tmp_path / "out.rejected")["wrong"]) == 11 and not (tmp_path / "out").exists()
+
+
+def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
+    asked = ["--train-data", form.train_data, "--eval-data", form.train_data, "--model", form.model, "--n-docs", "4"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["preflight", *asked, "--overrides", '{"k": 0.5}', "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) overrides: k: ")
+    assert line.endswith(f"(2) {form.train_data}: is train_data too; judge a model by examples it was not trained on")
+
+
+def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
+    preflight(form)
+    (tmp_path / "eval.jsonl").unlink()
+    assert f"{tmp_path}/eval.jsonl: no such file or folder" in refused(form)
+
+
+def test_scaling_wants_one_gold_document_and_rotary_positions(form):
+    told = refused(form, methods="lpes", task="multihop-cot")
+    assert "methods: lpes searches on tasks with one gold document, and multihop-cot has two" in told
+    assert "(2)" not in told
+
+
+def test_shards_are_at_most_as_many_as_placements(form):
+    assert "shards: from 1 to 4, the placements of a sweep; got 5" in refused(form, shards=5)
+    assert "shards: from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
+
+
+def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, model_folder, tmp_path):
+    shutil.copytree(model_folder, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert "no weights in safetensors" in refused(form, model=str(tmp_path / "empty"))
+    tokenizer = tiny_model.tokenizer()
+    tokenizer.add_tokens([f"more-{i}" for i in range(60)])
+    save_model(tiny_model.untrained(0), tokenizer, tmp_path / "other")
+    assert "they are not of one model" in refused(form, model=str(tmp_path / "other"))
+
+
+def test_the_registry_must_answer(form, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert "server http://127.0.0.1:9 cannot be reached" in refused(form)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert "MLFLOW_TRACKING_URI is not set in this pod" in refused(form)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs")
+def test_gpus_are_looked_for_where_they_are_asked_for(form):
+    assert "gpus_here: this machine has 0 GPUs, not 2" in refused(form, gpus_here=2)
+
+
+def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, model_folder, tmp_path, s3_calls):
+    name, _ = split_uri(bucket)
+    client = boto3.client("s3")
+    for file in model_folder.iterdir():
+        client.upload_file(str(file), name, f"model/{file.name}")
+    for day in ("2026-11-13", "2026-11-20"):
+        client.upload_file(form.train_data, name, f"data/train-{day}.jsonl")
+    s3_calls.clear()
+    there = {"train_data": f"{bucket}/data/train-", "model": f"{bucket}/model"}
+    found = read_plan(preflight(form.model_copy(update=there)))["found"]
+    assert found["training examples"] == f"{bucket}/data/train-2026-11-20.jsonl"
+    assert found["model"].startswith("llama, 2 layers")
+    assert not [key for key in s3_calls.keys("GetObject") if key.endswith((".safetensors", ".jsonl"))]
+    assert f"{bucket}/nothing" in refused(form, eval_data=f"{bucket}/nothing")
+
+
+def test_methods_and_parts():
+    assert candidates(" r1 + lpes") == ["r1", "lpes"] and parts(1) == [""] and parts(3) == ["1/3", "2/3", "3/3"]
+    for methods in ("", "r1+", "r1+r1", "lpes;r1"):
+        with pytest.raises(ValueError, match="^methods: "):
+            candidates(methods)
+
+
+def test_nothing_but_its_own_parameters_reaches_a_stage(form):
+    assert settings(form)["compare"] == {"seed": 0}
+    assert list(complaints(form.model_copy(update={"overrides": {"compare.task": "qa"}}))) == [
+        "overrides: compare.task: the form or the pipeline sets it"
+    ]
+
+
+def test_a_refusal_is_in_mlflow_for_the_report(form, tmp_path):
+    import mlflow
+
+    refused(form, task="kw")
+    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert run.info.status == "FAILED" and "unknown task 'kw'" in run.data.tags["posgap.error"]
+    assert read_manifest(tmp_path / "out") == {}
