@@ -1,6 +1,7 @@
 """The smoke pipeline: `posgap demo` on the public file, end to end, as a user runs it."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
+from posgap.demo.summary import steps
 from posgap.files import read_json
 from posgap.inputs import read_manifest
 from posgap.measurement.sweeps import read_correct, read_sweep
@@ -37,7 +39,8 @@ def demo(tmp_path_factory, kv_file):
     done = posgap_demo(out, kv_file)
     (work,) = out.glob("seed-0-*")
     (run,) = (work / "pipeline").iterdir()
-    return SimpleNamespace(out=out, shown=done.stdout, work=work, run=run, summary=read_json(out / "summary.json"))
+    summary = read_json(out / "summary.json")
+    return SimpleNamespace(out=out, shown=done.stdout, work=work, run=run, steps=steps(run), summary=summary)
 
 
 @pytest.fixture
@@ -58,32 +61,28 @@ def test_the_gap_is_large_and_then_small(demo):
 
 
 def test_the_summary_is_what_the_sweeps_say(demo):
-    for key, folder in (("base", "sweep"), ("candidate", "sweep-2")):
-        _, correct = read_correct(demo.run / folder / "out")
+    for key, folder in (("base", "merge_base"), ("candidate", "merge_candidate")):
+        _, correct = read_correct(demo.steps[folder])
         accuracy = 100 * correct.mean(axis=0)
         assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
         assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
-        assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.run / folder / "out").gap_ci95)
+        assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.steps[folder]).gap_ci95)
     assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 3
-    assert demo.summary["seconds"].keys() == {
-        *("tiny_model", "validate_train", "validate_eval", "sweep_base", "teacher", "distill", "sweep_candidate"),
-        *("gate", "promote"),
-    }
+    assert demo.summary["seconds"].keys() == {"tiny_model", *demo.steps}
+    assert {"validate_train", "sweep_base", "teacher", "distill", "sweep_candidate", "promote"} <= demo.steps.keys()
 
 
 def test_training_never_saw_the_evaluation_records(demo):
-    train, held_out = (read_examples(demo.run / folder / "out") for folder in ("validate", "validate-2"))
+    train, held_out = (read_examples(demo.steps[folder]) for folder in ("validate_train", "validate_eval"))
     keys = [{(k, v) for k, v in e.records} for e in held_out]
     assert not {content_digest(e) for e in train} & {content_digest(e) for e in held_out}
     assert all({(k, v) for k, v in e.records} not in keys for e in train)
 
 
 def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path):
-    base = demo.run / "sweep" / "out"
-    limits = {"advantageous_tolerance": smoke.PARAMETERS["advantageous_tolerance"]}
-    assert read_verdict(
-        gate(GateConfig(out=tmp_path / "1", candidate=demo.run / "sweep-2" / "out", base=base, **limits))
-    ).passed
+    base, candidate = demo.steps["merge_base"], demo.steps["merge_candidate"]
+    limits = {"advantageous_tolerance": smoke.PARAMETERS["overrides"]["advantageous_tolerance"]}
+    assert read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base, **limits))).passed
     refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base, **limits)))
     assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
 
@@ -94,7 +93,7 @@ def test_the_champion_is_in_the_registry_and_answers(demo, tracked):
     assert champion.tags["posgap.gap"] == f"{demo.summary['candidate']['gap']:.2f}"
     assert champion.tags["posgap.method"] == "r1"
     answer = mlflow.transformers.load_model("models:/posgap-demo@champion")
-    example = read_examples(demo.run / "validate-2" / "out")[0]
+    example = read_examples(demo.steps["validate_eval"])[0]
     prompt = (
         "Extract the value corresponding to the specified key in the JSON object below.\n\nJSON data:\n{"
         + ",\n ".join(f'"{k}": "{v}"' for k, v in example.records[:20] if k != example.key)
@@ -110,9 +109,12 @@ def test_every_stage_is_a_run_below_the_demo(demo, tracked):
     (parent,) = [run for run in runs if run.data.tags["posgap.stage"] == "demo"]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     stages = sorted(run.data.tags["posgap.stage"] for run in children)
-    assert stages == ["distill", "gate", "promote", "sweep", "sweep", "teacher", "validate", "validate"]
+    assert stages == [
+        *("compare", "data_version", "distill", "gate", "merge", "merge", "preflight", "promote", "report"),
+        *("sweep", "sweep", "teacher", "validate", "validate"),
+    ]
     assert all(run.info.status == "FINISHED" for run in runs)
-    for folder in demo.run.glob("*/out"):
+    for folder in demo.run.glob("**/out"):
         assert read_manifest(folder)["mlflow_run_id"] in {run.info.run_id for run in children}
 
 
@@ -126,7 +128,7 @@ def test_people_are_told_where_to_look(demo):
 def test_a_failing_gate_stops_promotion_and_nothing_else(demo, tracked, tmp_path):
     """Only the gate differs, so all before it comes from the cache; the branch behind it is not entered."""
     train, held_out = sorted(demo.work.glob("train-*")), sorted(demo.work.glob("eval-*"))
-    outputs = run_locally(
+    run = run_locally(
         smoke.pipeline,
         smoke.PARAMETERS
         | {"train_data": str(train[0]), "eval_data": str(held_out[0]), "model": str(demo.work / "model"), "seed": 0}
@@ -135,9 +137,10 @@ def test_a_failing_gate_stops_promotion_and_nothing_else(demo, tracked, tmp_path
         cache=demo.work / "cache",
         log=tmp_path / "pipeline.log",
     )
-    assert not read_verdict(outputs["gate"]).passed
-    (run,) = (tmp_path / "pipeline").iterdir()
-    assert [task.name for task in run.iterdir()] == ["gate"]
+    (refused,) = run.glob("**/gate*/out")
+    assert not read_verdict(refused).passed
+    made = {re.sub(r"-\d+$", "", step.parent.name) for step in run.glob("**/out")}
+    assert made == {"preflight", "data-version", "gate", "report"}
     assert str(tracked.get_model_version_by_alias("posgap-demo", "champion").version) == "1"
     assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
 
