@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from posgap.config import Config
 
-NO_FIELDS = {"out", "force", "gpus_here"}  # of a config, that are no parameters of a pipeline
+NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
 
 
 def form(config: type[Config]) -> Callable[[Callable], Callable]:

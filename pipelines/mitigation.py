@@ -17,6 +17,7 @@ from posgap.components.scale_apply import scale_apply
 from posgap.components.scale_search import scale_search
 from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
+from posgap.components.train_job import train_job
 from posgap.components.validate import validate
 from posgap.pipelines.forms import form
 from posgap.pipelines.pools import Pools, cluster_config
@@ -59,7 +60,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         told = pools.cpu(report(registered_name=registered_name, webhook_url=webhook_url, seed=seed))
         told.set_caching_options(False)
         with dsl.ExitHandler(told, name="mitigation"):
-            plan = pools.cpu(preflight(**given)).set_caching_options(False)
+            plan = pools.cpu(preflight(trainer=cluster.trainer, **given)).set_caching_options(False)
             data = data_version(data=train_data, model=model, name=registered_name, only_new=only_new, seed=seed)
             pools.cpu(data).after(plan).set_caching_options(False)
             # KFP's local runner, too, takes what a step returns for a loop from a group around it.
@@ -114,8 +115,12 @@ def _measure_and_mitigate(
         with dsl.If(method != "lpes", name="distillation"):
             asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"])
             responses = pools.inference(asked).outputs["out"]
-            trained = distill(examples=train, responses=responses, model=base, method=method, settings=given["distill"])
-            judge(pools.train(trained).outputs["out"], "distilled")
+            learned = {"examples": train, "responses": responses, "model": base, "method": method}
+            if pools.cluster.trainer:
+                trained = pools.cpu(train_job(work="", settings=given["train_job"], **learned), retry=True)
+            else:
+                trained = pools.train(distill(settings=given["distill"], **learned))
+            judge(trained.outputs["out"], "distilled")
 
 
 mitigation = mitigation_pipeline(cluster_config())

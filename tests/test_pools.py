@@ -120,6 +120,14 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     assert asked["report"].needs == {"secrets": ["mine"]} and asked["report"].volumes == []
 
 
+def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
+    compiled = parse(compiled_text(mitigation_pipeline(ClusterConfig(trainer=True))), "test")
+    steps = {step.name: step for step in tree(compiled, {}).steps()}
+    job = resources(steps["train-job"])
+    assert "distill" not in steps and (job.pool, job.accelerators, job.retries) == (CLUSTER.cpu.nodes, 0, 2)
+    assert steps["preflight"].task["inputs"]["parameters"]["trainer"] == {"runtimeValue": {"constant": True}}
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -44,6 +44,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
         "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5, "resamples": 300},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32"},
         "distill": {"task": "kv", "seed": 3, "dtype": "float32", "epochs": 1},
+        "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "dtype": "float32", "epochs": 1},
         "scale_search": prompts | {"dtype": "float32", "limit": 9},
         "compare": {"seed": 3, "resamples": 300},
         "gate": {"seed": 3, "max_gap": 12.0, "resamples": 300},
@@ -155,6 +156,17 @@ def test_methods_and_parts():
     for methods in ("", "r1+", "r1+r1", "lpes;r1"):
         with pytest.raises(ValueError, match="^methods: "):
             candidates(methods)
+
+
+def test_a_trainjob_wants_a_place_in_s3(form):
+    job = form.model_copy(update={"trainer": True, "gpus_train": "8", "overrides": {"nodes": 2, "work": "/tmp/work"}})
+    assert list(complaints(form.model_copy(update={"overrides": {"work": "/tmp/work"}}))) == []
+    assert [one.partition(", got")[0] for one in complaints(job)] == [
+        "overrides: work: must be in S3, like s3://bucket/work: the machines of the job share no disk"
+    ]
+    right = job.model_copy(update={"overrides": {"nodes": 2, "work": "s3://lab/work"}})
+    config = as_config("train_job", settings(right)["train_job"])
+    assert not list(complaints(right)) and (config.nodes, config.gpus_per_node) == (2, 8)
 
 
 def test_nothing_but_its_own_parameters_reaches_a_stage(form):

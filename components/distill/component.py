@@ -41,7 +41,8 @@ def distill(
     from posgap.config import DistillConfig
     from posgap.kfp_arguments import to_config
     from posgap.kfp_artifacts import show_training
+    from posgap.launching import on_all_gpus
     from posgap.stages.distill import distill
 
-    distill(to_config(DistillConfig, arguments))
+    on_all_gpus(distill, to_config(DistillConfig, arguments))
     show_training(out, metrics)

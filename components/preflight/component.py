@@ -31,6 +31,7 @@ def preflight(
     tolerations: list,
     gpus_train: str,
     overrides: dict,
+    trainer: bool,
     gpus_here: int,
     seed: int,
 ) -> NamedTuple(
@@ -42,6 +43,7 @@ def preflight(
         ("sweep", dict),
         ("teacher", dict),
         ("distill", dict),
+        ("train_job", dict),
         ("scale_search", dict),
         ("compare", dict),
         ("gate", dict),

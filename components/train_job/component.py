@@ -6,12 +6,13 @@ from posgap.components.wrapper import component
 from posgap.config import TrainJobConfig
 
 
-@component(TrainJobConfig)
+@component(TrainJobConfig, artifacts=("metrics",))
 def train_job(
     examples: dsl.Input[dsl.Dataset],
     responses: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
     task: str,
     question: str,
     shuffle: int,
@@ -42,11 +43,14 @@ def train_job(
     namespace: str,
     timeout: int,
     seed: int,
+    settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Has a TrainJob of Kubeflow Trainer distil the model on several machines, and follows it."""
     arguments = dict(locals())
     from posgap.config import TrainJobConfig
     from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_training
     from posgap.stages.train_job import train_job
 
     train_job(to_config(TrainJobConfig, arguments))
+    show_training(out, metrics)

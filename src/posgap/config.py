@@ -483,6 +483,7 @@ class ClusterConfig(Config):
         nodes={"posgap.dev/pool": "inference"}, cpu="4", memory="32Gi", shared_memory="8Gi", scratch="100Gi", **_GPU
     )
     cpu: PoolConfig = PoolConfig(nodes={"posgap.dev/pool": "cpu"}, cpu="2", memory="16Gi")
+    trainer: bool = Field(False, description="training runs as a TrainJob of Kubeflow Trainer, which it has")
     registry: str = Field("ghcr.io/posgap", description="where the images are")
     pull_secret: str = Field("", description="secret with the registry's credentials; empty: none")
     user: int = Field(10001, ge=1, description="user that steps run as")
@@ -540,6 +541,7 @@ class PreflightConfig(StageConfig):
         {},
         description='other parameters by name, like {"learning_rate": 1e-5}, or of one stage: {"sweep.limit": 99}',
     )
+    trainer: bool = Field(False, description="training runs as a TrainJob, which needs `work` in S3")
     gpus_here: int = Field(0, ge=0, description="GPUs that the machine which checks must have itself")
 
 

@@ -1,6 +1,7 @@
 """What goes wrong in ways a user can mend, and the exit codes that say so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -63,8 +64,10 @@ def faults(make: Callable[[], object]) -> list[str]:
     try:
         make()
     except ValidationError as error:
-        return [
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}, got {fault['input']!r}"
-            for fault in error.errors()
-        ]
+        return [_fault(fault) for fault in error.errors()]
     return []
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    told = f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+    return told if fault["type"] == "missing" else f"{told}, got {fault['input']!r}"

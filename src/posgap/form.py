@@ -17,6 +17,7 @@ from posgap.config import (
     ScaleSearchConfig,
     SweepConfig,
     TeacherConfig,
+    TrainJobConfig,
     ValidateConfig,
     role,
 )
@@ -27,6 +28,7 @@ STAGES: dict[str, type[Config]] = {
     "sweep": SweepConfig,
     "teacher": TeacherConfig,
     "distill": DistillConfig,
+    "train_job": TrainJobConfig,
     "scale_search": ScaleSearchConfig,
     "compare": CompareConfig,
     "gate": GateConfig,
@@ -40,7 +42,7 @@ _POOLS = {
     "tolerations": "tolerations",
     "gpus_train": "accelerators",
 }
-_OWN = {*FORM_FIELDS, "method", "label", "shard", "name"}
+_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node"}
 
 
 def candidates(methods: str) -> list[str]:
@@ -65,6 +67,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     Nothing is checked here, that is for `complaints`.
     """
     given = {name: getattr(form, name) for name in FORM_FIELDS}
+    given["gpus_per_node"] = form.gpus_train
     found = {}
     for stage, config in STAGES.items():
         own = {name: value for name, value in given.items() if name in config.model_fields}
@@ -79,7 +82,8 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
 def as_config(stage: str, given: dict[str, Any]) -> Config:
     """The config of a stage with these parameters, and any paths; they come from other steps."""
     config = STAGES[stage]
-    paths = {name: "-,-" for name, field in config.model_fields.items() if field.is_required()}
+    required = {name: field for name, field in config.model_fields.items() if field.is_required()}
+    paths = {name: "-,-" for name, field in required.items() if role(field) is not Role.WORK}
     return config(**paths | given)
 
 
@@ -90,7 +94,7 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
     yield from _unknown(form.overrides)
-    yield from _refused(settings(form))
+    yield from _refused({stage: given for stage, given in settings(form).items() if _runs(stage, form)})
     if not form.registered_name:
         yield "registered_name: empty; name the model in the registry"
     if form.webhook_url and not form.webhook_url.startswith(("http://", "https://")):
@@ -98,6 +102,10 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     for name, field in _POOLS.items():
         pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", field: getattr(form, name)}
         yield from (name + fault.removeprefix(field) for fault in faults(partial(PoolConfig, **pool)))
+
+
+def _runs(stage: str, form: PreflightConfig) -> bool:
+    return stage != ("distill" if form.trainer else "train_job")
 
 
 def _open(config: type[Config]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, connect
 from posgap.config import DistillConfig, TrainJobConfig
 from posgap.inputs import Source, sources
+from posgap.launching import as_options
 from posgap.locations import Location, is_uri
 from posgap.stage import identity_of, is_complete, record_of
 from posgap.storage.cache import fetch
@@ -62,7 +63,7 @@ def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
     return Job(
         name=name,
         runtime=config.runtime,
-        arguments=[f"--{field.replace('_', '-')}={value}" for field, value in parameters.items() if value != ""],
+        arguments=as_options(parameters),
         nodes=config.nodes,
         seconds=config.timeout,
         resources={kind: amount for kind, amount in asked.items() if amount},

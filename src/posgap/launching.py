@@ -1,0 +1,37 @@
+"""A stage as a command of its own: its options, and a process for each GPU of this machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from posgap.config import StageConfig
+from posgap.errors import PosgapError
+from posgap.locations import Location
+
+C = TypeVar("C", bound=StageConfig)
+
+
+def as_options(parameters: Mapping[str, Any]) -> list[str]:
+    """What a command line says for these parameters; one that is empty is not said."""
+    named = {f"--{name.replace('_', '-')}": value for name, value in parameters.items()}
+    return [f"{option}={value}" for option, value in named.items() if value not in (None, "")]
+
+
+def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -> Location:
+    """Runs a stage here, or, where this machine has several GPUs, its verb in as many processes of torchrun.
+
+    `processes` is how many, whatever GPUs there are. What they print goes where this process prints;
+    `PosgapError` where one of them fails.
+    """
+    import torch
+
+    count = processes or torch.cuda.device_count()
+    if count < 2 or "RANK" in os.environ:
+        return stage(config)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
+    verb = [*stage.__name__.split("_"), *as_options(config.model_dump(mode="json"))]
+    if subprocess.run([*launcher, "-m", "posgap", *verb]).returncode:
+        raise PosgapError(f"{stage.__name__}: one of {count} processes failed; its line stands above")
+    return config.out
