@@ -85,6 +85,13 @@ def test_a_pipeline_with_other_parameters_than_its_form_is_refused():
         forms.form(PreflightConfig)(wrong)
 
 
+def test_the_form_s_page_says_what_the_form_says():
+    page = (ROOT / "docs" / "kubeflow.md").read_text().partition("## The form")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
+    fields = {n: f.description for n, f in PreflightConfig.model_fields.items() if n not in forms.NO_FIELDS}
+    assert rows == fields and list(rows) == sorted(rows)
+
+
 def test_a_component_with_other_parameters_than_its_config_is_refused():
     def wrong(positions: list, speed: int):
         pass
