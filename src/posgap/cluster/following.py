@@ -123,6 +123,6 @@ def _status(error: Exception) -> int:
 def _reason(error: Exception) -> str:
     """What the server said, or why it did not, in one line."""
     try:
-        return json.loads(error.__cause__.body)["message"]
-    except (AttributeError, TypeError, ValueError, KeyError):
+        return json.loads(getattr(error.__cause__, "body", ""))["message"]
+    except (TypeError, ValueError, KeyError):
         return f"{error} ({error.__cause__})".splitlines()[0]
