@@ -1,7 +1,9 @@
 """Running a pipeline on this machine with KFP's local runner."""
 
+import builtins
 import contextlib
 import copy
+import logging
 import os
 import re
 import sys
@@ -87,7 +89,7 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     )
     terminal, before = sys.stderr, set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run():
+    with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run(), _as_before():
         warnings.simplefilter("ignore")
         digest = _Digest(kept, lambda line: terminal.write(f"{line}\n"))
         try:
@@ -108,6 +110,18 @@ def _once(pipeline: Any) -> Any:
         for task in component.dag.tasks.values():
             task.ClearField("retry_policy")
     return pipeline
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Gives back the logging and the print of before: KFP's own way back fails where rounds ran side by side."""
+    root, print_before = logging.getLogger(), builtins.print
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:], builtins.print = handlers, print_before
+        root.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -4,14 +4,19 @@ What KFP can take at run time (nodes, tolerations, accelerators) is a parameter 
 compiled in, from `ClusterConfig`.
 """
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from kfp import kubernetes
-from kfp.dsl import PipelineTask
+from kfp.dsl import PipelineTask, pipeline_task
 from kfp.dsl.pipeline_channel import PipelineChannel
 from posgap.components.wrapper import image
 from pydantic import ValidationError
@@ -41,6 +46,22 @@ def cluster_config() -> ClusterConfig:
         raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): no cluster configuration: {error}") from None
 
 
+@contextlib.contextmanager
+def _quick_stack() -> Iterator[None]:
+    """Tells KFP its caller's name quickly.
+
+    Each setting of a task asks for the whole stack with its source lines, and uses one name of it; where torch
+    and transformers are loaded that takes half a second, for each of a hundred settings.
+    """
+
+    def stack() -> list[tuple]:
+        frames = (sys._getframe(1), sys._getframe(2))
+        return [(frame, frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
+
+    with patch.object(pipeline_task, "inspect", SimpleNamespace(stack=stack)):
+        yield
+
+
 @dataclass(frozen=True)
 class Pools:
     """Places steps on the nodes of a cluster. Nodes and the rest are values, or channels of the pipeline."""
@@ -65,6 +86,7 @@ class Pools:
         """A step that trains."""
         return self._place(task, self.cluster.train, self.nodes_train, True, self.gpus_train)
 
+    @_quick_stack()
     def _place(
         self, task: PipelineTask, pool: PoolConfig, nodes: Any, retry: bool, accelerators: Any = None
     ) -> PipelineTask:

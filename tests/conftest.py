@@ -21,6 +21,12 @@ def pytest_configure():
     torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests come first, so that processes that share the files end together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def own_tracking(tmp_path, monkeypatch):
     """Each test has an MLflow database of its own and belongs to no other run."""

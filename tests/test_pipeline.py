@@ -1,6 +1,7 @@
 """The mitigation pipeline on KFP's local runner: which steps of each branch run, and that it always reports."""
 
 import json
+import logging
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -64,10 +65,12 @@ def runs(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("MLFLOW_TRACKING_URI", store)
             patched.setenv("OMP_NUM_THREADS", "1")
+            before = (print, logging.root.handlers[:])
             try:
                 run_locally(mitigation, given, root=root, cache=work / "cache", log=log)
             except PosgapError as failed:
                 error = str(failed)
+            assert before == (print, logging.root.handlers), "KFP's print and log handlers must not outlive the run"
         (folder,) = root.iterdir()
         return SimpleNamespace(
             folder=folder,
