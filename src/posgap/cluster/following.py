@@ -12,7 +12,8 @@ from posgap.errors import PosgapError, Stopped
 from posgap.interruption import Termination, deferred_termination
 
 if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient, TrainJob
+    from kubeflow.trainer import TrainerClient
+    from kubeflow.trainer.types.types import TrainJob
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
