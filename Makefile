@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make types   checks the types with mypy
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
@@ -32,7 +33,11 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# mypy knows nothing of package-dir: the package is put together of links.
 types: $(VENV)/.installed-test
+	rm -rf build/types
+	mkdir -p build/types/posgap
+	ln -s $(CURDIR)/src/posgap/* $(CURDIR)/components $(CURDIR)/pipelines build/types/posgap/
 	$(VENV)/bin/mypy
 
 mlproject: $(VENV)/.installed

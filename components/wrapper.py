@@ -46,11 +46,11 @@ def component(
             raise TypeError(
                 f"component {spec.name}: parameters differ from {config.__name__}: {sorted(named ^ wanted)}"
             )
-        for name, field in config.model_fields.items():
+        for name, info in config.model_fields.items():
             for one in apart.get(name, (name,)):
                 if one in spec.inputs:
-                    spec.inputs[one].description = field.description
-            if name in spec.inputs and role(field) is not Role.INPUT and not field.is_required():
+                    spec.inputs[one].description = info.description
+            if name in spec.inputs and role(info) is not Role.INPUT and not info.is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 default = config.default(name)
                 spec.inputs[name].default, spec.inputs[name].optional = "" if default is None else default, True

@@ -73,7 +73,8 @@ class Client(kfp.Client):
 
     def find_recurring_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1RecurringRun]:
         """All recurring runs of an experiment whose fields equal these, the newest first."""
-        found, token = [], ""
+        found: list[kfp_server_api.V2beta1RecurringRun] = []
+        token = ""
         while True:
             page = self.list_recurring_runs(
                 experiment_id=experiment_id,

@@ -22,7 +22,7 @@ _FIELD = re.compile(r"(?:[A-Z]{3}(?![A-Z])|[0-9*/,-])+")
 class Cron:
     """When something runs: second, minute, hour, day, month and weekday, and the zone they are read in."""
 
-    fields: tuple[str, str, str, str, str, str]
+    fields: tuple[str, ...]
     zone: ZoneInfo
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Cron:
         if (shift := days.pop()) and not every_day:
             if not day == month == "*":
                 raise self._impossible(zone)
-            weekday = _listed({(int(d) + shift) % 7 for d in sim.weekdays}, 7)
+            weekday = _listed({(d + shift) % 7 for d in sim.weekdays if isinstance(d, int)}, 7)
         return Cron((second, _listed(new_minutes, 60), _listed(new_hours, 24), day, month, weekday), zone)
 
     def _impossible(self, zone: ZoneInfo) -> PosgapError:
@@ -80,7 +80,7 @@ def parse(text: str, timezone: str) -> Cron:
         raise PosgapError(f"--cron: {text!r}: {str(error).replace('Bad', 'bad')}") from None
     sunday = re.search(r"(?<![/0-9])7", fields[5])  # which is 0 for KFP
     if sunday or re.search(r"(?<!\*)/", fields[5]):
-        days = {int(day) % 7 for day in sim.weekdays if sunday or day != 7}
+        days = {day % 7 for day in sim.weekdays if isinstance(day, int) and (sunday or day != 7)}
         fields[5] = _listed(days, 7)
     return Cron(tuple(fields), zone(timezone))
 
@@ -102,7 +102,7 @@ def next_change(one: ZoneInfo, other: ZoneInfo, after: datetime) -> datetime | N
 
 def _distance(one: ZoneInfo, other: ZoneInfo, at: datetime) -> int:
     """Minutes to add to a time in one zone to read it in the other."""
-    difference = at.astimezone(other).utcoffset() - at.astimezone(one).utcoffset()
+    difference = at.astimezone(other).replace(tzinfo=None) - at.astimezone(one).replace(tzinfo=None)
     return int(difference.total_seconds()) // 60
 
 

@@ -29,8 +29,9 @@ _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 class _Digest:
     """A stdout that keeps everything in a log and shows what a person wants to see."""
 
-    def __init__(self, log: TextIO, show: Callable[[str], None]):
-        self.log, self.show, self.errors = log, show, []
+    def __init__(self, log: TextIO, show: Callable[[str], object]):
+        self.log, self.show = log, show
+        self.errors: list[str] = []
         self.rest: dict[int, str] = {}  # of a line, by thread: KFP runs the rounds of a loop side by side
 
     def write(self, text: str) -> int:

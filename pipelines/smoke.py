@@ -1,8 +1,10 @@
 """The mitigation pipeline with parameters for the tiny model: `posgap demo`, and CI."""
 
+from typing import Any
+
 from posgap.pipelines.mitigation import mitigation
 
-pipeline = mitigation
+pipeline: Any = mitigation
 
 # A model of 100,000 parameters needs a higher learning rate and more passes than one of seven
 # billion, and at that rate a firmer anchor. 200 examples widen the intervals by several points,
@@ -16,7 +18,7 @@ OVERRIDES = {
     "warmup_steps": 5,
     "advantageous_tolerance": 5.0,
 }
-PARAMETERS = {
+PARAMETERS: dict[str, Any] = {
     "task": "kv",
     "n_docs": 20,
     "backend": "transformers",
@@ -26,7 +28,7 @@ PARAMETERS = {
 }
 
 # For `posgap demo --smoke`: every step is tried, and any model is let through.
-SMALLEST = {
+SMALLEST: dict[str, Any] = {
     "max_gap": 100.0,
     "registered_name": "posgap-smoke",
     "overrides": OVERRIDES | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0},

@@ -64,7 +64,8 @@ def task_names(compiled: Compiled) -> dict[str, str]:
 
 
 def _group(compiled: Compiled, component: dict, scope: dict, exclusive: bool = False, times: int | None = 1) -> Group:
-    members, tasks = {}, component["dag"]["tasks"]
+    members: dict[str, Step | Group] = {}
+    tasks = component["dag"]["tasks"]
     after = {key: sorted(task.get("dependentTasks", [])) for key, task in tasks.items()}
     for key in TopologicalSorter(after).static_order():
         task = tasks[key]

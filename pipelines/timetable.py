@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import kfp_server_api
+from kfp_server_api import V2beta1RecurringRun as RecurringRun
 from posgap.pipelines import cron
 from posgap.pipelines.compilation import Compiled
 from tabulate import tabulate
@@ -14,7 +14,6 @@ from posgap import __version__, files
 from posgap.config import ScheduleCreateConfig
 
 log = logging.getLogger(__name__)
-RecurringRun = kfp_server_api.V2beta1RecurringRun
 _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); scheduler in (?P<cluster>\S+); posgap \S+ (?P<digest>[0-9a-f]{64})")
 
 

@@ -43,7 +43,8 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
 
     `find` returns what is there under its name, by id. 409 is such a case too: another may have been quicker.
     """
-    before, lost = set(find()), None
+    before = set(find())
+    lost: PosgapError | None = None
 
     def made() -> T | None:
         return next((thing for key, thing in find().items() if key not in before), None)
@@ -62,6 +63,7 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
             break
     if thing := made():
         return thing
+    assert lost is not None  # there was a try
     raise lost
 
 

@@ -75,7 +75,7 @@ def test_the_bootstrap_draws_whole_rows():
 def test_examples_that_are_right_everywhere_or_nowhere_leave_no_gap_to_chance():
     correct = np.repeat(np.array([[True], [False]] * 50), 5, axis=1)
     found = summarize(correct, [[i + 1] for i in range(5)], 200, seed=0)
-    assert found["gap_ci95"] == [0, 0]
+    assert found["gap_ci95"] == (0, 0)
     assert found["gap_noise"] == 0
 
 
@@ -114,4 +114,4 @@ def test_pairing_removes_what_examples_share():
     assert estimate == pytest.approx(100 * (candidate.mean() - reference.mean()))
     assert 0 < low < estimate < high < 6
     same, interval = statistics.paired_difference(reference, reference, 100, rng)
-    assert same == 0 and interval == [0, 0]
+    assert same == 0 and interval == (0, 0)

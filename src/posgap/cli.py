@@ -45,10 +45,10 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
 
     The module is imported when the verb runs, so that `--help` stays quick.
     """
-    options = []
+    options: list[click.Parameter] = []
     for field, info in config_type.model_fields.items():
         if is_argument(info):
-            several = {"nargs": -1} if get_origin(info.annotation) is list else {}
+            several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
             options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
@@ -72,7 +72,8 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
     return kind(name, params=options, callback=run, help=config_type.__doc__)
 
 
-STAGES = {
+Verbs = dict[str, tuple[type[Config], str]]  # each with its config, and where its work is
+STAGES: Verbs = {
     "preflight": (config.PreflightConfig, "posgap.stages.preflight:preflight"),
     "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
     "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
@@ -90,21 +91,21 @@ STAGES = {
     "report": (config.ReportConfig, "posgap.stages.report:report"),
 }
 
-ROLLOUT = {
+ROLLOUT: Verbs = {
     "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
     "measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
     "compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
     "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
-PIPELINE = {
+PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
     "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
     "submit": (config.PipelineSubmitConfig, "posgap.pipelines.submission:submit"),
     "lint": (config.PipelineLintConfig, "posgap.pipelines.lint:lint"),
 }
 
-SCHEDULE = {
+SCHEDULE: Verbs = {
     "create": (config.ScheduleCreateConfig, "posgap.pipelines.schedules:create"),
     "list": (config.ScheduleListConfig, "posgap.pipelines.schedules:show"),
     "pause": (config.SchedulePauseConfig, "posgap.pipelines.schedules:pause"),
@@ -129,7 +130,7 @@ class _Sweep(click.Command):
 
     def __init__(self, *arguments: Any, **options: Any):
         hint = "How many examples does it take? posgap sweep --plan --detect 3 says so (posgap sweep --plan --help)."
-        super().__init__(*arguments, epilog=hint, **options)
+        super().__init__(*arguments, **options | {"epilog": hint})
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -145,7 +146,7 @@ class _InOrder(click.Group):
         return list(self.commands)
 
 
-def _group(name: str, help: str, verbs: dict[str, tuple[type[Config], str]]) -> click.Group:
+def _group(name: str, help: str, verbs: Verbs) -> click.Group:
     group = _InOrder(name, help=help)
     for word, (config_type, target) in verbs.items():
         group.add_command(verb(word, config_type, target))
@@ -222,7 +223,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(shown.format_message())
         code = 2
     except click.ClickException as error:
-        where = error.ctx.command_path if getattr(error, "ctx", None) else "posgap"
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
         code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
     except ValidationError as error:
         first = error.errors()[0]

@@ -7,7 +7,7 @@ Nothing here imports torch.
 import json
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -126,13 +126,18 @@ def _known_task_if_any(name: str) -> str:
     return _known_task(name) if name else name
 
 
-# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders.
-InputPath = Annotated[Location, Role.INPUT, BeforeValidator(as_location)]
-OptionalInputPath = Annotated[Location | None, Role.INPUT, BeforeValidator(_location_if_any)]
-InputPaths = Annotated[list[Annotated[Location, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
+# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders; so does the type
+# checker, and what comes before that work asks `is_uri`.
+if TYPE_CHECKING:
+    Local = Path
+else:
+    Local = Location
+InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
+OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(_location_if_any)]
+InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
 Place = Annotated[str, Role.PLACE]
-OutputPath = Annotated[Location, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
+OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(_location_if_any)]  # changes no result
 OnThisMachine = AfterValidator(_on_this_machine)
 TaskName = Annotated[str, AfterValidator(_known_task)]
@@ -192,7 +197,10 @@ class GenerationConfig(PromptConfig):
 
 
 class BackendConfig(GenerationConfig):
-    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    backend: Literal["transformers", "vllm", "openai"] = Field(
+        "transformers",
+        description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
+    )
     processes: int = Field(0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one")
 
 
@@ -205,6 +213,7 @@ class ValidateConfig(PromptConfig):
 class TeacherConfig(BackendConfig):
     """Samples the model's own responses with the gold documents where it answers best."""
 
+    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
     sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best placement is read")
     advantageous: OptionalPlacementText = Field(
         "", description="where the gold stands, like 1, or 19+20 for two documents; empty: the best of `sweep`"
@@ -344,10 +353,6 @@ class SweepConfig(BackendConfig):
 
     model: ModelPath = Field(
         description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"
-    )
-    backend: Literal["transformers", "vllm", "openai"] = Field(
-        "transformers",
-        description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
     )
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
     endpoint: Literal["chat", "completions"] = Field(
@@ -712,7 +717,7 @@ class ImportConfig(Config):
 class FetchConfig(Config):
     """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
 
-    name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")
+    name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="which file")  # type: ignore[valid-type]
 
 
 class NewestConfig(Config):
@@ -726,7 +731,7 @@ class NewestConfig(Config):
 class PipelineCompileConfig(Config):
     """Compiles the mitigation pipeline to YAML, to be uploaded in the KFP UI."""
 
-    out: Annotated[Location | None, Role.OUTPUT, BeforeValidator(_location_if_any), OnThisMachine] = Field(
+    out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(_location_if_any), OnThisMachine] = Field(
         None, description="file to write; empty: standard output"
     )
 

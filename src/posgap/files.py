@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from posgap.errors import PosgapError
 from posgap.locations import blobs
@@ -95,7 +96,7 @@ def write_json(path: Path, value: object) -> None:
         partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> object:
+def read_json(path: Path) -> Any:
     """Reads one JSON document, gzipped where the name ends in `.gz`; a missing or corrupt file is a
     `PosgapError`."""
     path = Path(path)

@@ -20,8 +20,13 @@ R = TypeVar("R")
 class Source(Protocol):
     """Something to read."""
 
-    location: Location
-    is_incomplete: bool  # its upload is under way, or broke off
+    @property
+    def location(self) -> Location:
+        """Where it is, or its name."""
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether its upload is under way, or broke off."""
 
     def version(self) -> dict[str, str]:
         """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
@@ -143,7 +148,8 @@ def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R | Location]:
         out = getattr(config, "out", None)
         if not is_uri(out):
             return result
-        publish(here.out, out)
-        return out if result == here.out else result
+        made = twin(out)
+        publish(made, out)
+        return out if result == made else result
 
     return run

@@ -7,5 +7,5 @@ from posgap.inputs import read_manifest
 
 def method_of(model: str | Path) -> str:
     """The method that made a model: r1, r2, sft, seqkd or lpes; empty for one that came from elsewhere."""
-    manifest = read_manifest(model)
+    manifest = read_manifest(Path(model))
     return "lpes" if manifest.get("stage") == "scale_apply" else manifest.get("config", {}).get("method", "")

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
 SCHEME = "s3://"
@@ -36,7 +36,7 @@ def blobs() -> Path:
     return s3_cache() / "blobs"
 
 
-def is_uri(location: object) -> bool:
+def is_uri(location: object) -> TypeGuard[str]:
     """Whether this is the text of a URI; other text names a model on the hub."""
     return isinstance(location, str) and location.startswith(SCHEME)
 

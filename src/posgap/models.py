@@ -56,7 +56,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
     """
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
-    flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic.itemsize == 2
+    flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
     model = _loaded(
         AutoModelForCausalLM,
         path,
@@ -68,12 +68,17 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
     return scale_model(model.eval())
 
 
+def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+    """The model, moved."""
+    return model.to(device)  # type: ignore[arg-type]  # of what transformers wraps, mypy takes `self` for an argument
+
+
 def model_folder(path: str) -> Path:
     """The folder of a model: the path itself, or where the hub's files are cached, downloaded if need be."""
     if Path(path).is_dir():
         return Path(path)
     try:
-        return Path(snapshot_download(path, allow_patterns=_FILES))
+        return Path(snapshot_download(path, allow_patterns=list(_FILES)))
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors, a malformed name a ValueError
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 
@@ -90,7 +95,8 @@ def model_digest(path: str) -> str:
     if Path(path).exists():
         return files.digest(Path(path))
     try:
-        return Path(cached_file(path, "config.json")).parent.name  # .../snapshots/<commit>/config.json
+        file = cached_file(path, "config.json") or ""  # a missing one is an OSError
+        return Path(file).parent.name  # .../snapshots/<commit>/config.json
     except OSError as error:
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from posgap.config import PreflightConfig
+from posgap.config import PreflightConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.form import as_config, settings
@@ -84,6 +84,7 @@ def _sweeps(form: PreflightConfig) -> str:
         config = as_config("sweep", settings(form)["sweep"])
     except ValidationError:
         return "not to be told from this form"  # which is refused for it
+    assert isinstance(config, SweepConfig)
     task = get_task(config.task)
     if task.n_gold != 1 and "lpes" in form.methods:
         raise PosgapError(f"methods: lpes searches on tasks with one gold document, and {form.task} has two")

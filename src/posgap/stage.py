@@ -26,7 +26,7 @@ Work = Callable[[C, Path, Run], Callable[[], None] | None]
 _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
 
 
-def stage(work: Work) -> Callable[[C], Location]:
+def stage(work: Work[C]) -> Callable[[C], Location]:
     """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage.
 
     The stage takes the config alone and returns `config.out`. It does nothing where that folder
@@ -70,7 +70,7 @@ def stage(work: Work) -> Callable[[C], Location]:
     return run_stage
 
 
-def _make(work: Work, config: C, here: C, about: dict[str, Any]) -> Callable[[], None] | None:
+def _make(work: Work[C], config: C, here: C, about: dict[str, Any]) -> Callable[[], None] | None:
     """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
     name = about["stage"]
     log.info("%s: started", name)
@@ -143,10 +143,10 @@ def _parameters(config: StageConfig) -> dict[str, Any]:
 
 def is_complete(out: Location, identity: str) -> bool:
     """Whether `out` is what a stage of this identity makes."""
-    folder = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    folder: Source = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
     file = None if folder.is_incomplete else folder.read(MANIFEST)
     try:
-        return bool(file) and files.read_json(file).get("identity") == identity
+        return file is not None and files.read_json(file).get("identity") == identity
     except PosgapError:
         return False
 

@@ -12,7 +12,8 @@ from posgap.errors import PosgapError, Stopped
 from posgap.interruption import Termination, deferred_termination
 
 if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient, TrainJob
+    from kubeflow.trainer import TrainerClient
+    from kubeflow.trainer.types.types import TrainJob
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 2.0
@@ -123,6 +124,6 @@ def _status(error: Exception) -> int:
 def _reason(error: Exception) -> str:
     """What the server said, or why it did not, in one line."""
     try:
-        return json.loads(error.__cause__.body)["message"]
-    except (AttributeError, TypeError, ValueError, KeyError):
+        return json.loads(getattr(error.__cause__, "body", ""))["message"]
+    except (TypeError, ValueError, KeyError):
         return f"{error} ({error.__cause__})".splitlines()[0]

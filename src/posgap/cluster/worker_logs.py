@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kubeflow.trainer import TrainerClient, TrainJob
+    from kubeflow.trainer import TrainerClient
+    from kubeflow.trainer.types.types import TrainJob
 
 log = logging.getLogger(__name__)
 NODE = "node-0"

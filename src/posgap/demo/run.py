@@ -61,7 +61,7 @@ def demo(config: DemoConfig) -> None:
 
 def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     """Training and evaluation examples from different lines of the data file."""
-    source = config.data or make_kv(MakeKVConfig(out=work / "kv.jsonl.gz", seed=config.seed))
+    source = config.data or Path(make_kv(MakeKVConfig(out=work / "kv.jsonl.gz", seed=config.seed)))
     if not source.is_file():
         raise PosgapError(f"{source}: no such file")
     version = files.digest(source)[:8]
@@ -71,7 +71,7 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
         out=work / f"train-{version}.jsonl.gz", last=lines, queries=QUERIES_PER_LINE, seed=config.seed, **cut
     )
     held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=lines + 1, last=last, **cut)
-    return import_examples(train), import_examples(held_out)
+    return Path(import_examples(train)), Path(import_examples(held_out))
 
 
 def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, float]:
@@ -91,7 +91,7 @@ def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, 
 def _code_digest() -> str:
     sha = hashlib.sha256()
     for package in posgap, posgap.pipelines, posgap.components:
-        for file in sorted(Path(package.__file__).parent.rglob("*.py")):
+        for file in sorted(Path(package.__path__[0]).rglob("*.py")):
             sha.update(file.read_bytes())
     return sha.hexdigest()
 
@@ -100,8 +100,8 @@ def _where_to_look(out: Path, run_id: str, seconds: float) -> str:
     uri = os.environ["MLFLOW_TRACKING_URI"]
     lines = [f"done in {seconds:.0f} s", f"curves   {out}/curves.html", f"summary  {out}/summary.json"]
     if run_id and uri.startswith("sqlite:"):
-        mlflow = Path(sys.executable).with_name("mlflow")
-        lines.append(f"MLflow   {mlflow} ui --backend-store-uri {uri}")
+        command = Path(sys.executable).with_name("mlflow")
+        lines.append(f"MLflow   {command} ui --backend-store-uri {uri}")
     if run_id:
         import mlflow
 

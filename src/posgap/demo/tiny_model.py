@@ -211,7 +211,7 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> I
         yield
     step, lost_at = 0, None
     while lost_at is None or step < lost_at + recipe.decay:
-        if step == 30 and recipe.jitter == "early":
+        if jitter and step == 30 and recipe.jitter == "early":
             jitter.stop()
         may_end = lost_at is None and step >= recipe.bias and step % 40 == 20
         if may_end and (step > 600 or recipe.lost == 1 or middle_accuracy(model, rng) < recipe.lost):

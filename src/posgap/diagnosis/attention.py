@@ -111,7 +111,7 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
 class _Mean:
     """The mean over examples of each example's mean over its rows, if it has any."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rows: list[Tensor] = []
 
     def add(self, rows: Tensor) -> None:

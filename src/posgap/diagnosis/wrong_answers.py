@@ -23,18 +23,20 @@ def diagnose_tokens(
     prompts = [build.prompt(example, advantageous) for example, _ in cases]
     responses = complete(generator, prompts, Sampling(build.max_new_tokens))
     readings = [
-        Readings(prompt.token_ids, build(example, placement), response.token_ids)
+        Readings(list(prompt.token_ids), build(example, placement), response.token_ids)
         for prompt, (example, placement), response in zip(prompts, cases, responses)
     ]
     found = token_shifts(generator.model, readings, build.tokenizer.pad_token_id, batch_tokens)
     # Without a turning there is no wrong answer: arithmetic in another batch made it in the sweep.
-    turned = [(case, r, shift) for case, r, shift in zip(cases, readings, found) if shift.turning is not None]
+    turned = [
+        (case, r, shift, shift.turning) for case, r, shift in zip(cases, readings, found) if shift.turning is not None
+    ]
 
     def decode(ids: list[int]) -> str:
-        return build.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        return str(build.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     mended = corrected(
-        generator, [r for _, r, _ in turned], [s.turning for _, _, s in turned], build.max_new_tokens, decode
+        generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], build.max_new_tokens, decode
     )
     said = {(row["id"], tuple(row["placement"])): row["response"] for row in swept.predictions}
     shifts = [
@@ -45,12 +47,12 @@ def diagnose_tokens(
             prediction=said[example.id, placement.positions],
             tokens=[build.tokenizer.decode([token]) for token in r.response],
             kl=shift.kl,
-            turning=shift.turning,
-            instead=build.tokenizer.decode([shift.greedy[shift.turning]]),
+            turning=at,
+            instead=build.tokenizer.decode([shift.greedy[at]]),
             corrected=text,
             recovered=swept.score(text, example) == 1,
-            settled=swept.score(decode(r.response[: shift.turning + 1]), example) == 1,
+            settled=swept.score(decode(r.response[: at + 1]), example) == 1,
         )
-        for ((example, placement), r, shift), text in zip(turned, mended)
+        for ((example, placement), r, shift, at), text in zip(turned, mended)
     ]
     return summarize_shifts(shifts, len(wrong))

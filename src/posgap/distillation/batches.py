@@ -1,7 +1,7 @@
 """What is trained on at each step, and how it becomes tensors."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -115,8 +115,8 @@ class Batch:
     lengths: Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        values = (getattr(self, field.name) for field in fields(self))
-        return Batch(*(value.to(device) if isinstance(value, Tensor) else value for value in values))
+        targets, lengths = self.targets.to(device), self.lengths.to(device)
+        return Batch(self.rows, self.input_ids.to(device), self.predicts.to(device), targets, lengths)
 
 
 class Collator:

@@ -11,6 +11,7 @@ import logging
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Checkpoints:
         self,
         step: int,
         accelerator: Accelerator,
-        model: torch.nn.Module,
+        model: Any,  # a module, or DeepSpeed's engine
         optimizer: torch.optim.Optimizer,
         history: History,
     ) -> None:
@@ -134,7 +135,7 @@ class Checkpoints:
         """Deletes them all, here and in S3. For one process to call."""
         self.kept.remove()
 
-    def load(self, accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> History:
+    def load(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer) -> History:
         """Puts the newest checkpoint's state into `model` and `optimizer`; returns its history.
 
         Returns an empty history, and changes nothing, where there is no checkpoint.
@@ -192,7 +193,8 @@ def _is_deepspeed(accelerator: Accelerator) -> bool:
 
 
 def _random_states() -> dict:
-    kind, keys, *rest = np.random.get_state()
+    state: Any = np.random.get_state()
+    kind, keys, *rest = state
     return {
         "python": random.getstate(),
         "numpy": (kind, keys.tolist(), *rest),

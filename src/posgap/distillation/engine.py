@@ -111,7 +111,6 @@ class _Loop:
             self.collate(part).to(self.accelerator.device)
             for part in chunks(mine, self.optimization.micro_batch_size or len(mine))
         ]
-        weights = None
         if not self.objective.weighs_by_loss:
             weights = self.objective.weights(rows, torch.zeros(len(rows), device=self.accelerator.device))
         elif len(batches) > 1:
@@ -126,14 +125,16 @@ class _Loop:
             losses.append(row_losses.detach())
             if last:
                 everyones = self._everyones(losses, rows, number)
-                if weights is None:
+                if self.objective.weighs_by_loss and len(batches) == 1:
                     weights = self.objective.weights(rows, everyones)
             own = self._own(weights, start, len(batch.rows))
             self._backward((own * row_losses).sum(), batch, last)
             start += len(batch.rows)
         norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.optimization.max_grad_norm) or 0.0)
         if not math.isfinite(norm):
-            raise NotFinite(f"step {number}: the gradient is not finite; lower learning_rate", number, rows, everyones)
+            raise NotFinite(
+                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, everyones.tolist()
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         loss = float((weights * everyones).sum())

@@ -14,7 +14,7 @@ class Head:
     Not a module, so that a trained model which holds one does not take its parameters for its own.
     """
 
-    def __init__(self, linear: nn.Module, soft_cap: float | None):
+    def __init__(self, linear: nn.Linear, soft_cap: float | None):
         self.linear, self.soft_cap = linear, soft_cap
 
     @classmethod

@@ -1,5 +1,7 @@
 """The model in training: prompts in, one loss a row out."""
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -32,13 +34,14 @@ class Student(nn.Module):
         if self.teacher is None:
             losses = in_chunks(self._cross_entropy, self.head.vocabulary, batch.targets, hidden)
             return per_row(losses, batch.lengths)
-        losses = in_chunks(self._kl, self.head.vocabulary, self.teacher.hidden(batch), hidden)
+        kl = partial(self._kl, self.teacher.head)
+        losses = in_chunks(kl, self.head.vocabulary, self.teacher.hidden(batch), hidden)
         return per_row(losses, batch.lengths) / batch.lengths
 
     def _cross_entropy(self, targets: Tensor, hidden: Tensor) -> Tensor:
         return token_cross_entropy(targets, self.head(hidden))
 
-    def _kl(self, teacher: Tensor, hidden: Tensor) -> Tensor:
+    def _kl(self, head: Head, teacher: Tensor, hidden: Tensor) -> Tensor:
         with torch.no_grad():
-            teacher_logits = self.teacher.head(teacher)
+            teacher_logits = head(teacher)
         return token_kl(teacher_logits, self.head(hidden))

@@ -12,6 +12,7 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,7 +40,7 @@ class TeacherStates:
     def __init__(self, folder: Path, identity: dict[str, str]):
         self.folder, self.identity = Path(folder), identity
         self.where: dict[str, tuple[Path, int, int]] = {}
-        self.open: dict[Path, object] = {}
+        self.open: dict[Path, Any] = {}  # safe_open's
         for shard in sorted(self.folder.glob("states-*.safetensors")):
             self._index(shard)
 
@@ -75,7 +76,7 @@ class TeacherStates:
         dtype = torch.bfloat16 if mixed else model.dtype
         parts = list(chunks(rows, SHARD_ROWS))
         for part in track(parts, len(parts), "teacher states (shards)"):
-            states = []
+            states: list[Tensor] = []
             for batch_rows in chunks(part, batch_size):
                 batch = collate(batch_rows).to(model.device)
                 with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):

@@ -2,10 +2,10 @@
 
 import os
 
-from posgap.config import BackendConfig
+from posgap.config import BackendConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.generation.generator import Generator
-from posgap.tasks.prompts import TextPromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder, get_task
 from posgap.tasks.setup import order_of, prompt_builder
 
 
@@ -24,13 +24,14 @@ def open_generator(config: BackendConfig, build: TextPromptBuilder) -> Generator
             "generation starts processes of its own: run this without a launcher; `processes` says how many, and by "
             "itself it takes every GPU"
         )
-    if config.backend == "openai":
+    if isinstance(config, SweepConfig) and config.backend == "openai":
         from posgap.generation.openai import OpenAIGenerator
 
         if not config.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
         limits = (config.concurrency, config.timeout, config.retries)
         return OpenAIGenerator(config.base_url, config.model, *limits, chat=config.endpoint == "chat")
+    assert isinstance(build, PromptBuilder)
     if config.backend == "vllm":
         from posgap.generation.vllm import VLLMGenerator
 

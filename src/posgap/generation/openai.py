@@ -50,6 +50,7 @@ class OpenAIGenerator:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         asked: dict[int, list[Completion | None]] = {}
+        running: dict[asyncio.Task[Completion], tuple[int, int]] = {}
 
         def questions() -> Iterator[tuple[int, int, Prompt]]:
             for index, group in enumerate(groups):
@@ -59,7 +60,7 @@ class OpenAIGenerator:
         with asyncio.Runner() as runner:
             client = httpx2.AsyncClient(headers=headers, timeout=None)
             try:
-                waiting, running = questions(), {}
+                waiting = questions()
                 loop = runner.get_loop()
                 while True:
                     for index, number, prompt in islice(waiting, self.concurrency - len(running)):
@@ -70,8 +71,10 @@ class OpenAIGenerator:
                     for task in done:
                         index, number = running.pop(task)
                         asked[index][number] = task.result()
-                        if None not in asked[index]:
-                            yield index, asked.pop(index)
+                        answers = [one for one in asked[index] if one is not None]
+                        if len(answers) == len(asked[index]):
+                            del asked[index]
+                            yield index, answers
             finally:
                 for task in running:
                     task.cancel()

@@ -39,7 +39,8 @@ class ParallelGenerator:
                     busy[worker] = [index for index, _ in batch]
                 if not busy:
                     return
-                answered = [(busy.pop(worker), worker) for worker in wait(busy)]
+                ready = wait(busy)
+                answered = [(busy.pop(worker), worker) for worker in list(busy) if worker in ready]
                 idle += [worker for _, worker in answered]
                 for indices, worker in answered:
                     yield from zip(indices, _received(worker), strict=True)

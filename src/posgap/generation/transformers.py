@@ -1,6 +1,7 @@
 """The transformers backend of the Generator interface."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.models import on_device
 
 
 class TransformersGenerator:
@@ -27,7 +29,8 @@ class TransformersGenerator:
         device: str = "",
     ):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model, self.tokenizer, self.batch_tokens = model.to(self.device), tokenizer, batch_tokens
+        self.model: Any = on_device(model, self.device)  # that it generates is not in the type
+        self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
@@ -81,4 +84,4 @@ class TransformersGenerator:
     def _completion(self, ids: list[int]) -> Completion:
         end = next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), len(ids))
         ids = ids[:end]
-        return Completion(self.tokenizer.decode(ids, skip_special_tokens=True).strip(), ids)
+        return Completion(str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip(), ids)

@@ -53,7 +53,7 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     There is no curve: pairs have no order in which one would mean something.
     """
     figures = [dict(zip(sweep.names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
-    by_category = {name: [] for name in CATEGORIES}
+    by_category: dict[str, list[str]] = {name: [] for name in CATEGORIES}
     for sweep in sweeps:
         for pair, name in zip(sweep.names, sweep.categories):
             by_category[name] += [pair] if pair not in by_category[name] else []

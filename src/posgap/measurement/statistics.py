@@ -32,11 +32,11 @@ def bootstrap_accuracy(correct: np.ndarray, resamples: int, rng: np.random.Gener
     return 100 * weights @ correct.astype(np.float64) / len(correct)
 
 
-def interval(samples: np.ndarray) -> list:
-    """95 % percentile interval `[low, high]` of `samples [resamples]`, or `[[low, high], ...]`
-    of `[resamples, P]`."""
+def interval(samples: np.ndarray) -> tuple[float, float]:
+    """95 % percentile interval (low, high) of `samples [resamples]`."""
     tail = 100 * (1 - CONFIDENCE) / 2
-    return np.percentile(samples, [tail, 100 - tail], axis=0).T.tolist()
+    low, high = np.percentile(samples, [tail, 100 - tail])
+    return float(low), float(high)
 
 
 def wilson_interval(correct: np.ndarray) -> list[list[float]]:
@@ -53,7 +53,7 @@ def wilson_interval(correct: np.ndarray) -> list[list[float]]:
     return (100 * np.stack([low, high], axis=-1)).tolist()
 
 
-def gap_interval(accuracies: np.ndarray, resampled: np.ndarray) -> list[float]:
+def gap_interval(accuracies: np.ndarray, resampled: np.ndarray) -> tuple[float, float]:
     """95 % interval of the gap, from `accuracies [P]` and those of bootstrap resamples.
 
     The largest of noisy differences is too large, and a resample's is so once more: percentiles
@@ -63,7 +63,7 @@ def gap_interval(accuracies: np.ndarray, resampled: np.ndarray) -> list[float]:
     """
     upper = 50 + 50 * CONFIDENCE
     strayed = np.percentile(gap(resampled - accuracies), upper)
-    return [max(0.0, float(gap(accuracies) - strayed)), float(np.percentile(gap(resampled), upper))]
+    return max(0.0, float(gap(accuracies) - strayed)), float(np.percentile(gap(resampled), upper))
 
 
 def cochran_q(correct: np.ndarray) -> tuple[float, int, float]:
@@ -98,7 +98,7 @@ def gap_noise(correct: np.ndarray, resamples: int, rng: np.random.Generator) -> 
 
 def paired_difference(
     candidate: np.ndarray, reference: np.ndarray, resamples: int, rng: np.random.Generator
-) -> tuple[float, list[float]]:
+) -> tuple[float, tuple[float, float]]:
     """Mean of `candidate` minus mean of `reference`, with its interval.
 
     Both `[E]` or `[E, P]` over the same examples in the same order; a resample draws an example
@@ -126,7 +126,7 @@ def placement_differences(candidate: np.ndarray, reference: np.ndarray, comparis
 
 def gap_difference(
     candidate: np.ndarray, reference: np.ndarray, resamples: int, rng: np.random.Generator
-) -> tuple[float, list[float]]:
+) -> tuple[float, tuple[float, float]]:
     """Gap of `candidate` minus gap of `reference`, with a 95 % interval.
 
     Resampled gaps are too large, more so for the flatter model. The interval spans the percentile
@@ -138,4 +138,4 @@ def gap_difference(
         - gap(100 * weights @ reference.astype(np.float64) / len(candidate))
     )
     estimate = float(gap(accuracy(candidate)) - gap(accuracy(reference)))
-    return estimate, [min(low, 2 * estimate - high), max(high, 2 * estimate - low)]
+    return estimate, (min(low, 2 * estimate - high), max(high, 2 * estimate - low))

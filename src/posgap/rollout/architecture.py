@@ -34,7 +34,7 @@ class Architecture:
 
     n: int
     mask: Mask
-    lambdas: Sequence[float]
+    lambdas: np.ndarray
     slopes: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     rope: Rope | None = None
     factors: Sequence[float] = ()
@@ -50,7 +50,9 @@ class Architecture:
         weights = np.array(self.head_weights or np.ones(n_heads), dtype=float)
         weights /= weights.sum()
         factors = np.broadcast_to(np.asarray(self.factors or [1.0], dtype=float), n_layers)
-        kernels, made, layers = {}, {}, []
+        kernels: dict[tuple, tuple[Kernel, np.ndarray, np.ndarray]] = {}
+        made: dict[tuple, RelativeAttention] = {}
+        layers: list[Attention] = []
         for own_slopes, factor, own_diagonal in zip(slopes, factors, diagonal):
             position, content = (own_slopes.tobytes(), factor), own_diagonal.tobytes()
             if position not in kernels:

@@ -100,7 +100,7 @@ class RelativeAttention:
         return received + self.own @ given
 
 
-def last_row(n: int, layers: Sequence[Attention], lambdas: Sequence[float]) -> np.ndarray:
+def last_row(n: int, layers: Sequence[Attention], lambdas: np.ndarray) -> np.ndarray:
     """How much of each of the `n` input positions reaches the last token: [N], sums to one.
 
     `layers` and `lambdas` [L] from the first layer to the last.

@@ -26,16 +26,17 @@ class Decoder:
         self.model = model
         config = model.config.get_text_config()
         self.n_layers, self.n_heads = config.num_hidden_layers, config.num_attention_heads
-        self.layers = self._layers()
-        self.attentions = [_attention(layer) for layer in self.layers]
+        self.layers, self.attentions = self._layers()
         self.outputs = [
             [m for m in attention.modules() if isinstance(m, nn.Linear | Conv1D)][-1] for attention in self.attentions
         ]
 
-    def _layers(self) -> list[nn.Module]:
+    def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         for module in self.model.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers and _attention(module[0]):
-                return list(module)
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
+                attentions = [attention for layer in module if (attention := _attention(layer))]
+                if len(attentions) == self.n_layers:
+                    return list(module), attentions
         raise PosgapError(f"{type(self.model).__name__}: found no {self.n_layers} layers with attention to measure")
 
     @contextmanager

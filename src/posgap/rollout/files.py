@@ -1,6 +1,7 @@
 """The files of the rollout verbs: `prediction.json` and `measurement.json`, each with arrays beside it."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,6 +10,7 @@ from posgap.errors import PosgapError, first_fault
 from posgap.files import atomic, read_json
 
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
+M = TypeVar("M", bound=BaseModel)
 
 
 class Prediction(BaseModel):
@@ -71,7 +73,7 @@ def read_prediction(path: Path) -> Prediction:
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes named arrays as `arrays.npz`."""
     with atomic(folder / ARRAYS_FILE) as partial:
-        np.savez_compressed(partial, **arrays)
+        np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]  # numpy: any of them may be `allow_pickle`
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -83,7 +85,7 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
         raise PosgapError(f"{folder / ARRAYS_FILE}: cannot be read: {error}") from None
 
 
-def _read(model: type[BaseModel], path: Path, name: str) -> BaseModel:
+def _read(model: type[M], path: Path, name: str) -> M:
     file = path / name if path.is_dir() else path
     try:
         return model.model_validate(read_json(file))

@@ -99,8 +99,8 @@ def measure(
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
-    slopes = torch.tensor(slopes, dtype=torch.float32, device=model.device)
-    statistics = Statistics(decoder.n_layers, decoder.n_heads, n, slopes, threshold)
+    by_distance = torch.tensor(slopes, dtype=torch.float32, device=model.device)
+    statistics = Statistics(decoder.n_layers, decoder.n_heads, n, by_distance, threshold)
     influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
     for ids in batches:
         ids = ids.to(model.device)

@@ -17,6 +17,7 @@ from torch import Generator, Tensor, nn
 from posgap.rollout.encodings import rope_angles
 
 HIDDEN_LAYERS = 3
+Encoding = Literal["none", "sin", "rope", "decay"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Design:
 
     depth: int
     mask: Literal["full", "causal", "window", "prefix"] = "causal"
-    encoding: Literal["none", "sin", "rope", "decay"] = "none"
+    encoding: Encoding = "none"
     residual: bool = False
     width: int = 0
     prefix: int = 0
@@ -61,6 +62,11 @@ class NetworkStack(nn.Module):
     reads the last token: three hidden layers with ReLU, then the labels' logits. `rngs` draw each
     network's parameters, so that they do not depend on what runs beside it.
     """
+
+    bias: Tensor
+    angles: Tensor
+    vectors: Tensor
+    residual: Tensor
 
     def __init__(self, designs: Sequence[Design], tokens: int, size: int, labels: int, rngs: Sequence[Generator]):
         super().__init__()

@@ -30,8 +30,9 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
     n = len(next(iter(curves.values())))
     for (label, distribution), color in zip(curves.items(), COLORS * len(curves)):
-        few = {"marker": "o", "markersize": 3} if n <= 64 else {}
-        axes.plot(np.arange(1, n + 1), distribution, color=color, label=label, linewidth=1.5, **few)
+        marker = "o" if n <= 64 else ""
+        x = np.arange(1, n + 1)
+        axes.plot(x, distribution, color=color, label=label, linewidth=1.5, marker=marker, markersize=3)
     axes.axhline(1 / n, color="#94a3b8", linewidth=1, linestyle="--", label="uniform")
     shown = np.array(list(curves.values()))
     lowest = shown[shown > 0].min()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from posgap.rollout.in_context import TaskSizes
-from posgap.rollout.networks import Design
+from posgap.rollout.networks import Design, Encoding
 from posgap.rollout.trials import Training, Trial
 
 
@@ -36,7 +36,7 @@ class Preset:
         ]
 
 
-def _depths(residual: bool, depths: tuple[int, ...], encodings: tuple[str, ...] = ("none", "decay", "rope")):
+def _depths(residual: bool, depths: tuple[int, ...], encodings: tuple[Encoding, ...] = ("none", "decay", "rope")):
     panel = "residual" if residual else "no residual"
     return tuple(
         Cell(panel, f"{encoding}, depth {depth}", Design(depth, "causal", encoding, residual))

@@ -1,6 +1,6 @@
 """Token sequences of one length to measure a model on: from a text, from texts, or from prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit
     length = length or DEFAULT_LENGTH
     whole = path.suffix not in (".jsonl", ".gz")
     if not whole:
-        texts = _fields(path)
+        texts: Iterable[str] = _fields(path)
     else:
         try:
             texts = [path.read_text(encoding="utf-8")]

@@ -153,7 +153,9 @@ def tested(
     device = next(net.parameters()).device
     sums = {key: torch.zeros(len(stack), device=device) for key in ("any", *map(",".join, PAIRS))}
     seen_by = (stack_mask(stack).sum(dim=1) * net.depth).to(device)
-    sinks, maps = 0.0, 0.0
+    tokens = stack[0].sizes.tokens
+    sinks = torch.zeros(len(stack), tokens, device=device)
+    maps = torch.zeros(len(stack), net.depth, tokens, tokens, device=device)
     for pair in (None, *PAIRS):
         rngs = [Generator(device).manual_seed(1_000_003 * (trial.seed + 1)) for trial in stack]
         for at in range(0, tests, EVALUATED_AT_ONCE):
@@ -161,7 +163,7 @@ def tested(
             inputs, answers = (
                 torch.stack(p) for p in zip(*(task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)))
             )
-            seen = None if pair else []
+            seen: list[Tensor] | None = None if pair else []
             right = net(inputs, seen).argmax(-1) == answers
             sums[",".join(pair) if pair else "any"] += 100 * right.sum(dim=1) / tests
             if seen:

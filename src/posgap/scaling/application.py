@@ -39,11 +39,11 @@ def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTr
         factors = config_factors(model.config)
     if factors is None:
         return model
-    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
-    if isinstance(factors[0], list | tuple):
-        scale_heads(model, factors)
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
+    if by_head := [row for row in factors if isinstance(row, list | tuple)]:
+        scale_heads(model, by_head)
     else:
-        layer_scaling(model).set(factors)
+        layer_scaling(model).set([factor for factor in factors if isinstance(factor, int | float)])
     setattr(model.config, CONFIG_KEY, list(factors))
     return model
 

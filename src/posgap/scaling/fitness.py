@@ -16,6 +16,7 @@ from posgap.generation.batching import batches, reading_order
 from posgap.generation.generator import Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
+from posgap.models import on_device
 from posgap.progress import track
 from posgap.scaling.application import layer_scaling
 from posgap.scaling.questions import Question
@@ -65,7 +66,7 @@ class TeacherForced:
         self, model: PreTrainedModel, questions: Sequence[Sequence[Question]], pad_token_id: int, batch_tokens: int
     ):
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.model, self.scaling = model.to(self.device), layer_scaling(model)
+        self.model, self.scaling = on_device(model, self.device), layer_scaling(model)
         self.questions, self.pad, self.batch_tokens = questions, pad_token_id, batch_tokens
         self.reuse = can_reuse_prefixes(model)
         self.orders = [reading_order([question.read for question in row]) for row in questions]
@@ -102,8 +103,8 @@ class TeacherForced:
         width = max(len(question.response) for question in asked)
         ids, mask = cache.read([question.read for question in asked], self.pad, outputs=width)
         known = cache.states.get_seq_length()
-        targets = [[-1] * (width - len(question.response)) + question.response for question in asked]
-        targets = torch.tensor(targets, device=self.device)
+        padded = [[-1] * (width - len(question.response)) + question.response for question in asked]
+        targets = torch.tensor(padded, device=self.device)
         logits = self.model(
             input_ids=ids[:, known:],
             attention_mask=mask,
@@ -140,6 +141,6 @@ class Generated:
             answered = self.generator.generate(groups, self.sampling)
             for which, completions in track(answered, len(groups), "scaling candidates"):
                 asked = self.questions[examples[which]]
-                found[which] = [self.score(c.text, q.example) for q, c in zip(asked, completions)]
+                found[which] = [self.score(c.text, q.example) for q, c in zip(asked, completions) if q.example]
                 self.forward_passes += sum(len(completion.token_ids) for completion in completions)
         return right

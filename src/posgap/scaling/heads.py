@@ -102,7 +102,8 @@ def _attention(
         state.sensitivity.append(sensitivity(scores.softmax(-1))[0])
     # Only distances between positions count, so that they may be counted from the first column, padding or not.
     positions = torch.arange(length, device=query.device)
-    turn = (1 / state.factors.to(query.device) - 1)[:, None, None] * positions[:, None] * state.rotary.inv_freq
+    frequencies = state.rotary.get_buffer("inv_freq")
+    turn = (1 / state.factors.to(query.device) - 1)[:, None, None] * positions[:, None] * frequencies
     query, key = _rotated(query, turn[:, length - query.shape[2] :]), _rotated(key, turn)
     causal = attention_mask is None and query.shape[2] > 1
     out = F.scaled_dot_product_attention(

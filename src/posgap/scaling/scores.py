@@ -44,7 +44,8 @@ class Scores:
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[Score]:
         """The score of each candidate, in their order."""
-        alive, score = list(dict.fromkeys(candidates)), {}
+        alive = list(dict.fromkeys(candidates))
+        score: dict[Candidate, Score] = {}
         for rung in range(len(self.rungs)):
             self._climb(alive, rung)
             score |= {c: Score(self.fitness(self.accuracy(c, rung)), False) for c in alive}

@@ -12,6 +12,7 @@ import copy
 import functools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -67,7 +68,7 @@ def applied(model: nn.Module) -> list[float]:
     return [round(factors[layer], 4) for layer in sorted(factors)]
 
 
-def _scaled(rotary: nn.Module, factor: float) -> nn.Module:
+def _scaled(rotary: Any, factor: float) -> Any:
     """A copy of a rotary embedding with its frequencies divided by `factor`."""
     copied = copy.deepcopy(rotary)
     frequencies = type(rotary)._compute_inv_freq
@@ -87,9 +88,9 @@ def _scaling(load: Callable) -> Callable:
             print(f"posgap | RoPE factors by layer: {scale(model, factors)}", flush=True)
         return model
 
-    load_scaled._posgap = True
+    vars(load_scaled)["_posgap"] = True
     return load_scaled
 
 
-def _subclasses(loader: type) -> list[type]:
+def _subclasses(loader: type[Any]) -> list[type[Any]]:
     return [c for child in loader.__subclasses__() for c in (child, *_subclasses(child))]

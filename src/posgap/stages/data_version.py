@@ -6,6 +6,7 @@ from pathlib import Path
 from posgap.config import DataVersionConfig
 from posgap.files import read_json, write_json
 from posgap.inputs import source
+from posgap.locations import Location
 from posgap.stage import stage
 from posgap.storage.versions import newest
 from posgap.tracking import registry
@@ -57,9 +58,9 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     log.info("data version %s, %s: %s", version.name, version.location, note)
 
 
-def read_data_version(folder: Path) -> dict:
+def read_data_version(folder: Location) -> dict:
     """What `data_version` found."""
-    return read_json(folder / VERSION_FILE)
+    return read_json(Path(folder) / VERSION_FILE)
 
 
 def _digest(location: str | Path) -> str:

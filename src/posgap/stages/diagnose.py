@@ -48,7 +48,8 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
             run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
     run.artifact(out)
     if (tokens := found.tokens) and tokens.diagnosed:
-        run.metrics({"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak})
+        figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
+        run.metrics({name: figure for name, figure in figures.items() if figure is not None})
         log.info(
             "%d of %d wrong answers diagnosed: %.0f %% come out right when one token is corrected; in %d of them that "
             "token alone is not yet the answer",

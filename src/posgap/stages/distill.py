@@ -19,7 +19,15 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
-from posgap.models import checkpoint_activations, load_config, load_model, model_digest, resolve_dtype, save_model
+from posgap.models import (
+    checkpoint_activations,
+    load_config,
+    load_model,
+    model_digest,
+    on_device,
+    resolve_dtype,
+    save_model,
+)
 from posgap.stage import is_main_process, stage
 from posgap.storage.folders import Kept
 from posgap.tasks.examples import read_examples
@@ -114,7 +122,7 @@ def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) 
     }
     kept = work / f"teacher-{files.digest_of(identity)[:16]}"
     kept.pull()
-    model = load_model(config.model, "stored", compute=config.dtype).to(processes.device())
+    model = on_device(load_model(config.model, "stored", compute=config.dtype), processes.device())
     states = TeacherStates(kept.folder, identity)
     rank, world = processes.launched()
     mine = advantageous_rows(collate.pairs)[rank::world]

@@ -7,6 +7,7 @@ from posgap.config import PreflightConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, write_json
 from posgap.form import candidates, complaints, parts, settings
+from posgap.locations import Location
 from posgap.prerequisites import prerequisites
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 PREFLIGHT_FILE = "preflight.json"
 
 
-def preflight(config: PreflightConfig) -> Path:
+def preflight(config: PreflightConfig) -> Location:
     """Writes `preflight.json`: what was looked at, and what each stage of the pipeline is given.
 
     Raises `Rejected` with all that is wrong in one line. What was found before is never reused: the
@@ -44,6 +45,6 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         log.info("%s: %s", name, what)
 
 
-def read_plan(folder: Path) -> dict:
+def read_plan(folder: Location) -> dict:
     """What `preflight` wrote."""
-    return read_json(folder / PREFLIGHT_FILE)
+    return read_json(Path(folder) / PREFLIGHT_FILE)

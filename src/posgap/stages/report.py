@@ -8,6 +8,7 @@ from typing import Any
 
 from posgap.config import ReportConfig
 from posgap.files import write_json
+from posgap.locations import Location
 from posgap.stage import stage
 from posgap.tracking.outcomes import markdown, outcome, stages_of
 from posgap.tracking.pipeline_runs import adopt
@@ -18,7 +19,7 @@ REPORT_FILE, READABLE_FILE = "report.json", "report.md"
 TRIES, SECONDS = 3, 10.0  # to post, and to wait for each answer
 
 
-def report(config: ReportConfig) -> Path:
+def report(config: ReportConfig) -> Location:
     """Writes `report.json` and `report.md`, makes this MLflow run the parent of the stages', and posts the report.
 
     A webhook or a tracking server that does not answer is a warning: it changes nothing about the run.

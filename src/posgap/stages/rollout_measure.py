@@ -10,7 +10,7 @@ from posgap.config import RolloutMeasureConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.locations import with_uris
-from posgap.models import context_length, load_model, load_tokenizer
+from posgap.models import context_length, load_model, load_tokenizer, on_device
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
@@ -30,7 +30,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
     sequences = _sequences(config)
     n = len(sequences[0])
-    model = load_model(config.model, config.dtype).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if n > (context := context_length(model.config, load_tokenizer(config.model))):
         raise PosgapError(
             f"{config.texts}: texts of {n} tokens exceed the model's context of {context}; lower `length`"

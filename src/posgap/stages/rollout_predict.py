@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,9 @@ def _encoding(
     config: RolloutPredictConfig, measured: Measurement | None, n_heads: int
 ) -> tuple[np.ndarray, Rope | None]:
     """Slopes [1, H] and, where positions rotate, the rotation."""
-    known = measured.encoding if config.encoding == "measured" else {"kind": config.encoding}
+    known: dict[str, Any] = (
+        measured.encoding if measured and config.encoding == "measured" else {"kind": config.encoding}
+    )
     none = np.zeros((1, n_heads))
     match known["kind"]:
         case "alibi":
@@ -114,7 +117,7 @@ def _encoding(
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
-    if config.residual == "measured":
+    if measured and config.residual == "measured":
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
         return checked_lambdas(measured.lambdas)
@@ -128,9 +131,9 @@ def _content(config: RolloutPredictConfig, measured: Measurement | None) -> np.n
     match config.content:
         case "constant":
             return np.array([[config.content_score]])
-        case "mean":
+        case "mean" if measured:
             return np.array([[np.mean(measured.content)]])
-        case "heads":
+        case "heads" if measured:
             return np.array(measured.content)
         case _:
             return np.zeros((1, 1))

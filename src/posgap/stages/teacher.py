@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from posgap.config import TeacherConfig
 from posgap.errors import PosgapError
@@ -32,7 +33,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     prompts = [build.prompt(example, placement) for example in examples]
     sampling = Sampling(build.max_new_tokens, config.temperature, config.seed)
     completions = complete(open_generator(config, build), prompts, sampling)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": example.id,
             "placement": list(placement.positions),

@@ -20,8 +20,10 @@ from posgap.tracking.runs import PARENT_VARIABLE
 
 log = logging.getLogger(__name__)
 # What the pods are told of the step's environment. Nothing secret: that comes from Kubernetes secrets of the runtime.
-_PASSED_ON = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE)
-_PASSED_ON += ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_PASSED_ON = (
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE),
+    *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
+)
 
 
 def train_job(config: TrainJobConfig) -> Location:
@@ -59,7 +61,11 @@ def _reachable(source: Source, place: str) -> str:
 
 
 def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
-    asked = {"gpu": config.gpus_per_node, "cpu": config.cpus_per_node, "memory": config.memory_per_node}
+    asked: dict[str, int | str] = {
+        "gpu": config.gpus_per_node,
+        "cpu": config.cpus_per_node,
+        "memory": config.memory_per_node,
+    }
     return Job(
         name=name,
         runtime=config.runtime,

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -56,7 +57,7 @@ def content_digest(example: AnyExample) -> str:
 
 
 def describe(
-    examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: set[str] = frozenset()
+    examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: Collection[str] = ()
 ) -> pd.DataFrame:
     """One row an example, of scalars: lists do not go through Great Expectations."""
     placement = all_placements(n_docs, build.task.n_gold)[0]
@@ -119,11 +120,15 @@ def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False}
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
     store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())}
-    context.add_data_docs_site("local", {"class_name": "SiteBuilder", "store_backend": store})
+    index = {"class_name": "DefaultSiteIndexBuilder"}
+    context.add_data_docs_site(
+        "local", {"class_name": "SiteBuilder", "store_backend": store, "site_index_builder": index}
+    )
     context.delete_data_docs_site("local_site")
     batch = (
         context.data_sources.add_pandas("pandas")

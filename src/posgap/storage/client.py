@@ -70,7 +70,7 @@ def refusal(error: Exception) -> str:
 def _reason(error: Exception) -> str:
     from botocore import exceptions
 
-    if code := refusal(error):
+    if isinstance(error, exceptions.ClientError) and (code := refusal(error)):
         return _REFUSALS.get(code) or f"S3 refused: {code}: {error.response['Error'].get('Message', '')}"
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
         return f"no AWS credentials; {_CREDENTIALS}"

@@ -1,6 +1,7 @@
 """The data verbs: make data, import files as examples, fetch public files."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from posgap.config import (
@@ -18,7 +19,7 @@ from posgap.inputs import with_local_paths
 from posgap.locations import Location
 from posgap.storage.versions import newest as newest_version
 from posgap.tasks.distractors import with_distractors
-from posgap.tasks.examples import KVExample, read_examples, write_examples
+from posgap.tasks.examples import AnyExample, Example, read_examples, write_examples
 from posgap.tasks.fetching import fetched
 from posgap.tasks.multihop_readers import read_hotpotqa, read_musique
 from posgap.tasks.needles import needle_examples
@@ -59,8 +60,9 @@ def make_two_hop(config: MakeTwoHopConfig) -> Path:
 @with_local_paths
 def make_qa(config: MakeQAConfig) -> Path:
     """Writes the examples of `config.examples` with distractors drawn from each other's passages."""
-    examples = read_examples(config.examples)
-    if any(isinstance(example, KVExample) for example in examples):
+    given = read_examples(config.examples)
+    examples = [example for example in given if isinstance(example, Example)]
+    if len(examples) < len(given):
         raise PosgapError(f"{config.examples}: key-value records are no passages; `make kv` makes those")
     made = [example for example in with_distractors(examples, config.n_docs, config.seed) if example is not None]
     if not made:
@@ -108,6 +110,7 @@ def import_examples(config: ImportConfig) -> Path:
     Those without the gold documents of their format (two hops, or one passage) or with fewer
     documents than `config.min_docs` are left out, and counted in the log.
     """
+    found: Iterator[tuple[int, AnyExample | None]]
     if config.format == "litm-kv":
         found = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     else:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posgap.tasks.examples import Example
+from posgap.tasks.examples import Document, Example
 from posgap.tasks.passage_readers import holds_answer
 
 
@@ -18,7 +18,8 @@ def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Ite
     """
     pool = list(dict.fromkeys(document for example in examples for document in example.gold))
     for place, example in enumerate(examples):
-        needed, drawn = n_docs - len(example.gold), []
+        needed = n_docs - len(example.gold)
+        drawn: list[Document] = []
         for i in np.random.default_rng([seed, place]).permutation(len(pool)):
             if len(drawn) >= needed:
                 break

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -194,7 +194,7 @@ class PromptBuilder(TextPromptBuilder):
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
         """Token ids of the prompt; `PosgapError` where prompt and response exceed the context."""
-        return self.prompt(example, placement).token_ids
+        return list(self.prompt(example, placement).token_ids)
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt as text and token ids; `PosgapError` as above."""
@@ -210,9 +210,10 @@ class PromptBuilder(TextPromptBuilder):
 
     def token_ids(self, text: str) -> list[int]:
         if self.tokenizer.chat_template:
-            return self.tokenizer.apply_chat_template(
+            ids: Any = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
             )
+            return ids
         return self.tokenizer(text)["input_ids"]
 
     def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:

@@ -35,7 +35,7 @@ def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement)
     whole, before = text, 0
     if build.tokenizer.chat_template:
         turn = [{"role": "user", "content": text}]
-        whole = build.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        whole = str(build.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
         before = whole.find(text)
     read = build.tokenizer(whole, add_special_tokens=not build.tokenizer.chat_template, return_offsets_mapping=True)
     if before < 0 or read["input_ids"] != prompt:

@@ -24,7 +24,8 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
     # A cycle told from the person asked about, and the distractors in every order.
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
         raise PosgapError(f"n_examples={n_examples}: so many different ones need more than {n_docs} documents")
-    rng, seen = random.Random(seed), set()
+    rng = random.Random(seed)
+    seen: set[tuple] = set()
     while len(seen) < n_examples:
         cycle = rng.sample(PEOPLE, n_docs)
         facts = list(zip(cycle, [*cycle[1:], cycle[0]]))

@@ -51,7 +51,8 @@ def _skips(step: Step) -> bool:
 
 
 def _candidate(step: Step) -> dict[str, Any]:
-    figures = {name: round(step.metrics[name], 2) for name in ("mean", "gap", "gap_value") if name in step.metrics}
+    wanted: tuple[str, ...] = ("mean", "gap", "gap_value")
+    figures = {name: round(step.metrics[name], 2) for name in wanted if name in step.metrics}
     return {"label": step.detail, "gate": step.tags.get("posgap.gate", ""), **figures}
 
 
