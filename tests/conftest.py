@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_configure():
-    # Threads that wait for each other on a busy machine take many times as long as one.
+    # Threads that wait for each other on a busy machine take many times as long as one; for programs that tests start too.
+    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 def posgap_demo(out: Path, data: Path) -> subprocess.CompletedProcess:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "POSGAP_PARENT"))}
     command = [Path(sys.executable).with_name("posgap"), "demo", "--data", data, "--out", out]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 

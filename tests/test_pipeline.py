@@ -64,7 +64,6 @@ def runs(tmp_path_factory):
         error = ""
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("MLFLOW_TRACKING_URI", store)
-            patched.setenv("OMP_NUM_THREADS", "1")
             before = (print, logging.root.handlers[:])
             try:
                 run_locally(mitigation, given, root=root, cache=work / "cache", log=log)

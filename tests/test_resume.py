@@ -42,7 +42,7 @@ def test_the_endpoint_is_swept_like_any_model(options, tmp_path):
 
 def test_a_killed_process_loses_no_example_that_was_finished(options, tmp_path):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "OMP_NUM_THREADS": "1"}
+    quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     with served(Endpoint(seconds=0.1)) as endpoint:
         verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
         process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)

@@ -198,7 +198,7 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
         command = [*torchrun, *python, "distill", *job.arguments]
         runtime = client.get_runtime("torch-distributed")
         runtime.trainer.framework = "python"  # else the job's own venv must have torch for torchrun
-        environment = {**os.environ, **job.environment, "OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": ""}
+        environment = {**os.environ, **job.environment, "MLFLOW_TRACKING_URI": ""}
         environment["POSGAP_CACHE"] = str(tmp_path / "another machine's")
         trainer = CustomTrainer(func=pods, func_args={"command": command}, env=environment)
         client.train(runtime=runtime, trainer=trainer, options=[Name(job.name)])
