@@ -76,22 +76,27 @@ def as_pod(
 def secret(name: str, **values: str) -> Iterator[None]:
     """A secret that pods refer to."""
     encoded = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
-    podman("secret", "create", name, "-", text=json.dumps(encoded))
-    try:
+    with _removed(["secret", "rm", name]):
+        podman("secret", "create", name, "-", text=json.dumps(encoded))
         yield
-    finally:
-        podman("secret", "rm", name)
 
 
 @contextmanager
 def played(file: Path, maps: list[dict], pods: list[dict]) -> Iterator[None]:
     """Runs pods, with the ConfigMaps they need, on the host's network; removes them and their volumes."""
     file.write_text(yaml.safe_dump_all([*maps, *pods]))
-    try:
+    names = [pod["metadata"]["name"] for pod in pods]
+    volumes = [volume["name"] for pod in pods for volume in pod["spec"]["volumes"]]
+    with _removed(["volume", "rm", "--force", *volumes]), _removed(["pod", "rm", "--force", *names]):
         podman("kube", "play", "--network=host", file)
         yield
+
+
+@contextmanager
+def _removed(command: list[str]) -> Iterator[None]:
+    """Runs what removes something after the block, and before it, since a test that was killed leaves it behind."""
+    subprocess.run(["podman", *command], capture_output=True)
+    try:
+        yield
     finally:
-        names = [pod["metadata"]["name"] for pod in pods]
-        subprocess.run(["podman", "pod", "rm", "--force", "--ignore", *names], capture_output=True)
-        volumes = [volume["name"] for pod in pods for volume in pod["spec"]["volumes"]]
-        subprocess.run(["podman", "volume", "rm", "--force", *volumes], capture_output=True)
+        subprocess.run(["podman", *command], capture_output=True)

@@ -33,7 +33,7 @@ def mlflow_server(images, tmp_path_factory):
     """MLflow, its PostgreSQL and its bucket, as the `local` overlay has them but for their addresses."""
     folder = tmp_path_factory.mktemp("manifests")
     postgres, s3, server = free_port(), free_port(), free_port()
-    here = {"PGHOST": "127.0.0.1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
+    here = {"PGHOST": "127.0.0.1", "PGPORT": str(postgres), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
     maps = [
         each | {"data": each["data"] | {key: value for key, value in here.items() if key in each["data"]}}
         for each in of_kind(overlay("local"), "ConfigMap").values()
