@@ -1,6 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
-# make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; half an hour at first)
+# make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
