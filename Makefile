@@ -1,6 +1,7 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
 # make types   checks the types with mypy
+# make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
@@ -16,7 +17,7 @@ CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types lint mlproject components manifests pipeline images images-check screenshot clean
+.PHONY: demo smoke test types lint mlproject components manifests pipeline images images-check containers screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -62,6 +63,10 @@ images:
 
 images-check:
 	infra/images/images.sh check $(IMAGES)
+
+# Needs root, kubectl, and Debian's podman, buildah, runc, catatonit, debootstrap, netavark and iptables.
+containers: $(VENV)/.installed-test
+	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest tests/test_containers.py
 
 screenshot:
 	test -f runs/demo/curves.html || $(MAKE) demo

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ import mlflow
 import pytest
 from manifests import needs_kubectl, of_kind, overlay, pod_templates
 from moto.server import ThreadedMotoServer
+from ports import free_port
 
 BINARIES = next((file.parent for file in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
 pytestmark = [
@@ -28,12 +28,6 @@ SECRETS = {
     "posgap-mlflow-db": {"PGUSER": "mlflow", "PGPASSWORD": "p@ss/wo%rd"},
     "posgap-s3": {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"},
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment(container: dict, maps: dict) -> dict[str, str]:

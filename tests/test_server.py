@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 import boto3
 import mlflow
 import pytest
+from ports import free_port
 from test_gate import copy_of, promotion, write_sweep
 
 from posgap.config import StageConfig
@@ -28,9 +28,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def serving(folder: Path, artifacts: str) -> Iterator[tuple[str, Callable[[], None]]]:
     """The address of a tracking server with a SQLite database that hands artifacts through, and what kills it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [Path(sys.executable).with_name("mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
     command += ["--artifacts-destination", artifacts, "--serve-artifacts"]

@@ -13,10 +13,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socket
 
 import pytest
 from conftest import ROOT
+from ports import free_port
 
 # On a CPU vLLM is told how much memory it may take, in GiB; of torch's other packages the builds on PyPI want CUDA.
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
@@ -49,9 +49,7 @@ def in_vllm(python: str, *words: object) -> str:
 @contextmanager
 def vllm_server(python: str, model: Path, log: Path) -> Iterator[str]:
     """Serves a model folder as `tiny`; yields the address of its OpenAI-compatible endpoint."""
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # `vllm serve`, which the build for CPUs lacks: its command looks for a package named vllm.
     words = f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --model {model}"
     more = "--served-model-name tiny --dtype float32 --max-model-len 256 --enforce-eager"

@@ -1,0 +1,74 @@
+"""The cpu image where nothing can be pulled: on a base that debootstrap makes, with stand-ins for its neighbours'."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from container_engine import podman
+
+STAND_INS = ROOT / "tests" / "containers"
+BASE = "localhost/posgap-test-base"
+TOOLS = ("podman", "buildah", "runc", "catatonit", "debootstrap", "kubectl")
+# Of Debian 12's podman, as root in a container or on a small machine.
+CONFIG = """\
+[containers]
+default_ulimits = ["nofile=20000:20000", "nproc=32768:32768"]
+[engine]
+runtime = "runc"
+"""
+
+
+def require() -> None:
+    """Skips where containers were not asked for; fails where they were, and something is missing."""
+    if os.environ.get("POSGAP_CONTAINERS") != "1":
+        pytest.skip(
+            "containers are not asked for: make containers, or POSGAP_CONTAINERS=1, as root, where podman can run"
+        )
+    if os.getuid() != 0:
+        pytest.fail("POSGAP_CONTAINERS=1 needs root: networks and users of containers are made")
+    if missing := [tool for tool in TOOLS if not shutil.which(tool)]:
+        packages = f"{' '.join(tool for tool in TOOLS if tool != 'kubectl')} netavark iptables"
+        pytest.fail(f"missing: {', '.join(missing)}; apt-get install --no-install-recommends {packages}")
+
+
+def build_images(folder: Path) -> None:
+    """The cpu image as `make images` builds it, and the stand-ins. Layers are kept for the next time."""
+    if subprocess.run(["podman", "image", "exists", BASE]).returncode:
+        _build_base(folder)
+    flags = ["--network=host", *_pip_flags(folder)]
+    for name in ("postgres", "s3"):
+        file = STAND_INS / f"{name}.Dockerfile"
+        podman("build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
+    torch = os.environ.get("TORCH_INDEX_URL", "")
+    flags += ["--layers", f"--build-arg=BASE={BASE}", f"--build-arg=TORCH_INDEX_URL={torch}"]
+    environment = os.environ | {"ENGINE": "podman", "BUILD_FLAGS": " ".join(flags)}
+    for verb in ("build", "check"):
+        subprocess.run([ROOT / "infra/images/images.sh", verb, "cpu"], env=environment, check=True)
+
+
+def _build_base(folder: Path) -> None:
+    rootfs = folder / "rootfs"
+    command = ["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", rootfs]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    # The official image is without these too, and the size of what is built on it is checked.
+    for needless in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(rootfs / needless)
+    subprocess.run(["tar", "-C", rootfs, "-cf", folder / "rootfs.tar", "."], check=True)
+    shutil.rmtree(rootfs)
+    podman("build", "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
+
+
+def _pip_flags(folder: Path) -> list[str]:
+    """What a build must know to install packages as this machine does: the certificates and pip's indexes."""
+    listed = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=True).stdout
+    settings = dict(line.split("=", 1) for line in listed.splitlines() if line.startswith("global."))
+    values = {key.removeprefix("global."): value.strip("'") for key, value in settings.items() if "cert" not in key}
+    (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in values.items()))
+    words = [word for value in values.values() for word in value.split()]
+    # The files of an index lie beside its pages.
+    paths = [Path(word.removeprefix("file://")).parent if word.startswith("file://") else word for word in words]
+    folders = ["/etc/ssl/certs", *(path for path in paths if Path(path).is_dir())]
+    return [f"--secret=id=pip,src={folder}/pip.conf", *(f"--volume={path}:{path}:ro" for path in folders)]

@@ -1,0 +1,9 @@
+set -e
+PATH=$(echo /usr/lib/postgresql/*/bin):$PATH
+if [ ! -s "$PGDATA/PG_VERSION" ]; then
+    printf %s "$POSTGRES_PASSWORD" > /tmp/password
+    initdb --pgdata="$PGDATA" --username="$POSTGRES_USER" --pwfile=/tmp/password --auth=scram-sha-256 \
+        --encoding=UTF8 --locale=C.UTF-8
+    echo "CREATE DATABASE $POSTGRES_DB" | postgres --single -D "$PGDATA" postgres
+fi
+exec postgres -D "$PGDATA" -k /tmp

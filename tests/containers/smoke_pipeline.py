@@ -1,0 +1,54 @@
+"""The smoke pipeline, each step a container that podman runs:  smoke_pipeline.py FOLDER MLFLOW_URI IMAGE
+
+IMAGE takes the place of the images for GPUs too, which are not built. DOCKER_HOST is the address of podman's socket.
+"""
+
+import sys
+from pathlib import Path
+
+from kfp import dsl, local
+from kfp.local import docker_task_handler
+from posgap.pipelines import smoke
+
+from posgap.config import DemoConfig
+from posgap.demo import run as demo
+from posgap.demo import tiny_model
+from posgap.tracking.runs import PIPELINE_VARIABLE
+
+root, tracking, image = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+CONFINED = {"read_only": True, "tmpfs": {"/tmp": "mode=1777"}, "cap_drop": ["ALL"]}
+
+
+def run(client, image: str, command: list[str], volumes: dict, **options) -> int:
+    """Runs a step's container and returns its exit code.
+
+    KFP has the engine remove containers as they end, and with podman their exit codes go with them.
+    """
+    container = client.containers.run(image=image, command=command, volumes=volumes, detach=True, **options)
+    try:
+        for line in container.logs(stream=True):
+            print(line.decode(errors="replace"), end="", flush=True)
+        return container.wait()["StatusCode"]
+    finally:
+        container.remove(force=True)
+
+
+@dsl.component(base_image=image, install_kfp_package=False)
+def fails():
+    raise SystemExit(7)
+
+
+docker_task_handler.run_docker_container = lambda client, **given: run(client, **given | {"image": image})
+environment = {"OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": tracking, PIPELINE_VARIABLE: "in-containers"}
+local.init(local.DockerRunner(network_mode="host", environment=environment, **CONFINED), pipeline_root=str(root))
+
+try:
+    fails()
+except RuntimeError as error:
+    print("a failed step is seen:", error)
+
+train, held_out = demo.examples(DemoConfig(out=root, smoke=True), root)
+model, _ = demo.base_model(root, 0, tiny_model.QUICK)
+(model / "model.safetensors").chmod(0o644)  # which safetensors writes for its owner alone
+data = {"train_data": str(train), "eval_data": str(held_out), "model": str(model), "seed": 0}
+smoke.pipeline(**smoke.PARAMETERS | smoke.SMALLEST | data)
