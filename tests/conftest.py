@@ -36,6 +36,15 @@ def own_tracking(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
 
 
+@pytest.fixture(autouse=True)
+def own_log():
+    """What the command line sets up to log to its stderr ends with the test."""
+    log = logging.getLogger("posgap")
+    before = log.handlers, log.level
+    yield
+    log.handlers, log.level = before
+
+
 def public_file(name: str) -> Path:
     """A file of the public data folder; skips where it is missing, or fails where it must be there."""
     folder = Path(os.environ.get("POSGAP_PUBLIC_DATA", ROOT.parent / "shared" / "data"))
