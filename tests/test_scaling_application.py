@@ -113,18 +113,25 @@ def test_factors_scale_on_top_of_the_model_s_own_rope_scaling(kind, ids):
 
 def test_local_and_global_layers_take_their_own_tables(ids):
     model = tiny("gemma3_text", layer_types=["sliding_attention", "full_attention", "sliding_attention"])
-    before = logits(model, ids)
+    before, rotary = logits(model, ids), copy.deepcopy(model.model.rotary_emb)
     seen = []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(kwargs["position_embeddings"][0]), with_kwargs=True
         )
     scaled = logits(scale_model(model, (1.0, 2.0, 1.0)), ids)
-    rotary, positions = copy.deepcopy(model.model.rotary_emb), torch.arange(24)[None]
-    rotary._forward_pre_hooks.clear(), rotary._forward_hooks.clear()
+    positions = torch.arange(24)[None]
     for cos, factor, kind in zip(seen, (1.0, 2.0, 1.0), model.config.layer_types):
         torch.testing.assert_close(cos, rotary(cos, positions / factor, kind)[0])
     assert not torch.allclose(scaled, before)
+
+
+def test_a_copy_of_a_scaled_model_has_factors_of_its_own(ids):
+    model = scale_model(tiny(), FACTORS)
+    copied = copy.deepcopy(model)
+    torch.testing.assert_close(logits(copied, ids), logits(model, ids))
+    scale_model(model, [1.0] * len(FACTORS))
+    torch.testing.assert_close(logits(copied, ids), logits(scale_model(tiny(), FACTORS), ids))
 
 
 def test_cache_and_left_padding_change_nothing(ids):

@@ -69,8 +69,7 @@ class Decoder:
 
         with ExitStack() as hooks:
             for layer, projection in zip(self.layers, self.outputs):
-                # First of all hooks: those that scale a model's positions act again when the layer is called again.
-                hooks.callback(layer.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+                hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
                 hooks.callback(projection.register_forward_hook(after).remove)
             self.model.base_model(input_ids=ids, use_cache=False)
         return calls, torch.stack(strengths)

@@ -8,9 +8,10 @@ tables from the result. So attention, cache and kernels are untouched, the model
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
 
 
 class LayerScaling:
-    """The factors in force in a model, and the hooks that apply them.
+    """The factors in force in a model, and what applies them.
 
     `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own.
     """
@@ -75,10 +76,9 @@ class LayerScaling:
         self.factors = torch.ones(len(layers))
         for rotary in rotaries:
             names = tuple(inspect.signature(rotary.forward).parameters)
-            rotary.register_forward_pre_hook(partial(_stack_positions, self, names), with_kwargs=True)
-            rotary.register_forward_hook(partial(_split_tables, self), with_kwargs=True)
+            rotary.forward = partial(_tables, self, rotary, rotary.forward, names)
         for index, layer in enumerate(layers):
-            layer.register_forward_pre_hook(partial(_take_tables, index), with_kwargs=True)
+            layer.forward = partial(_with_own_tables, index, layer.forward)
 
     @property
     def n_layers(self) -> int:
@@ -141,10 +141,18 @@ def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
     return any(word in kind for kind in kinds for word in _LENGTH_DEPENDENT)
 
 
-def _stack_positions(
-    scaling: LayerScaling, names: tuple[str, ...], rotary: nn.Module, args: tuple, kwargs: dict
-) -> tuple[tuple, dict]:
-    """Before the tables are made: positions `[B, S]` become `[R * B, S]`, R scaled copies of them."""
+def _tables(
+    scaling: LayerScaling,
+    rotary: nn.Module,
+    own: Callable[..., tuple],
+    names: tuple[str, ...],
+    *args: Any,
+    **kwargs: Any,
+) -> tuple:
+    """What `rotary` gives instead of a pair of tables: a pair per layer, None where none will be read.
+
+    Its `own` forward makes all of them at once, from positions `[B, S]` as `[R * B, S]`, R scaled copies of them.
+    """
     given = dict(zip(names, args)) | kwargs
     positions, layer_type = given["position_ids"], given.get("layer_type")
     if scaling.factors.device != positions.device:
@@ -152,24 +160,20 @@ def _stack_positions(
     factors, layers = scaling.factors, scaling.layers_of(layer_type)
     if len(layers) < len(factors):
         factors = factors[layers]
-    scaled = positions / (factors[:, None, None] if factors.ndim == 1 else factors[:, :, None])
-    if _follows_length(rotary, layer_type):
+    scaled = positions / factors.reshape(len(layers), -1, 1)
+    follows = scaling.length_dependent and _follows_length(rotary, layer_type)
+    if follows:
         # The unscaled row makes the frequencies those of the unscaled length.
         scaled = torch.cat([positions.expand(scaled.shape[1:])[None].to(scaled.dtype), scaled])
-    return (), given | {"position_ids": scaled.flatten(0, 1)}
-
-
-def _split_tables(scaling: LayerScaling, rotary: nn.Module, args: tuple, kwargs: dict, output: tuple) -> tuple:
-    """After it: the tables `[R * B, S, D]` become one pair per layer, None where none will be read."""
-    layer_type = kwargs.get("layer_type")
-    layers = scaling.layers_of(layer_type)
-    unscaled = int(_follows_length(rotary, layer_type))
-    pairs = list(zip(*(table.unflatten(0, (len(layers) + unscaled, -1)).unbind() for table in output)))[unscaled:]
+    given["position_ids"] = scaled.flatten(0, 1)
+    cos, sin = (table.chunk(len(scaled)) for table in own(**given))
+    pairs = tuple(zip(cos, sin))[follows:]
     if len(pairs) == scaling.n_layers:
-        return tuple(pairs)
+        return pairs
     by_layer = dict(zip(layers, pairs))
     return tuple(by_layer.get(index) for index in range(scaling.n_layers))
 
 
-def _take_tables(index: int, layer: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    return args, kwargs | {"position_embeddings": kwargs["position_embeddings"][index]}
+def _with_own_tables(index: int, own: Callable[..., Any], *args: Any, position_embeddings: tuple, **kwargs: Any) -> Any:
+    """A layer's `own` forward with the tables that are its own. A hook would take twice the time."""
+    return own(*args, position_embeddings=position_embeddings[index], **kwargs)

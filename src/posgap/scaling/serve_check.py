@@ -49,15 +49,15 @@ def _in_transformers(model: str) -> list[float]:
 
     loaded, angles = load_model(model, "float32"), []
 
-    def look(layer, args, kwargs) -> None:
+    def look(attention, args, kwargs) -> None:
         cos, sin = (table[0, 1, 0] for table in kwargs["position_embeddings"])
         angles.append(float(torch.atan2(sin, cos)))
 
     rope = loaded.config.get_text_config().rope_parameters
     slower = rope["factor"] if rope.get("rope_type") == "linear" else 1.0
     for layer in loaded.get_decoder().layers:
-        # Behind the hook that takes each layer's own tables.
-        layer.register_forward_pre_hook(look, with_kwargs=True)
+        (attention,) = (part for part in layer.children() if "Attention" in type(part).__name__)
+        attention.register_forward_pre_hook(look, with_kwargs=True)
     with torch.inference_mode():
         loaded(input_ids=torch.tensor([[0, 0]]), use_cache=False)
     return [round(1 / (slower * angle), 4) for angle in angles]
