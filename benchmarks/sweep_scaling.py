@@ -146,7 +146,8 @@ TEXT = """\
 
 Written by `benchmarks/sweep_scaling.py --write` on {date}, {threads} CPU threads, float32. `posgap sweep`, each in a
 process of its own, of a random-weight Llama of {layers} layers, width {width}; {new_tokens} new tokens, batches of
-{batch_tokens} tokens. Seconds and peak memory are the whole process's, imports and report included.
+{batch_tokens} tokens. Seconds and peak memory are the whole process's, imports and report included; memory is what is
+measured here, and seconds are those of a machine that may have had other work.
 
 {table}
 """

@@ -47,3 +47,8 @@ def test_a_broken_json_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(PosgapError, match=r"a.json: not a JSON file"):
         read_json(tmp_path / "a.json")
+
+
+def test_who_may_read_a_model_s_config_may_read_its_weights(model_folder):
+    modes = {name: (model_folder / name).stat().st_mode & 0o777 for name in ("config.json", "model.safetensors")}
+    assert len(set(modes.values())) == 1, modes

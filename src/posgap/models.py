@@ -1,5 +1,6 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -113,6 +114,8 @@ def save_model(
         tokenizer.save_pretrained(out)
     except (OSError, SafetensorError) as error:
         raise PosgapError(f"{out}: the model could not be written: {error}") from None
+    for weights in out.glob("*.safetensors"):
+        shutil.copymode(out / "config.json", weights)  # safetensors lets nobody but their owner read them
 
 
 def resolve_dtype(name: str) -> torch.dtype:
