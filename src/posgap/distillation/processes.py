@@ -1,5 +1,6 @@
 """The processes of one training run: Accelerate starts them, torch itself is asked about them."""
 
+import atexit
 import json
 import os
 import socket
@@ -36,6 +37,9 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed looks for others, and says so
+    # A process that ends while the group's threads run is aborted now and then, with all its work done.
+    atexit.unregister(_leave)
+    atexit.register(_leave)
     # Accelerate remembers its first settings; a process may train again with others.
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
@@ -48,6 +52,11 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
     asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
     # Told to use CPUs, Accelerate joins processes over gloo, and leaves DeepSpeed out.
     return Accelerator(cpu=not torch.cuda.is_available() and not asked, mixed_precision=precision)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def deepspeed_settings(name: str) -> dict:
