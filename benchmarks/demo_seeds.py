@@ -12,9 +12,10 @@ from datetime import date
 from pathlib import Path
 
 from posgap.pipelines import smoke
-from report import ROOT, markdown, spread, write_section
+from report import ROOT, spread, write_section
 
 from posgap.files import read_json
+from posgap.tables import markdown
 
 POSITIONS = (1, 5, 10, 15, 20)
 

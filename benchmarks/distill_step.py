@@ -31,7 +31,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from report import markdown, write_section
+from report import write_section
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, chunks, plan
@@ -39,6 +39,7 @@ from posgap.distillation.engine import Optimization, train
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.tables import markdown
 from posgap.tasks.responses import Response
 
 N_DOCS, BEST = 20, (1,)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
-from report import ROOT, markdown, spread, write_section
+from report import ROOT, spread, write_section
 
 from posgap import files
 from posgap.config import DistillConfig, ImportConfig, MakeKVConfig, MakeTwoHopConfig, SweepConfig, TeacherConfig
@@ -26,6 +26,7 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
+from posgap.tables import markdown
 from posgap.tasks.data import import_examples, make_kv, make_two_hop
 from posgap.tasks.examples import read_examples, write_examples
 

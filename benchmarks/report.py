@@ -52,15 +52,3 @@ def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: b
 def spread(values: Sequence[float]) -> str:
     """Mean ± standard deviation, or the value itself where there is one."""
     return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its columns aligned in the source too; all but the first to the right."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return f"| {' | '.join(padded)} |"
-
-    rule = "|".join(["-" * (widths[0] + 2), *("-" * (w + 1) + ":" for w in widths[1:])])
-    return "\n".join([line(head), f"|{rule}|", *map(line, rows)])

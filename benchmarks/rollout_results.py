@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from distillation_results import retrieval_bench
-from report import ROOT, markdown, write_section
+from report import ROOT, write_section
 from scaling_results import Scalings
 
 from posgap import files
@@ -23,15 +23,15 @@ from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, Rollout
 from posgap.config import RolloutPredictConfig as PredictConfig
 from posgap.demo import tiny_model
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import load_config
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
+from posgap.rollout.experiment_summary import gap_table
 from posgap.rollout.files import read_measurement
-from posgap.scaling.application import config_factors
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
+from posgap.tables import markdown
 
 KNOWN = ROOT.parent / "shared" / "theory" / "known_answers.json"
 N_DOCS = 40
@@ -69,10 +69,6 @@ def experiment(out: Path, seeds: int) -> tuple[str, str]:
     folder = rollout_experiment(RolloutExperimentConfig(out=out / "quick", seeds=seeds))
     shutil.copyfile(folder / "experiment.png", ROOT / "docs" / "rollout-experiment.png")
     summary = files.read_json(folder / "experiment.json")["summary"]
-    rows = []
-    for cell in summary:
-        gaps = [f"{gap['mean']:+.1f} ± {gap['sd']:.1f}" for gap in cell["gaps"].values()]
-        rows.append([f"{cell['panel']}: {cell['name']}", *gaps, f"{cell['accuracy']['any']:.1f}"])
     by_name = {cell["name"]: cell["gaps"] for cell in summary}
     signs = []
     for claim, (name, pair, sign) in FOUND.items():
@@ -89,8 +85,7 @@ def experiment(out: Path, seeds: int) -> tuple[str, str]:
             "yes" if all(list(seed) == sorted(seed) for seed in values) else "no",
         ]
     )
-    head = ["setting", "first vs. middle", "first vs. last", "middle vs. last", "accuracy, novel classes"]
-    return markdown(head, rows), markdown(["finding", "expected", "each seed", "every seed"], signs)
+    return gap_table(summary), markdown(["finding", "expected", "each seed", "every seed"], signs)
 
 
 def tiny(scalings: Scalings) -> dict[str, Path]:
@@ -115,10 +110,9 @@ def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
                 out=out / f"measured-{name}",
             )
         )  # fmt: skip
-        factors = config_factors(load_config(str(model))) or []
         predicted = rollout_predict(
             PredictConfig(
-                measurement=folder, encoding="measured", rope_factors=factors, residual="measured", content="heads",
+                measurement=folder, encoding="measured", residual="measured", content="heads",
                 label=f"predicted for {label}", out=out / f"predicted-{name}",
             )
         )  # fmt: skip

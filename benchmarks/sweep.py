@@ -28,12 +28,13 @@ from datetime import date
 from itertools import chain
 
 import torch
-from report import markdown, write_section
+from report import write_section
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
+from posgap.tables import markdown
 from posgap.tasks.prompts import Prompt
 
 INSTRUCTION, QUESTION = 24, 16  # tokens before and after the documents

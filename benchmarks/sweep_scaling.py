@@ -21,12 +21,13 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from report import markdown, write_section
+from report import write_section
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.config import ImportConfig, MakeKVConfig, MakeQAConfig
 from posgap.models import save_model
+from posgap.tables import markdown
 from posgap.tasks.data import import_examples, make_kv, make_qa
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements

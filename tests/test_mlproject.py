@@ -12,11 +12,11 @@ from conftest import ROOT
 from mlflow import MlflowClient
 from mlflow.projects._project_spec import load_project
 
-from posgap.cli import ROLLOUT, STAGES, build
+from posgap.cli import STAGES, build
 from posgap.mlproject import mlproject
 
 PROJECT = load_project(str(ROOT))
-POINTS = {"demo", "smoke", "scale", "rollout", *STAGES, *(f"rollout_{word}" for word in ROLLOUT)}
+POINTS = {"demo", "smoke", "scale", "rollout", *STAGES}
 
 
 def test_mlproject_is_what_the_configs_say():

@@ -206,6 +206,7 @@ def test_the_model_card_is_metadata_the_hub_reads_with_the_sweep_s_numbers():
         "worst_position": 20.0,
     }
     assert results["worst_position"].metric_name == "Worst position (2+1)"
+    body = " ".join(body.split())
     assert "| gap, best minus worst position | 50.0 | 30.0 to 50.0 |" in body and "| connected pairs | 70.0 |" in body
     assert "| gold at 19+20 | 65.0 | 60.0 to 70.0 |" in body
 

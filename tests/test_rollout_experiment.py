@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from posgap.config import RolloutExperimentConfig
 from posgap.files import read_json
+from posgap.rollout.experiment_summary import gap_table, reading, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.presets import PRESETS
@@ -222,3 +223,23 @@ def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
         found = read_json(tmp_path / name / "experiment.json")
         assert len(found["trials"]) == len(preset.cells) and len(found["summary"]) == len(preset.cells)
         assert (tmp_path / name / "experiment.png").stat().st_size > 10_000
+        rows = (tmp_path / name / "experiment.md").read_text().splitlines()
+        assert (
+            len(rows) == 2 * len(preset.cells) + 7 and len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
+        )
+
+
+def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
+    def cell(name: str, gap: float, sink: float) -> dict:
+        values = {"first,middle": gap, "first,last": 1.0, "middle,last": 2.0}
+        gaps = {pair: {"mean": mean, "sd": 0.5} for pair, mean in values.items()}
+        return {"panel": "p", "name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": 50.0}}
+
+    summary = [cell("a", -20.0, 0.3), cell("b", 10.0, 0.25)]
+    assert reading(summary) == (
+        "The greatest bias is that of p, a: the middle item over the first by 20.0 points; the strongest attention "
+        "sink is token 2 of p, a (0.30)"
+    )
+    row = " ".join(gap_table(summary).splitlines()[2].split())
+    assert row == "| p: a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 50.0 |"
+    assert " ".join(sink_table(summary).splitlines()[3].split()) == "| p: b | 0.10 | 0.25 |"

@@ -19,6 +19,8 @@ from transformers import (
 
 from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
+from posgap.models import load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.encodings import alibi_slopes
@@ -216,6 +218,29 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     prediction = read_prediction(predicted)
     assert prediction.lambdas == found.lambdas and len(prediction.distribution) == found.sequence_length
     assert sum(prediction.distribution) == pytest.approx(1)
+
+
+def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder):
+    (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
+    model = scale_model(load_model(str(model_folder)), [1.0, 2.0])
+    save_model(model, load_tokenizer(str(model_folder)), tmp_path / "scaled")
+    measured = {}
+    for name, model in {"plain": model_folder, "scaled": tmp_path / "scaled"}.items():
+        words = {"texts": tmp_path / "t.txt", "model": str(model), "length": 32, "out": tmp_path / f"measured-{name}"}
+        measured[name] = rollout_measure(RolloutMeasureConfig(**words))
+
+    def predicted(name: str, out: str, **more) -> list[float]:
+        config = RolloutPredictConfig(measurement=measured[name], encoding="measured", out=tmp_path / out, **more)
+        return read_prediction(rollout_predict(config)).distribution
+
+    taken_over = predicted("scaled", "taken-over")
+    assert taken_over == predicted("plain", "spelled", rope_factors=[1.0, 2.0])
+    assert taken_over != predicted("plain", "without")
+    found = read_json(measured["scaled"] / "measurement.json")
+    found["encoding"]["factors"] = [[1.0, 2.0]] * 2
+    write_json(measured["scaled"] / "measurement.json", found)
+    with pytest.raises(PosgapError, match="RoPE factors by head: give `rope_factors` by layer"):
+        predicted("scaled", "by-head")
 
 
 def test_texts_are_cut_to_one_length(tmp_path, tokenizer):

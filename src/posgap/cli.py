@@ -89,13 +89,10 @@ STAGES: Verbs = {
     "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
     "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
     "report": (config.ReportConfig, "posgap.stages.report:report"),
-}
-
-ROLLOUT: Verbs = {
-    "predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
-    "measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
-    "compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
-    "experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
+    "rollout_predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
+    "rollout_measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
+    "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
+    "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
 PIPELINE: Verbs = {
@@ -173,6 +170,7 @@ def build() -> click.Group:
         "data": data,
         "train": _InOrder("train", help="Training on a cluster."),
         "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over."),
+        "rollout": _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token."),
     }
     for name, (config_type, target) in STAGES.items():
         *group, word = words(name)
@@ -182,7 +180,6 @@ def build() -> click.Group:
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
-    root.add_command(_group("rollout", "Why a model is biased: what of each position reaches the last token.", ROLLOUT))
     pipeline = _group(
         "pipeline", "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.", PIPELINE
     )

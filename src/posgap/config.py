@@ -590,7 +590,9 @@ class RolloutPredictConfig(StageConfig):
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
     rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
     rope_strength: float = Field(1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of parallel ones")
-    rope_factors: Numbers = Field([], description="rope: factor per layer that divides positions (LPES); empty: none")
+    rope_factors: Numbers = Field(
+        [], description="rope: factor per layer that divides positions (LPES); empty: none, or the measured model's"
+    )
     residual: Literal["constant", "power", "measured"] = Field(
         "constant", description="residual strength by layer; power: lambda * layer^-power; measured: the measurement's"
     )

@@ -100,12 +100,16 @@ def show_training(out: Any, metrics: Any) -> None:
     measure(metrics, first_loss=steps[0]["loss"], last_loss=steps[-1]["loss"], steps=len(steps))
 
 
-def show_picture(png: Path, page: Any, title: str) -> None:
-    """A picture as a page that needs nothing beside itself."""
-    data = base64.b64encode(png.read_bytes()).decode()
+def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
+    """Pictures and what they say, as a page that needs nothing beside itself."""
+    caption = html.escape(caption)
+    images = [base64.b64encode(png.read_bytes()).decode() for png in pictures]
     Path(page.path).write_text(
-        f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<img alt="{html.escape(title)}" style="max-width:100%" src="data:image/png;base64,{data}">',
+        f'<!doctype html><meta charset="utf-8"><title>{caption}</title>'
+        f'<p style="max-width:48em;font:16px/1.5 system-ui,sans-serif">{caption}</p>'
+        + "".join(
+            f'<img alt="{caption}" style="max-width:100%" src="data:image/png;base64,{data}">' for data in images
+        ),
         encoding="utf-8",
     )
 
@@ -114,9 +118,17 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
     """A search's fitness, and the factors over the layers."""
     folder = Path(out.path)
     scaling = read_json(folder / "scaling.json")
-    show_picture(folder / "scaling.png", picture, "RoPE factor per layer, and the search that found them")
+    show_pictures(picture, "RoPE factor per layer, and the search that found them", folder / "scaling.png")
     measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
     describe(out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_ids"]))
+
+
+def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
+    """A rollout's reading, which stands in the file `name`, and its pictures."""
+    folder = Path(out.path)
+    reading = read_json(folder / name)["reading"]
+    show_pictures(page, reading, *(folder / picture for picture in pictures))
+    describe(out, reading=reading)
 
 
 def show_gate(out: Any, rules: Any, metrics: Any) -> bool:

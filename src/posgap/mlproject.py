@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posgap import config
-from posgap.cli import ROLLOUT, STAGES, is_argument, words
+from posgap.cli import STAGES, is_argument, words
 from posgap.config import Config
 
 _HEAD = """\
@@ -72,7 +72,6 @@ def mlproject() -> str:
     demo = Step("demo", config.DemoConfig)
     points = [entry_point("demo", demo), entry_point("smoke", demo, out="runs/smoke", smoke=True)]
     points += [entry_point(name, Step(" ".join(words(name)), its)) for name, (its, _) in STAGES.items()]
-    points += [entry_point(f"rollout_{word}", Step(f"rollout {word}", its)) for word, (its, _) in ROLLOUT.items()]
     return _HEAD + "\n".join([*points, entry_point("scale", *_SCALE), entry_point("rollout", *_ROLLOUT)])
 
 

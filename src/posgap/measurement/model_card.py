@@ -8,6 +8,7 @@ from posgap import __version__
 from posgap.files import atomic
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import Sweep
+from posgap.tables import markdown
 from posgap.tasks.placements import format_positions
 
 
@@ -31,7 +32,7 @@ def model_card(sweep: Sweep) -> str:
             for name, value, interval in zip(sweep.names, sweep.accuracy, sweep.ci95)
         ),
     ]
-    table = "\n".join(f"| {name} | {value:.1f} | {low:.1f} to {high:.1f} |" for name, value, (low, high) in rows)
+    cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]
     return f"""---
 {data.to_yaml()}
 ---
@@ -43,9 +44,7 @@ How much accuracy depends on where in the prompt the answer lies: {sweep.n_examp
 
 {" ".join(reading(sweep))}
 
-| | points | 95 % interval |
-|---|---|---|
-{table}
+{markdown(["", "points", "95 % interval"], cells)}
 
 Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
 """

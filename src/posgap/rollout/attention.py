@@ -88,16 +88,19 @@ class RelativeAttention:
         diagonal = np.maximum(diagonal, LEAST_SCORE)
         greatest = np.maximum(diagonal, 0.0)
         self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
-        self.shares = weights[:, None] / (totals[groups] * self.others[:, None] + self.own[:, None])
+        self.totals, self.weights = totals, weights
 
     def carry(self, row: np.ndarray) -> np.ndarray:
-        given = row * self.shares
-        u = np.zeros((len(self.kernel.own), len(row)))
-        np.add.at(u, self.groups, given * self.others[:, None])
-        received = self.kernel.back(u, self.mask.width).sum(axis=0)
+        u, received = np.zeros((len(self.kernel.own), len(row))), np.zeros(len(row))
+        # Head by head: what all heads give at once would be the greatest array of all.
+        for group, others, own, weight in zip(self.groups, self.others, self.own, self.weights):
+            given = weight * row / (others * self.totals[group] + own)
+            u[group] += others * given
+            received += own * given
+        received += self.kernel.back(u, self.mask.width).sum(axis=0)
         if prefix := self.mask.prefix:
             received[:prefix] += self.kernel.ahead(u[:, :prefix]).sum(axis=0)
-        return received + self.own @ given
+        return received
 
 
 def last_row(n: int, layers: Sequence[Attention], lambdas: np.ndarray) -> np.ndarray:

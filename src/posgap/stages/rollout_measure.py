@@ -17,6 +17,7 @@ from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, layer_panels, save
 from posgap.rollout.texts import batches, read_prompts, read_text
+from posgap.scaling.application import config_factors
 from posgap.stage import stage
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run
@@ -36,6 +37,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
             f"{config.texts}: texts of {n} tokens exceed the model's context of {context}; lower `length`"
         )
     encoding = position_encoding(model.config)
+    if factors := config_factors(model.config):
+        encoding["factors"] = factors
     heads = model.config.get_text_config().num_attention_heads
     found, influence = measure(
         model,

@@ -66,9 +66,11 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     ] + (["content"] if config.content in ("mean", "heads") else [])
     if asked and measured is None:
         raise PosgapError(f"{asked[0]}: asks for measured values: give a `measurement`")
-    slopes, rope = _encoding(config, measured, n_heads)
-    if config.rope_factors and len(config.rope_factors) != n_layers:
-        raise PosgapError(f"rope_factors: {len(config.rope_factors)} given for {n_layers} layers")
+    slopes, rope, factors = _encoding(config, measured, n_heads)
+    if config.rope_factors and rope is None:
+        raise PosgapError("rope_factors: without RoPE there is nothing to divide: give `encoding` rope")
+    if factors and len(factors) != n_layers:
+        raise PosgapError(f"rope_factors: {len(factors)} given for {n_layers} layers")
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
         raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
     architecture = Architecture(
@@ -77,7 +79,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         _schedule(config, measured, n_layers),
         slopes,
         rope=rope,
-        factors=config.rope_factors,
+        factors=factors,
         diagonal=_content(config, measured),
         head_weights=config.head_weights,
         temperature=config.temperature,
@@ -98,22 +100,25 @@ def _mask(config: RolloutPredictConfig, n: int) -> Mask:
 
 def _encoding(
     config: RolloutPredictConfig, measured: Measurement | None, n_heads: int
-) -> tuple[np.ndarray, Rope | None]:
-    """Slopes [1, H] and, where positions rotate, the rotation."""
+) -> tuple[np.ndarray, Rope | None, list[float]]:
+    """Slopes [1, H] and, where positions rotate, the rotation and what divides positions at each layer [L]."""
     known: dict[str, Any] = (
         measured.encoding if measured and config.encoding == "measured" else {"kind": config.encoding}
     )
     none = np.zeros((1, n_heads))
     match known["kind"]:
         case "alibi":
-            return np.array([known.get("slopes", alibi_slopes(n_heads))]), None
+            return np.array([known.get("slopes", alibi_slopes(n_heads))]), None, []
         case "decay":
-            return np.full((1, n_heads), config.slope), None
+            return np.full((1, n_heads), config.slope), None, []
         case "rope":
             theta, size = known.get("theta", config.rope_theta), known.get("head_size", config.head_size)
-            return none, Rope(theta, size, config.rope_angle, config.rope_strength)
+            factors = config.rope_factors or known.get("factors", [])
+            if any(isinstance(factor, list) for factor in factors):
+                raise PosgapError("encoding: the measured model has RoPE factors by head: give `rope_factors` by layer")
+            return none, Rope(theta, size, config.rope_angle, config.rope_strength), factors
         case _:
-            return none, None  # none, and learned positions: nothing the architecture decides
+            return none, None, []  # none, and learned positions: nothing the architecture decides
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:

@@ -4,6 +4,7 @@ import logging
 import os
 from typing import Any
 
+from posgap import tables
 from posgap.errors import PosgapError
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
@@ -85,11 +86,9 @@ def markdown(told: dict[str, Any]) -> str:
     lines += [f"- **{failed['step'] or 'a step'}**: {failed['error']}" for failed in told["failed"]]
     lines += [told["skipped"]] if told["skipped"] else []
     if told["candidates"]:
-        lines += ["", "| candidate | mean | gap | gap, upper end | gate |", "|---|---|---|---|---|"]
-        lines += [
-            f"| {c['label']} | {c.get('mean', '')} | {c.get('gap', '')} | {c.get('gap_value', '')} | {c['gate']} |"
-            for c in told["candidates"]
-        ]
+        shown = {"label": "candidate", "mean": "mean", "gap": "gap", "gap_value": "gap, upper end", "gate": "gate"}
+        rows = [[str(each.get(name, "")) for name in shown] for each in told["candidates"]]
+        lines += ["", tables.markdown(list(shown.values()), rows)]
     if champion := told["champion"]:
         whose = "of this run" if champion["of_this_run"] else "as before"
         lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel
 
+from posgap import tables
 from posgap.files import read_json
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence
@@ -117,9 +118,15 @@ def read_verdict(path: Path) -> Verdict:
 def markdown(verdict: Verdict) -> str:
     """The verdict for people: a row a rule."""
     rows = [
-        f"| {'pass' if r.passed else '**fail**'} | {r.meaning} | {r.value:.1f} | {r.threshold:g} | {r.estimate:.1f} "
-        f"| {r.interval[0]:.1f} to {r.interval[1]:.1f} |"
+        [
+            "pass" if r.passed else "**fail**",
+            r.meaning,
+            f"{r.value:.1f}",
+            f"{r.threshold:g}",
+            f"{r.estimate:.1f}",
+            f"{r.interval[0]:.1f} to {r.interval[1]:.1f}",
+        ]
         for r in verdict.rules
     ]
-    head = ["| | rule | value | threshold | estimate | 95 % interval |", "|---|---|---|---|---|---|"]
-    return "\n".join([f"# {'Admitted' if verdict.passed else 'Refused'}", "", *head, *rows]) + "\n"
+    table = tables.markdown(["", "rule", "value", "threshold", "estimate", "95 % interval"], rows, left=2)
+    return f"# {'Admitted' if verdict.passed else 'Refused'}\n\n{table}\n"

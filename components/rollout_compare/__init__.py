@@ -1,0 +1,3 @@
+from posgap.components.rollout_compare.component import rollout_compare
+
+__all__ = ["rollout_compare"]

@@ -1,0 +1,28 @@
+"""KFP component of the stage `rollout_compare`."""
+
+from kfp import dsl
+from posgap.components.wrapper import component
+
+from posgap.config import RolloutCompareConfig
+
+
+@component(RolloutCompareConfig, artifacts=("picture",))
+def rollout_compare(
+    prediction: dsl.Input[dsl.Artifact],
+    measurement: dsl.Input[dsl.Artifact],
+    out: dsl.Output[dsl.Artifact],
+    picture: dsl.Output[dsl.HTML],
+    influence: str,
+    resamples: int,
+    seed: int,
+    sweep: dsl.Input[dsl.Artifact] = None,
+):
+    """How far the architecture explains what was measured, and the accuracy by position."""
+    arguments = dict(locals())
+    from posgap.config import RolloutCompareConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_rollout
+    from posgap.stages.rollout_compare import rollout_compare
+
+    rollout_compare(to_config(RolloutCompareConfig, arguments))
+    show_rollout(out, "comparison.json", picture, "comparison.png")

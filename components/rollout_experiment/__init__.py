@@ -1,0 +1,3 @@
+from posgap.components.rollout_experiment.component import rollout_experiment
+
+__all__ = ["rollout_experiment"]

@@ -1,0 +1,32 @@
+"""KFP component of the stage `rollout_experiment`."""
+
+from kfp import dsl
+from posgap.components.wrapper import TRAIN, component
+
+from posgap.config import RolloutExperimentConfig
+
+
+@component(RolloutExperimentConfig, TRAIN, artifacts=("picture",))
+def rollout_experiment(
+    out: dsl.Output[dsl.Artifact],
+    picture: dsl.Output[dsl.HTML],
+    preset: str,
+    seeds: int,
+    iterations: int,
+    batch: int,
+    learning_rate: float,
+    tests: int,
+    as_coded: bool,
+    side_by_side: int,
+    work: str,
+    seed: int,
+):
+    """Which cause makes which position bias: attention-only networks in which one at a time is switched on."""
+    arguments = dict(locals())
+    from posgap.config import RolloutExperimentConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_rollout
+    from posgap.stages.rollout_experiment import rollout_experiment
+
+    rollout_experiment(to_config(RolloutExperimentConfig, arguments))
+    show_rollout(out, "experiment.json", picture, "experiment.png")

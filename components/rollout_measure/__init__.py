@@ -1,0 +1,3 @@
+from posgap.components.rollout_measure.component import rollout_measure
+
+__all__ = ["rollout_measure"]

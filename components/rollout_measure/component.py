@@ -1,0 +1,33 @@
+"""KFP component of the stage `rollout_measure`."""
+
+from kfp import dsl
+from posgap.components.wrapper import TRAIN, component
+
+from posgap.config import RolloutMeasureConfig
+
+
+@component(RolloutMeasureConfig, TRAIN, artifacts=("picture",))
+def rollout_measure(
+    texts: dsl.Input[dsl.Dataset],
+    model: dsl.Input[dsl.Model],
+    out: dsl.Output[dsl.Artifact],
+    picture: dsl.Output[dsl.HTML],
+    task: str,
+    n_docs: int,
+    length: int,
+    limit: int,
+    batch_tokens: int,
+    dtype: str,
+    sink_threshold: float,
+    label: str,
+    seed: int,
+):
+    """What of each input position reaches the last token of a model, and its residual strengths and attention."""
+    arguments = dict(locals())
+    from posgap.config import RolloutMeasureConfig
+    from posgap.kfp_arguments import to_config
+    from posgap.kfp_artifacts import show_rollout
+    from posgap.stages.rollout_measure import rollout_measure
+
+    rollout_measure(to_config(RolloutMeasureConfig, arguments))
+    show_rollout(out, "measurement.json", picture, "influence.png", "layers.png")
