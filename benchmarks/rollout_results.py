@@ -1,15 +1,18 @@
 """What the rollout verbs find: known answers, the quick experiment, the tiny model before and after R1 and LPES.
 
     python benchmarks/rollout_results.py --data FILE [--seeds 3] [--scaling runs/scaling] [--out runs/rollout]
+    python benchmarks/rollout_results.py --preset figure8 [--seeds 1]
 
 Writes the section `rollout` of docs/results.md and its pictures. Runs the stages themselves; what is
-complete is reused: the models are those of `scaling_results.py`, whose `--out` is `--scaling`.
+complete is reused: the models are those of `scaling_results.py`, whose `--out` is `--scaling`. With `--preset` an
+experiment of the paper's at its sizes (hours on a CPU), in a section of its own.
 """
 
 import argparse
 import logging
 import os
 import shutil
+import time
 from datetime import date
 from pathlib import Path
 
@@ -25,8 +28,9 @@ from posgap.demo import tiny_model
 from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
-from posgap.rollout.experiment_summary import gap_table
+from posgap.rollout.experiment_summary import gap_table, sink_table
 from posgap.rollout.files import read_measurement
+from posgap.rollout.presets import PRESETS
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
@@ -86,6 +90,20 @@ def experiment(out: Path, seeds: int) -> tuple[str, str]:
         ]
     )
     return gap_table(summary), markdown(["finding", "expected", "each seed", "every seed"], signs)
+
+
+def figure(out: Path, preset: str, seeds: int) -> None:
+    """An experiment at the paper's sizes, written into its section."""
+    started = time.perf_counter()
+    folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=seeds))
+    shutil.copyfile(folder / "experiment.png", ROOT / "docs" / f"rollout-{preset}.png")
+    found, sizes = files.read_json(folder / "experiment.json"), PRESETS[preset].training
+    text = FIGURE.format(
+        date=date.today(), preset=preset, title=f"Figure {preset.removeprefix('figure')}", seeds=seeds, of=PRESETS[preset].seeds,
+        iterations=f"{sizes.iterations:,}", tests=f"{sizes.tests:,}", minutes=(time.perf_counter() - started) / 60,
+        reading=found["reading"], gaps=gap_table(found["summary"]), sinks=sink_table(found["summary"]),
+    )  # fmt: skip
+    write_section("results", f"rollout-{preset}", text)
 
 
 def tiny(scalings: Scalings) -> dict[str, Path]:
@@ -162,8 +180,11 @@ def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="lost-in-the-middle key-value file")
-    parser.add_argument("--seeds", type=int, default=3, help="of the quick experiment")
+    parser.add_argument("--data", type=Path, help="lost-in-the-middle key-value file")
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS.keys() - {"quick"}), help="this experiment alone, at the paper's sizes"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="of the experiment")
     parser.add_argument("--scaling", type=Path, default=ROOT / "runs" / "scaling", help="models, made where missing")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rollout")
     options = parser.parse_args()
@@ -172,6 +193,10 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
+    if options.preset:
+        return figure(out, options.preset, options.seeds)
+    if options.data is None:
+        parser.error("--data: not given: give the key-value file, or a --preset")
     gaps, signs = experiment(out, options.seeds)
     bench = retrieval_bench(options.scaling, options.data, tiny_model.SCALABLE, "scalable", 0)
     table, readings, pictures = measured(out, Scalings(bench, options.data, [N_DOCS]))
@@ -217,6 +242,21 @@ what was measured.
 {readings}
 
 {pictures}
+"""
+
+FIGURE = """\
+## {title} of the controlled study, at the paper's size
+
+Written by `benchmarks/rollout_results.py --preset {preset} --seeds {seeds}` on {date}, one CPU thread beside other
+work, {minutes:.0f} minutes: {iterations} iterations, {tests} sequences a test, {seeds} of the paper's {of} seeds.
+
+{reading}.
+
+![{title}](rollout-{preset}.png)
+
+{sinks}
+
+{gaps}
 """
 
 
