@@ -100,8 +100,9 @@ def figure(out: Path, preset: str, seeds: int) -> None:
     found, sizes = files.read_json(folder / "experiment.json"), PRESETS[preset].training
     text = FIGURE.format(
         date=date.today(), preset=preset, title=f"Figure {preset.removeprefix('figure')}", seeds=seeds,
-        of=PRESETS[preset].seeds, iterations=f"{sizes.iterations:,}", tests=f"{sizes.tests:,}", minutes=(time.perf_counter() - started) / 60,
-        reading=found["reading"], gaps=gap_table(found["summary"]), sinks=sink_table(found["summary"]),
+        of=PRESETS[preset].seeds, iterations=f"{sizes.iterations:,}", tests=f"{sizes.tests:,}",
+        minutes=(time.perf_counter() - started) / 60, reading=found["reading"],
+        gaps=gap_table(found["summary"]), sinks=sink_table(found["summary"]),
     )  # fmt: skip
     write_section("results", f"rollout-{preset}", text)
 
