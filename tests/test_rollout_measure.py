@@ -1,4 +1,4 @@
-"""Measurements on random-weight models of four families, each against a brute-force twin."""
+"""Measurements on random-weight models of seven families, each against a brute-force twin."""
 
 import math
 
@@ -9,10 +9,16 @@ from conftest import kv_example
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -20,7 +26,7 @@ from transformers import (
 from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
-from posgap.models import load_model, load_tokenizer, save_model
+from posgap.models import eager_attention, load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.encodings import alibi_slopes
@@ -67,12 +73,42 @@ def gpt2():
     )
 
 
+def phi3():
+    """The map that makes queries, keys and values is declared after the one that writes to the stream."""
+    return Phi3ForCausalLM(
+        Phi3Config(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, pad_token_id=0, **RANDOM,
+        )
+    )  # fmt: skip
+
+
+def gemma2():
+    """What the attention makes is normalised before it is added; a sliding window at every other layer."""
+    return Gemma2ForCausalLM(
+        Gemma2Config(
+            vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS, num_key_value_heads=2, head_dim=8, sliding_window=6, **RANDOM,
+        )
+    )  # fmt: skip
+
+
+def falcon():
+    """ALiBi divided with the scores, and attention that gives its matrices only when its layer is asked for them."""
+    return FalconForCausalLM(
+        FalconConfig(
+            vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=HEADS, alibi=True,
+            new_decoder_architecture=False, parallel_attn=False, multi_query=False, **RANDOM,
+        )
+    )  # fmt: skip
+
+
 def scaled():
     """A Llama whose layers see positions divided by factors of their own."""
     return scale_model(llama(), [1.0, 1.5, 2.0])
 
 
-FAMILIES = {"llama": llama, "qwen": qwen, "bloom": bloom, "gpt2": gpt2, "scaled": scaled}
+FAMILIES = {f.__name__: f for f in (llama, qwen, bloom, gpt2, phi3, gemma2, falcon, scaled)}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -93,9 +129,9 @@ def slopes_of(model) -> np.ndarray:
 def test_every_family_against_its_own_matrices(model, ids):
     """The twin asks transformers for all matrices at once and works text by text in numpy."""
     found, influence = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
+    with eager_attention(model), torch.no_grad():
         output = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
+        lambdas = strengths(model, ids)
     matrices = torch.stack(output.attentions).double().numpy()  # [L, B, H, N, N]
     assert matrices.shape == (LAYERS, TEXTS, HEADS, N, N)
     np.testing.assert_allclose(found["first_mass"], matrices[:, :, :, 1:, 0].mean((1, 3)), rtol=1e-5)
@@ -110,7 +146,6 @@ def test_every_family_against_its_own_matrices(model, ids):
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(matrices * np.log(matrices), axis=-1)
     np.testing.assert_allclose(found["entropy"], entropy[..., 1:].mean((1, 3)), rtol=1e-4)
-    lambdas = strengths(model, ids)
     np.testing.assert_allclose(found["lambdas"], lambdas.mean((1, 2)), rtol=1e-5)
     for text in range(TEXTS):
         layers = [MatrixAttention(matrices[layer, text].mean(0)) for layer in range(LAYERS)]
@@ -126,15 +161,14 @@ def strengths(model, ids) -> np.ndarray:
     """|a| / (|x| + |a|) [L, B, N] from hidden states, with a found by subtraction: x + a is what the
     second normalisation of a layer reads."""
     streams = []
-    norms = {"llama": "post_attention_layernorm", "qwen2": "post_attention_layernorm", "gpt2": "ln_2"}
+    norms = {"gpt2": "ln_2", "gemma2": "pre_feedforward_layernorm"}
     name = norms.get(model.config.model_type, "post_attention_layernorm")
     handles = [
         module.register_forward_pre_hook(lambda _, args: streams.append(args[0]))
         for path, module in model.named_modules()
         if path.endswith(name)
     ]
-    with torch.no_grad():
-        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
+    hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
     for handle in handles:
         handle.remove()
     out = []

@@ -1,6 +1,8 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -100,6 +102,25 @@ def model_digest(path: str) -> str:
         return Path(file).parent.name  # .../snapshots/<commit>/config.json
     except OSError as error:
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block the model computes attention so that its matrices exist."""
+    before = model.config._attn_implementation
+    _set_attention(model, "eager")
+    try:
+        yield
+    finally:
+        _set_attention(model, before)
+
+
+def _set_attention(model: PreTrainedModel, name: str) -> None:
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+    else:
+        # Such families (Falcon) read their config at every call.
+        model.config._attn_implementation = name
 
 
 def save_model(

@@ -16,6 +16,7 @@ from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
+from posgap.models import eager_attention
 from posgap.progress import track
 from posgap.tasks.spans import gold_tokens
 
@@ -55,7 +56,10 @@ def attention_rows(model: PreTrainedModel, prompt: Sequence[int], answer: Sequen
     config = model.config.get_text_config()
     step = max(1, WEIGHTS_AT_ONCE // (config.num_hidden_layers * config.num_attention_heads * ids.shape[1]))
     while read < ids.shape[1]:
-        output = _eagerly(model, ids[:, read : read + step], cache)
+        with eager_attention(model):
+            output = model.base_model(
+                input_ids=ids[:, read : read + step], past_key_values=cache, use_cache=True, output_attentions=True
+            )
         heads = [layer[0].float().mean(0).cpu() for layer in output.attentions or () if layer is not None]
         if not heads:
             raise PosgapError(f"{type(model).__name__}: shows no attention; diagnose with attention 0")
@@ -65,16 +69,6 @@ def attention_rows(model: PreTrainedModel, prompt: Sequence[int], answer: Sequen
             # A layer with a window keeps the last columns alone.
             columns = read - n_rows + row + 1
             yield torch.stack([_last(layer[row], read)[:columns] for layer in heads])
-
-
-def _eagerly(model: PreTrainedModel, ids: Tensor, cache):
-    """The output, with its attention, of reading `ids` behind what the cache holds."""
-    own = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        return model.base_model(input_ids=ids, past_key_values=cache, use_cache=True, output_attentions=True)
-    finally:
-        model.set_attn_implementation(own)
 
 
 def _last(row: Tensor, length: int) -> Tensor:

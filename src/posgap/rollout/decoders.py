@@ -1,7 +1,7 @@
 """Where a transformers decoder keeps what is measured: found by structure, read through hooks."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import inspect
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -16,20 +16,18 @@ Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
 
 
 class Decoder:
-    """The layers of a causal language model, their attention modules, and the maps that write to the stream.
+    """The layers [L] of a causal language model, and their attention modules.
 
-    `layers`, `attentions` and `outputs` [L]: a layer reads the residual stream, its attention returns
-    (output, matrices), and the last linear map of the attention makes what is added to the stream.
+    A layer reads the residual stream, its attention returns (output, matrices), and what the attention's last
+    linear map makes is added to the stream, normalised first in some families.
     """
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
         config = model.config.get_text_config()
         self.n_layers, self.n_heads = config.num_hidden_layers, config.num_attention_heads
+        self.multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite's
         self.layers, self.attentions = self._layers()
-        self.outputs = [
-            [m for m in attention.modules() if isinstance(m, nn.Linear | Conv1D)][-1] for attention in self.attentions
-        ]
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
         for module in self.model.modules():
@@ -39,40 +37,40 @@ class Decoder:
                     return list(module), attentions
         raise PosgapError(f"{type(self.model).__name__}: found no {self.n_layers} layers with attention to measure")
 
-    @contextmanager
-    def matrices(self) -> Iterator[None]:
-        """Within the block attention is computed so that its matrices exist."""
-        before = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")
-        try:
-            yield
-        finally:
-            self.model.set_attn_implementation(before)
-
     @torch.no_grad()
     def read(self, ids: Tensor) -> tuple[list[Call], Tensor]:
         """Reads `ids [B, N]`. Returns how each layer was called, and residual strengths [L, B, N].
 
-        The strength is |a| / (|x| + |a|) with x the residual stream before the layer and a the
-        attention's output, at each token.
+        The strength is |a| / (|x| + |a|) with x the residual stream before the layer and a what the
+        attention adds to it, at each token.
         """
-        calls, streams, strengths = [], [], []
+        calls, streams, added = [], [], []
+        latest: list[Tensor] = [ids]  # kept, so that no other tensor takes its place in memory
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             calls.append((args, kwargs))
             stream = args[0] if args else kwargs["hidden_states"]
             streams.append(stream.float().norm(dim=-1))
+            added.append(streams[-1])
 
-        def after(projection: nn.Module, args: tuple, output: Tensor) -> None:
-            added = output.float().norm(dim=-1)
-            strengths.append(added / (streams[-1] + added))
+        def mapped(module: nn.Module, args: tuple, output: Tensor) -> None:
+            latest[0], added[-1] = output, self.multiplier * output.float().norm(dim=-1)
+
+        def normalised(module: nn.Module, args: tuple, output: Tensor) -> None:
+            if args and args[0].data_ptr() == latest[0].data_ptr() and args[0].shape == latest[0].shape:
+                mapped(module, args, output)
 
         with ExitStack() as hooks:
-            for layer, projection in zip(self.layers, self.outputs):
+            for layer, attention in zip(self.layers, self.attentions):
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-                hooks.callback(projection.register_forward_hook(after).remove)
+                within = set(attention.modules())
+                for module in layer.modules():
+                    if module in within and isinstance(module, nn.Linear | Conv1D):
+                        hooks.callback(module.register_forward_hook(mapped).remove)
+                    elif module not in within and "Norm" in type(module).__name__:
+                        hooks.callback(module.register_forward_hook(normalised).remove)
             self.model.base_model(input_ids=ids, use_cache=False)
-        return calls, torch.stack(strengths)
+        return calls, torch.stack([a / (x + a) for a, x in zip(added, streams)])
 
     @torch.no_grad()
     def attention(self, layer: int, call: Call) -> Tensor:
@@ -85,6 +83,8 @@ class Decoder:
         handle = self.attentions[layer].register_forward_hook(keep)
         try:
             args, kwargs = call
+            if "output_attentions" in inspect.signature(self.layers[layer].forward).parameters:
+                kwargs = kwargs | {"output_attentions": True}
             self.layers[layer](*args, **kwargs)
         finally:
             handle.remove()
@@ -111,4 +111,6 @@ def position_encoding(config: PretrainedConfig) -> dict:
         by_layer_type = next(iter(rope.values())) if isinstance(next(iter(rope.values())), dict) else rope
         share = by_layer_type.get("partial_rotary_factor", 1.0)
         return {"kind": "rope", "theta": float(by_layer_type["rope_theta"]), "head_size": int(share * size) // 2 * 2}
+    if size := getattr(config, "rotary_dim", None):  # GPT-J, CodeGen
+        return {"kind": "rope", "theta": 10000.0, "head_size": size}
     return {"kind": "learned"}

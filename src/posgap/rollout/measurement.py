@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from posgap.models import eager_attention
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import normalized
 
@@ -105,7 +106,7 @@ def measure(
     for ids in batches:
         ids = ids.to(model.device)
         found = dict(zip(INFLUENCES, gradients(model, ids)))
-        with decoder.matrices():
+        with eager_attention(model):
             calls, strengths = decoder.read(ids)
             statistics.add_strengths(strengths)
             with_residuals = torch.zeros(len(ids), n, device=ids.device, dtype=torch.float64)
