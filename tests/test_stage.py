@@ -5,7 +5,8 @@ import logging
 import mlflow
 import pytest
 
-from posgap.config import InputPath, StageConfig
+from posgap.config import StageConfig
+from posgap.config.fields import InputPath
 from posgap.errors import PosgapError, Rejected
 from posgap.inputs import read_manifest
 from posgap.stage import stage

@@ -10,7 +10,7 @@ from posgap.cli import STAGES, is_argument, words
 from posgap.config import Config
 
 _HEAD = """\
-# Written by `make mlproject` from src/posgap/config.py, where every default is kept. One stage:
+# Written by `make mlproject` from src/posgap/config, where every default is kept. One stage:
 #   mlflow run . -e sweep --env-manager local -P examples=E -P model=M -P out=O
 name: posgap
 

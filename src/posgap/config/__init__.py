@@ -1,0 +1,109 @@
+"""Every parameter of every stage, with its default, once.
+
+CLI options, MLproject parameters, KFP parameters and MLflow params are all read off these models.
+Nothing here imports torch.
+"""
+
+from posgap.config.base import BackendConfig, Config, GenerationConfig, PromptConfig, StageConfig
+from posgap.config.cluster import METHODS, ClusterConfig, PoolConfig, PreflightConfig
+from posgap.config.data import (
+    DataVersionConfig,
+    FetchConfig,
+    ImportConfig,
+    MakeKVConfig,
+    MakeNeedleConfig,
+    MakeQAConfig,
+    MakeTwoHopConfig,
+    NewestConfig,
+    ValidateConfig,
+)
+from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
+from posgap.config.fields import POSITIONAL, TASK_NAMES, TASKS, Role, role
+from posgap.config.measurement import CompareConfig, DiagnoseConfig, MergeConfig, PlanConfig, SweepConfig
+from posgap.config.pipelines import (
+    CompiledPipeline,
+    DemoConfig,
+    NamedScheduleConfig,
+    PipelineArguments,
+    PipelineCompileConfig,
+    PipelineLintConfig,
+    PipelineOnCluster,
+    PipelineRunConfig,
+    PipelineSubmitConfig,
+    ScheduleCreateConfig,
+    ScheduleDeleteConfig,
+    ScheduleListConfig,
+    ScheduleName,
+    SchedulePauseConfig,
+    ScheduleResumeConfig,
+    ServerConfig,
+)
+from posgap.config.rollout import (
+    RolloutCompareConfig,
+    RolloutExperimentConfig,
+    RolloutMeasureConfig,
+    RolloutPredictConfig,
+)
+from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
+from posgap.config.tracking import GateConfig, PromoteConfig, ReportConfig
+
+__all__ = [
+    "METHODS",
+    "POSITIONAL",
+    "TASKS",
+    "TASK_NAMES",
+    "BackendConfig",
+    "ClusterConfig",
+    "CompareConfig",
+    "CompiledPipeline",
+    "Config",
+    "DataVersionConfig",
+    "DemoConfig",
+    "DiagnoseConfig",
+    "DistillConfig",
+    "FetchConfig",
+    "GateConfig",
+    "GenerationConfig",
+    "ImportConfig",
+    "MakeKVConfig",
+    "MakeNeedleConfig",
+    "MakeQAConfig",
+    "MakeTwoHopConfig",
+    "MergeConfig",
+    "NamedScheduleConfig",
+    "NewestConfig",
+    "PipelineArguments",
+    "PipelineCompileConfig",
+    "PipelineLintConfig",
+    "PipelineOnCluster",
+    "PipelineRunConfig",
+    "PipelineSubmitConfig",
+    "PlanConfig",
+    "PoolConfig",
+    "PreflightConfig",
+    "PromoteConfig",
+    "PromptConfig",
+    "ReportConfig",
+    "Role",
+    "RolloutCompareConfig",
+    "RolloutExperimentConfig",
+    "RolloutMeasureConfig",
+    "RolloutPredictConfig",
+    "ScaleApplyConfig",
+    "ScaleSearchConfig",
+    "ScaleTransferConfig",
+    "ScheduleCreateConfig",
+    "ScheduleDeleteConfig",
+    "ScheduleListConfig",
+    "ScheduleName",
+    "SchedulePauseConfig",
+    "ScheduleResumeConfig",
+    "ServeCheckConfig",
+    "ServerConfig",
+    "StageConfig",
+    "SweepConfig",
+    "TeacherConfig",
+    "TrainJobConfig",
+    "ValidateConfig",
+    "role",
+]

@@ -1,0 +1,151 @@
+"""The types of fields: paths and their roles, lists and tables as command lines and KFP give them."""
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+from pydantic.fields import FieldInfo
+
+from posgap.locations import Location, as_location, is_uri, split_uri
+from posgap.tasks.placements import parse_positions, parse_shard
+
+TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
+TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"
+
+
+class Role(Enum):
+    """What a path is to its stage."""
+
+    INPUT = "input"
+    PLACE = "place"  # which the stage looks at itself, and does not read
+    OUTPUT = "output"
+    WORK = "work"
+
+
+POSITIONAL = "positional"  # marks a field that the command line takes by its place, without a name
+
+
+def _unset_if_empty(value: Any) -> Any:
+    # KFP and MLproject have no null: an empty string is a path that was not given.
+    return None if value == "" else value
+
+
+def location_if_any(value: Any) -> Any:
+    return as_location(_unset_if_empty(value))
+
+
+def _model(value: Any) -> Any:
+    return as_location(value) if str(value).startswith("s3:/") else value
+
+
+def _on_this_machine(location: Location | None) -> Location | None:
+    if is_uri(location):
+        raise ValueError("must be on this machine, not in S3")
+    return location
+
+
+def in_s3(location: Location) -> Location:
+    if not is_uri(location):
+        raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
+def _below_bucket(location: Location) -> Location:
+    if is_uri(location) and not split_uri(location)[1]:
+        raise ValueError("names a bucket alone: write s3://bucket/folder")
+    return location
+
+
+def _split_commas(value: Any) -> Any:
+    if isinstance(value, str):
+        return [part for part in value.replace(",", " ").split()]
+    return value
+
+
+def _paths(value: Any) -> Any:
+    # A command line gives them one by one, MLproject in one text with commas.
+    given = [value] if isinstance(value, str | Path) else value
+    return [path for each in given for path in str(each).split(",") if path]
+
+
+def from_json(value: Any) -> Any:
+    # A command line and MLproject give lists and dictionaries as JSON text.
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value or "null")
+    except ValueError:
+        raise ValueError("write JSON") from None
+
+
+def _as_text(value: Any) -> Any:
+    # KFP's lists hold numbers, and whole ones come as floats.
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _pairs(value: Any) -> Any:
+    # A command line gives NAME=VALUE one by one.
+    if isinstance(value, dict):
+        return value
+    pairs = [each.partition("=") for each in value]
+    for name, equals, text in pairs:
+        if not name or not equals:
+            raise ValueError(f"write NAME=VALUE, not {name + equals + text!r}")
+    return {name: text for name, _, text in pairs}
+
+
+def _placement(text: str) -> str:
+    parse_positions(text)
+    return text
+
+
+def _placement_if_any(text: str) -> str:
+    return _placement(text) if text else text
+
+
+def _shard(text: str) -> str:
+    if text:
+        parse_shard(text)
+    return text
+
+
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"unknown task {name!r}: choose {TASK_NAMES}")
+    return name
+
+
+def known_task_if_any(name: str) -> str:
+    return _known_task(name) if name else name
+
+
+# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders; so does the type
+# checker, and what comes before that work asks `is_uri`.
+if TYPE_CHECKING:
+    Local = Path
+else:
+    Local = Location
+InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
+OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
+InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
+Place = Annotated[str, Role.PLACE]
+OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]  # changes no result
+OnThisMachine = AfterValidator(_on_this_machine)
+TaskName = Annotated[str, AfterValidator(_known_task)]
+PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
+OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
+QuestionPlace = Literal["after", "before", "both"]
+Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
+Shard = Annotated[str, AfterValidator(_shard)]
+Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
+Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
+
+
+def role(field: FieldInfo) -> Role | None:
+    """Whether a config field is an input path, a place, the output path, a work folder, or (None) a plain parameter."""
+    return next((m for m in field.metadata if isinstance(m, Role)), None)

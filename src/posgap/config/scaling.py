@@ -1,0 +1,82 @@
+"""RoPE factors: searched, applied, carried over, looked at."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from posgap.config.base import Config, GenerationConfig, StageConfig
+from posgap.config.fields import POSITIONAL, InputPath, ModelPath, OptionalInputPath, Placements
+
+
+class ScaleSearchConfig(GenerationConfig):
+    """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
+
+    exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
+    positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
+    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    strategy: Literal["genetic", "cma", "ms_poe"] = Field(
+        "genetic", description="genetic algorithm; to compare, CMA-ES, or Ms-PoE's per-head factors without a search"
+    )
+    curve: Literal["bezier", "linear", "step", "free", "uniform"] = Field("bezier", description="factors over depth")
+    order: int = Field(3, ge=0, description="bezier, step: control points less one; 3 is the cubic Bezier")
+    low: float = Field(1.0, gt=0, description="lowest factor")
+    high: float = Field(2.0, description="highest factor")
+    monotone: Literal["none", "increasing", "decreasing"] = Field("none", description="order of factors over depth")
+    population: int = Field(16, ge=2, description="candidates in a generation")
+    generations: int = Field(10, ge=1, description="most generations")
+    patience: int = Field(4, ge=0, description="stop after so many without improvement; 0: never")
+    elite: int = Field(2, ge=0, description="genetic: candidates that survive a generation")
+    tournament: int = Field(3, ge=1, description="genetic: candidates that compete to be a parent")
+    mutation: float = Field(0.25, gt=0, description="genetic: how far a control point moves at most")
+    mutation_rate: float = Field(0.5, ge=0, le=1, description="genetic: share of control points that move")
+    objective: Literal["mean", "worst", "mean_minus_gap"] = Field("mean", description="what is maximised")
+    weights: Literal["middle", "uniform"] = Field(
+        "middle", description="positions in the mean; middle: twice the ends'"
+    )
+    evaluation: Literal["auto", "teacher_forced", "generation"] = Field(
+        "auto", description="auto: teacher_forced where each question has one right response"
+    )
+    halving: bool = Field(False, description="drop weak candidates after a quarter and half of the examples")
+
+    @field_validator("high")
+    @classmethod
+    def _above_low(cls, high: float, info: ValidationInfo) -> float:
+        if high < info.data.get("low", high):
+            raise ValueError(f"the highest factor must not be below the lowest, {info.data['low']:g}")
+        return high
+
+    @field_validator("elite")
+    @classmethod
+    def _below_population(cls, elite: int, info: ValidationInfo) -> int:
+        if elite >= info.data.get("population", elite + 1):
+            raise ValueError(f"must be less than the population, {info.data['population']}")
+        return elite
+
+
+class ScaleApplyConfig(StageConfig):
+    """Writes a model folder that loads scaled: the same parameters, the factors in its config."""
+
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
+    scaling: InputPath = Field(description="folder `scale search` wrote")
+
+
+class ScaleTransferConfig(StageConfig):
+    """Sweeps a model unscaled and scaled elsewhere, and says where the scaling carries over."""
+
+    targets: Annotated[list[str], POSITIONAL] = Field(
+        min_length=1, description="where to: EXAMPLES, at the task and length of the search, or TASK:N_DOCS:EXAMPLES"
+    )
+    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
+    scaling: InputPath = Field(description="folder `scale search` wrote")
+    n_positions: int = Field(0, ge=0, description="positions a sweep asks, evenly spaced; 0: all")
+    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
+
+
+class ServeCheckConfig(Config):
+    """Prints the RoPE factors that a loaded model applies, layer by layer, beside those of its config."""
+
+    model: ModelPath = Field(description="Hugging Face model folder")
+    backend: Literal["auto", "vllm", "transformers"] = Field("auto", description="auto: vllm where it is installed")
