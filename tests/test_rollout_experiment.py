@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -204,9 +205,12 @@ def test_presets_are_the_paper_s_settings():
     assert PRESETS["figure2"].training == Training(100_000, 128, 1e-3, 1e-6, 10_000)
     for name, preset in PRESETS.items():
         assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
+    assert get_args(RolloutExperimentConfig.model_fields["preset"].annotation) == (
+        "quick", *sorted(PRESETS.keys() - {"quick"}, key=lambda name: int(name.removeprefix("figure"))),
+    )  # fmt: skip
     assert {c.design.depth for c in PRESETS["figure3"].cells} == {22}
     assert {c.places for c in PRESETS["figure6"].cells} == {("first",), ("middle",), ("last",)}
-    assert all(PRESETS[f"figure{n}"].sizes.vocabulary for n in (11, 12, 13))
+    assert {name for name, preset in PRESETS.items() if preset.sizes.vocabulary} == {f"figure{n}" for n in range(9, 14)}
     assert {(c.design.width, c.design.prefix) for c in PRESETS["figure8"].cells} == {
         (0, 0), (5, 0), (9, 0), (13, 0), (0, 2), (0, 4), (0, 6),
     }  # fmt: skip

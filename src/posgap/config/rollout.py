@@ -87,7 +87,19 @@ class RolloutCompareConfig(StageConfig):
 class RolloutExperimentConfig(StageConfig):
     """Trains attention-only networks in which one cause of position bias at a time is switched on."""
 
-    preset: Literal["quick", "figure2", "figure3", "figure6", "figure8", "figure11", "figure12", "figure13"] = Field(
+    preset: Literal[
+        "quick",
+        "figure2",
+        "figure3",
+        "figure6",
+        "figure7",
+        "figure8",
+        "figure9",
+        "figure10",
+        "figure11",
+        "figure12",
+        "figure13",
+    ] = Field(
         "quick", description="a figure of Wu et al. (2025) at its sizes, or smaller networks for minutes on two cores"
     )
     seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")

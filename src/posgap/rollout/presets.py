@@ -64,15 +64,19 @@ _SINKS = (
     *(Cell("sliding window", f"w = {w}", Design(2, "window", width=w)) for w in (5, 9, 13)),
     *(Cell("prefix", f"K = {k}", Design(2, "prefix", prefix=k)) for k in (2, 4, 6)),
 )
+# The paper names depths 2, 4 and 6 without residuals; with them, only figure 3's 22.
+_WITHOUT, _WITH = _depths(False, (2, 4, 6)), _depths(True, (2, 6, 12, 22))
 _ENDS, _ONE_PLACE = ("first", "last"), (("first",), ("middle",), ("last",))
 _VOCABULARY = TaskSizes(vocabulary=True)
 
 PRESETS = {
-    # The paper names depths 2, 4 and 6 without residuals; with them, only figure 3's 22.
-    "figure2": Preset(_depths(False, (2, 4, 6)) + _depths(True, (2, 6, 12, 22))),
+    "figure2": Preset(_WITHOUT + _WITH),
     "figure3": Preset(_biased(22, _ENDS)),
     "figure6": Preset(_biased(22, *_ONE_PLACE)),
+    "figure7": Preset(_SINKS[:1], "maps", seeds=1),
     "figure8": Preset(_SINKS, "sinks"),
+    "figure9": Preset(_WITHOUT, sizes=_VOCABULARY),
+    "figure10": Preset(_WITH, sizes=_VOCABULARY),
     "figure11": Preset(_biased(22, _ENDS, *_ONE_PLACE), sizes=_VOCABULARY),
     "figure12": Preset(_SINKS[:1], "maps", _VOCABULARY, seeds=1),
     "figure13": Preset(_SINKS, "sinks", _VOCABULARY),
