@@ -25,11 +25,11 @@ from posgap import files
 from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.config import RolloutPredictConfig as PredictConfig
 from posgap.demo import tiny_model
-from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.experiment_summary import gap_table, sink_table
-from posgap.rollout.files import read_measurement
+from posgap.rollout.files import Measurement, read_measurement
 from posgap.rollout.presets import PRESETS
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
@@ -38,7 +38,9 @@ from posgap.stages.rollout_predict import rollout_predict
 from posgap.tables import markdown
 
 KNOWN = ROOT.parent / "shared" / "theory" / "known_answers.json"
-N_DOCS = 40
+# Models by the number of records in a prompt: R1 is trained at 20, and LPES helps beyond.
+MEASURED = {20: ("base", "R1"), 40: ("base", "LPES", "R1", "R1 + LPES")}
+CHANGES = (("base", "R1"), ("base", "LPES"), ("R1", "R1 + LPES"))
 FOUND = {
     "first-position bias of causal masking without encodings at depth 2": ("none, depth 2", "first,last", 1),
     "recency of decay": ("decay, depth 2", "first,last", -1),
@@ -107,76 +109,101 @@ def figure(out: Path, preset: str, seeds: int) -> None:
     write_section("results", f"rollout-{preset}", text)
 
 
-def tiny(scalings: Scalings) -> dict[str, Path]:
-    """The tiny model before and after R1, scaling, and both."""
-    base, r1 = scalings.bench.model, scalings.r1
-    return {
-        "base": base,
-        "LPES": scalings.scaled(base, "Bezier", N_DOCS),
-        "R1": r1,
-        "R1 + LPES": scalings.scaled(r1, "Bezier", N_DOCS),
-    }
+class Models:
+    """The tiny model before and after R1, scaling, and both, measured at one length; what is complete is reused."""
 
+    def __init__(self, scalings: Scalings, n: int, out: Path):
+        self.scalings, self.n, self.out = scalings, n, out
 
-def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
-    """Figures of each model, readings, and pictures: what it is, and how its architecture's prediction fits."""
-    rows, readings, pictures, seen = [], [], [], {}
-    for label, model in tiny(scalings).items():
-        name = label.lower().replace(" + ", "-")
+    def model(self, label: str) -> Path:
+        start = self.scalings.r1 if label.startswith("R1") else self.scalings.bench.model
+        return self.scalings.scaled(start, "Bezier", self.n) if label.endswith("LPES") else start
+
+    def picture(self, label: str) -> str:
+        return f"rollout-{label.lower().replace(' + ', '-')}-{self.n}.png"
+
+    def measured(self, label: str) -> tuple[Measurement, Sweep, dict]:
+        """The measurement, the sweep, and how the architecture's prediction fits; leaves the picture in docs."""
+        model, name = self.model(label), Path(self.picture(label)).stem
         folder = rollout_measure(
             RolloutMeasureConfig(
-                texts=scalings.bench.held_out, model=str(model), task="kv", n_docs=N_DOCS, label=label, limit=100,
-                out=out / f"measured-{name}",
+                texts=self.scalings.bench.held_out, model=str(model), task="kv", n_docs=self.n, label=label, limit=100,
+                out=self.out / f"measured-{name}",
             )
         )  # fmt: skip
         predicted = rollout_predict(
             PredictConfig(
                 measurement=folder, encoding="measured", residual="measured", content="heads",
-                label=f"predicted for {label}", out=out / f"predicted-{name}",
+                label=f"predicted for {label}", out=self.out / f"predicted-{name}",
             )
         )  # fmt: skip
-        swept = scalings.sweep_folder(model, N_DOCS)
+        swept = self.scalings.sweep_folder(model, self.n)
         compared = rollout_compare(
             RolloutCompareConfig(
-                prediction=predicted, measurement=folder, sweep=swept, out=out / f"compared-{name}"
+                prediction=predicted, measurement=folder, sweep=swept, out=self.out / f"compared-{name}"
             )
         )  # fmt: skip
-        sweep, found, figures = (
-            read_sweep(swept),
-            read_measurement(folder),
-            files.read_json(compared / "comparison.json"),
+        shutil.copyfile(compared / "comparison.png", ROOT / "docs" / self.picture(label))
+        return read_measurement(folder), read_sweep(swept), files.read_json(compared / "comparison.json")
+
+
+def row(n: int, label: str, found: Measurement, sweep: Sweep, compared: dict) -> list[str]:
+    """A model's figures."""
+    gradient, rollout = found.descriptions["gradient"], found.descriptions["rollout"]
+    return [
+        f"{label}, n = {n}",
+        f"{sweep.mean:.1f}",
+        f"{sweep.gap:.1f}",
+        " ".join(f"{v:.2f}" for v in found.lambdas),
+        " ".join(f"{np.mean(v):.3f}" for v in found.first_mass),
+        f"{gradient['first_token_times_uniform']:.2f}",
+        f"{gradient['trough_times_uniform']:.2f}",
+        f"{gradient['last_token_times_uniform']:.1f}",
+        f"{rollout['first_token_times_uniform']:.2f}",
+        *(f"{compared['figures'][name]['spearman']:.2f}" for name in ("rollout", "gradient")),
+    ]
+
+
+def change(before: tuple[Measurement, Sweep, dict], after: tuple[Measurement, Sweep, dict]) -> str:
+    """What moved from one model to another: clearly, by a tenth or more, or hardly."""
+    figures = []
+    for found, sweep, compared in (before, after):
+        gradient = found.descriptions["gradient"]
+        figures.append(
+            {
+                "mean accuracy": sweep.mean,
+                "the gap": sweep.gap,
+                "the share of the weakest stretch": gradient["trough_times_uniform"],
+                "that of token 1": gradient["first_token_times_uniform"],
+                "that of the last token": gradient["last_token_times_uniform"],
+                "the last layer's residual strength": found.lambdas[-1],
+                "Spearman's correlation of accuracy and measured shares": compared["sweep"]["spearman"]["measured"],
+            }
         )
-        gradient, rollout = found.descriptions["gradient"], found.descriptions["rollout"]
-        rows.append(
-            [
-                label,
-                f"{sweep.mean:.1f}",
-                f"{sweep.gap:.1f}",
-                " ".join(f"{v:.2f}" for v in found.lambdas),
-                " ".join(f"{np.mean(v):.3f}" for v in found.first_mass),
-                f"{gradient['first_token_times_uniform']:.2f}",
-                f"{gradient['trough_times_uniform']:.2f}",
-                f"{gradient['last_token_times_uniform']:.1f}",
-                f"{rollout['first_token_times_uniform']:.2f}",
-                *(f"{figures['figures'][name]['spearman']:.2f}" for name in ("rollout", "gradient")),
-            ]
-        )
-        readings += [f"- **{label}**: {found.reading}. Compared: {figures['reading']}."]
-        seen[label] = {
-            "mean accuracy": sweep.mean,
-            "gap": sweep.gap,
-            "share of the weakest stretch": gradient["trough_times_uniform"],
-            "share of token 1": gradient["first_token_times_uniform"],
-            "residual strength of the last layer": found.lambdas[-1],
-        }
-        shutil.copyfile(compared / "comparison.png", ROOT / "docs" / f"rollout-{name}.png")
-        pictures.append(f"![{label}](rollout-{name}.png)")
-    for first, label in (("base", "LPES"), ("base", "R1"), ("R1", "R1 + LPES")):
-        moved = [f"{what} {seen[first][what]:.2f} to {value:.2f}" for what, value in seen[label].items()]
-        readings.append(f"- **From {first} to {label}** (gradient): {'; '.join(moved)}.")
+    said = []
+    for what, now in figures[1].items():
+        was = figures[0][what]
+        verb = "stays at about" if abs(now - was) < 0.1 * abs(was) else "rises to" if now > was else "falls to"
+        said.append(f"{what} {verb} {now:.2f} (from {was:.2f})")
+    return "; ".join(said)
+
+
+def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
+    """Figures of each model, readings of each and of what changed, and pictures."""
+    rows, readings, changes, pictures = [], [], [], []
+    for n, labels in MEASURED.items():
+        models = Models(scalings, n, out)
+        seen = {label: models.measured(label) for label in labels}
+        for label, (found, sweep, compared) in seen.items():
+            rows.append(row(n, label, found, sweep, compared))
+            readings.append(f"- **{label}, n = {n}**: {found.reading}. Compared: {compared['reading']}.")
+            pictures.append(f"![{label}, n = {n}]({models.picture(label)})")
+        for first, label in CHANGES:
+            if {first, label} <= seen.keys():
+                changes.append(f"- **From {first} to {label}, n = {n}**: {change(seen[first], seen[label])}.")
     head = ["model", "mean", "gap", "lambda by layer", "mass on token 1", "gradient: token 1", "trough", "last"]
     table = markdown([*head, "rollout: token 1", "Spearman, rollout", "gradient"], rows)
-    return table, "\n".join(readings), "\n\n".join(pictures)
+    return table, "\n".join([*readings, *changes]), "\n\n".join(pictures)
 
 
 def main() -> None:
@@ -200,9 +227,9 @@ def main() -> None:
         parser.error("--data: not given: give the key-value file, or a --preset")
     gaps, signs = experiment(out, options.seeds)
     bench = retrieval_bench(options.scaling, options.data, tiny_model.SCALABLE, "scalable", 0)
-    table, readings, pictures = measured(out, Scalings(bench, options.data, [N_DOCS]))
+    table, readings, pictures = measured(out, Scalings(bench, options.data, list(MEASURED)))
     text = TEXT.format(
-        date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs, n_docs=N_DOCS,
+        date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs,
         table=table, readings=readings, pictures=pictures,
     )  # fmt: skip
     write_section("results", "rollout", text)
@@ -233,10 +260,10 @@ deviation over seeds.
 
 ### The tiny model before and after R1 and LPES
 
-`posgap rollout measure` over 100 held-out key-value prompts of {n_docs} records, the model of the section on scaling
-(seed 0), gold records at every position in turn. Shares are relative to a uniform one. The last two columns: Spearman's
-correlation over positions of what the architecture predicts (RoPE with its factors, measured lambdas and content) with
-what was measured.
+`posgap rollout measure` over 100 held-out key-value prompts of n records, the model of the section on scaling (seed 0),
+gold records at every position in turn. Shares are relative to a uniform one and, where nothing else is said, the
+gradient's. The last two columns: Spearman's correlation over positions of what the architecture predicts (RoPE with its
+factors, measured lambdas and content) with what was measured.
 
 {table}
 
