@@ -279,16 +279,29 @@ def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder
 
 def test_texts_are_cut_to_one_length(tmp_path, tokenizer):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 4)
-    sequences = read_text(tmp_path / "t.txt", tokenizer, 11, 0)
+    sequences = list(read_text(tmp_path / "t.txt", tokenizer, 11, 0).stream)
     assert len(sequences) == 6 and {len(s) for s in sequences} == {11}
     assert {s[0] for s in sequences} == {tokenizer.bos_token_id}
     (tmp_path / "t.jsonl").write_text('{"text": "0123"}\n{"text": "0123456789"}\n')
-    assert len(read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)) == 1
+    assert len(list(read_text(tmp_path / "t.jsonl", tokenizer, 8, 0).stream)) == 1
     with pytest.raises(PosgapError, match="no text of 256 tokens; lower `length`"):
         read_text(tmp_path / "t.txt", tokenizer, 0, 0)
     (tmp_path / "t.jsonl").write_text('{"words": 1}\n')
     with pytest.raises(PosgapError, match=r"t\.jsonl:1: field `text` is missing"):
         read_text(tmp_path / "t.jsonl", tokenizer, 8, 0)
+
+
+def test_a_long_text_is_read_in_blocks_and_no_further_than_asked(tmp_path, tokenizer, monkeypatch):
+    path = tmp_path / "t.txt"
+    path.write_text(" 0 1234 567 89abcdef" * 5000 + "0123456789" * 30)
+    whole = list(read_text(path, tokenizer, 11, 0).stream)
+    monkeypatch.setattr("posgap.rollout.texts.READ_AT_ONCE", 70)
+    assert list(read_text(path, tokenizer, 11, 0).stream) == whole
+    path.write_bytes(path.read_bytes() + b"\xff")
+    batches = list(read_text(path, tokenizer, 11, 3).batches(22, "measure"))
+    assert [tuple(batch.shape) for batch in batches] == [(2, 11), (1, 11)]
+    with pytest.raises(PosgapError, match=r"t\.txt: cannot be read as text: .*invalid start byte"):
+        list(read_text(path, tokenizer, 11, 0).stream)
 
 
 def test_predict_says_what_it_lacks(tmp_path):

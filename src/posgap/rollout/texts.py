@@ -1,7 +1,10 @@
 """Token sequences of one length to measure a model on: from a text, from texts, or from prompts."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import Tensor
@@ -15,38 +18,38 @@ from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
 
 DEFAULT_LENGTH = 256
+READ_AT_ONCE = 1 << 16  # characters of a text file
 
 
-def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of `length` tokens each, read as they are asked for; at most `most` of them, 0: nobody knows."""
+
+    length: int
+    most: int
+    stream: Iterator[list[int]]
+
+    def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
+        """Batches of `ids [B, N]` of at most `batch_tokens`, at least one sequence each."""
+        stream = track(self.stream, self.most, what)
+        while batch := list(islice(stream, max(1, batch_tokens // self.length))):
+            yield torch.tensor(batch)
+
+
+def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int) -> Sequences:
     """Sequences of `length` tokens (0: 256): a text file cut into pieces, or the heads of a .jsonl's texts.
 
     Each begins with what the tokenizer begins a text with. Texts that are too short are left out.
     """
     length = length or DEFAULT_LENGTH
-    whole = path.suffix not in (".jsonl", ".gz")
-    if not whole:
-        texts: Iterable[str] = _fields(path)
-    else:
-        try:
-            texts = [path.read_text(encoding="utf-8")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise PosgapError(f"{path}: cannot be read as text: {error}") from None
     begin = tokenizer("")["input_ids"][:1]
     begin = begin if begin == [tokenizer.bos_token_id] else []
-    size = length - len(begin)
-    sequences = []
-    for text in texts:
-        ids = tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        pieces = range(0, len(ids) - size + 1, size) if whole else range(len(ids) >= size)
-        sequences += [begin + ids[at : at + size] for at in pieces]
-        if limit and len(sequences) >= limit:
-            break
-    if not sequences:
-        raise PosgapError(f"{path}: no text of {length} tokens; lower `length`")
-    return sequences[: limit or None]
+    read = _heads if path.suffix in (".jsonl", ".gz") else _pieces
+    found = (begin + ids for ids in read(path, tokenizer, length - len(begin)))
+    return _sequences(found, path, "text", length, limit)
 
 
-def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, limit: int) -> list[list[int]]:
+def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, limit: int) -> Sequences:
     """Prompts of the examples, each at one placement in turn, all of `length` tokens (0: the shortest's).
 
     A longer prompt loses tokens right behind its first one, so that first token and question stay;
@@ -56,22 +59,51 @@ def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, lim
     placements = all_placements(n_docs, build.task.n_gold)
     prompts = [build(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
     length = length or min(map(len, prompts))
-    fitting = [p for p in prompts if len(p) >= length]
-    if not fitting:
-        raise PosgapError(f"{path}: no prompt of {length} tokens; lower `length`")
-    return [p[:1] + p[len(p) - length + 1 :] for p in fitting]
+    fitting = (p[:1] + p[len(p) - length + 1 :] for p in prompts if len(p) >= length)
+    return _sequences(fitting, path, "prompt", length, len(prompts))
 
 
-def batches(sequences: list[list[int]], batch_tokens: int, what: str) -> Iterator[Tensor]:
-    """Batches of `ids [B, N]` of at most `batch_tokens`, at least one sequence each."""
-    size = max(1, batch_tokens // len(sequences[0]))
-    starts = range(0, len(sequences), size)
-    for at in track(starts, len(starts), what):
-        yield torch.tensor(sequences[at : at + size])
+def _sequences(found: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:
+    first = next(found, None)
+    if first is None:
+        raise PosgapError(f"{path}: no {what} of {length} tokens; lower `length`")
+    return Sequences(length, most, islice(chain([first], found), most or None))
 
 
-def _fields(path: Path) -> Iterator[str]:
+def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
+    """A text file cut into pieces of `size` tokens."""
+    left: list[int] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for text in _blocks(file):
+                left += _tokens(text, tokenizer)
+                whole = len(left) // size * size
+                yield from (left[at : at + size] for at in range(0, whole, size))
+                left = left[whole:]
+    except (OSError, UnicodeDecodeError) as error:
+        raise PosgapError(f"{path}: cannot be read as text: {error}") from None
+
+
+def _blocks(file: TextIO) -> Iterator[str]:
+    """A file's text in blocks that end before a space, where there is one."""
+    rest = ""
+    while text := file.read(READ_AT_ONCE):
+        end = text.rfind(" ") if len(text) == READ_AT_ONCE else -1
+        yield rest + text[: end if end > 0 else None]
+        rest = text[end:] if end > 0 else ""
+    if rest:
+        yield rest
+
+
+def _heads(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
+    """The first `size` tokens of every text of a .jsonl file."""
     for number, row in read_jsonl(path):
         if not isinstance(row.get("text"), str):
             raise PosgapError(f"{path}:{number}: field `text` is missing; for examples give a `task`")
-        yield row["text"]
+        ids = _tokens(row["text"], tokenizer)
+        if len(ids) >= size:
+            yield ids[:size]
+
+
+def _tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]

@@ -52,4 +52,4 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
-    log.info("%s\n\n%s", tables, reading(summary))
+    log.info("%s\n\n%s\n\n%s", config.preset, tables, reading(summary))

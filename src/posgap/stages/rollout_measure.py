@@ -16,7 +16,7 @@ from posgap.rollout.distributions import describe, reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, layer_panels, save
-from posgap.rollout.texts import batches, read_prompts, read_text
+from posgap.rollout.texts import Sequences, read_prompts, read_text
 from posgap.scaling.application import config_factors
 from posgap.stage import stage
 from posgap.tasks.setup import prompt_builder
@@ -30,7 +30,7 @@ PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
 def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     """Writes `measurement.json`, `arrays.npz`, `influence.png` and `layers.png`."""
     sequences = _sequences(config)
-    n = len(sequences[0])
+    n = sequences.length
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if n > (context := context_length(model.config, load_tokenizer(config.model))):
         raise PosgapError(
@@ -42,7 +42,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     heads = model.config.get_text_config().num_attention_heads
     found, influence = measure(
         model,
-        batches(sequences, config.batch_tokens, f"measure {config.label}"),
+        sequences.batches(config.batch_tokens, f"measure {config.label}"),
         n,
         np.array(encoding.get("slopes", np.zeros(heads))),
         config.sink_threshold,
@@ -51,7 +51,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
-        n_texts=len(sequences),
+        n_texts=len(influence["rollout"]),
         sequence_length=n,
         layers=len(found["lambdas"]),
         heads=heads,
@@ -78,7 +78,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     log.info("%s: %s", config.label, result.reading)
 
 
-def _sequences(config: RolloutMeasureConfig) -> list[list[int]]:
+def _sequences(config: RolloutMeasureConfig) -> Sequences:
     if config.task:
         build = prompt_builder(config.task, config.model, 0)
         return read_prompts(config.texts, build, config.n_docs, config.length, config.limit)
