@@ -21,13 +21,13 @@ from report import ROOT, spread, write_section
 
 from posgap import files
 from posgap.config import DistillConfig, ImportConfig, MakeKVConfig, MakeTwoHopConfig, SweepConfig, TeacherConfig
+from posgap.data.verbs import import_examples, make_kv, make_two_hop
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tables import markdown
-from posgap.tasks.data import import_examples, make_kv, make_two_hop
 from posgap.tasks.examples import read_examples, write_examples
 
 # A model of 100,000 parameters does not move at the paper's 3e-6. All else is the paper's, but

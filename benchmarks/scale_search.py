@@ -29,7 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posgap.demo.tiny_model import tokenizer
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
-from posgap.scaling.application import layer_scaling
+from posgap.models.layer_scaling import layer_scaling
 from posgap.scaling.fitness import TeacherForced
 from posgap.scaling.questions import Question
 from posgap.tasks.prompts import Prompt

@@ -26,9 +26,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.config import ImportConfig, MakeKVConfig, MakeQAConfig
-from posgap.models import save_model
+from posgap.data.verbs import import_examples, make_kv, make_qa
+from posgap.models.loading import save_model
 from posgap.tables import markdown
-from posgap.tasks.data import import_examples, make_kv, make_qa
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import get_task

@@ -10,7 +10,7 @@ import torch
 from s3 import Calls
 
 from posgap.demo import tiny_model, tiny_two_hop
-from posgap.models import save_model
+from posgap.models.loading import save_model
 from posgap.tasks.examples import Document, Example, KVExample
 
 ROOT = Path(__file__).resolve().parents[1]

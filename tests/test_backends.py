@@ -10,7 +10,7 @@ from test_generation import llama
 
 from posgap.config import SweepConfig
 from posgap.files import read_jsonl
-from posgap.models import load_model, load_tokenizer, save_model
+from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
 

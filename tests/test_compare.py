@@ -11,10 +11,10 @@ from test_gate import write_sweep
 from posgap.cli import main
 from posgap.config import CompareConfig
 from posgap.errors import PosgapError
-from posgap.inputs import read_manifest
 from posgap.measurement.comparison import Comparison, _where
 from posgap.measurement.statistics import placement_differences
 from posgap.stages.compare import compare
+from posgap.storage.inputs import read_manifest
 
 LOST = [0.95, 0.6, 0.5, 0.6, 0.9]
 

@@ -13,9 +13,9 @@ from test_gate import copy_of, promotion, write_sweep
 from posgap.config import DataVersionConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
-from posgap.inputs import read_manifest
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tracking.registry import ANCESTORS, champion
 

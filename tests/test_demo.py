@@ -13,14 +13,14 @@ from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
+from posgap.data.expectations import content_digest
 from posgap.demo.summary import steps
 from posgap.files import read_json
-from posgap.inputs import read_manifest
+from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import read_correct, read_sweep
 from posgap.stages.gate import gate
-from posgap.stages.validate import content_digest
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import read_examples
-from posgap.tracking.rules import read_verdict
 
 pytestmark = pytest.mark.slow
 

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from posgap.config import DiagnoseConfig, SweepConfig
+from posgap.data.two_hop import two_hop_examples
 from posgap.diagnosis import attention
 from posgap.diagnosis.attention import attention_rows, attention_shares
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
@@ -27,16 +28,15 @@ from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
-from posgap.inputs import read_manifest
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
-from posgap.models import load_model, load_tokenizer
+from posgap.models.loading import load_model, load_tokenizer
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Order, Prompt, PromptBuilder, get_task
 from posgap.tasks.spans import gold_spans, gold_tokens
-from posgap.tasks.two_hop import two_hop_examples
 
 
 def random_readings(n: int, vocabulary: int) -> list[Readings]:

@@ -9,7 +9,7 @@ from posgap.config import DistillConfig
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, read_jsonl, write_jsonl
-from posgap.models import load_model, load_tokenizer
+from posgap.models.loading import load_model, load_tokenizer
 from posgap.stages.distill import distill
 from posgap.tasks.examples import read_examples, write_examples
 from posgap.tasks.placements import Placement

@@ -15,11 +15,11 @@ from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, read_json, write_json, write_jsonl
-from posgap.inputs import read_manifest
+from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import Sweep, read_correct, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
-from posgap.tracking.rules import read_verdict
+from posgap.storage.inputs import read_manifest
 
 N = 200
 

@@ -5,13 +5,13 @@ from conftest import kv_example
 
 from posgap.cli import main
 from posgap.config import MergeConfig, SweepConfig
+from posgap.data.two_hop import two_hop_examples
 from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import all_placements, shard_of
-from posgap.tasks.two_hop import two_hop_examples
 
 WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "model_card.md")
 

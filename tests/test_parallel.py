@@ -18,7 +18,7 @@ from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
 from posgap.generation.parallel import ParallelGenerator
 from posgap.measurement.unfinished import Unfinished
-from posgap.models import save_model
+from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement

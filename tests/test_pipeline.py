@@ -16,10 +16,10 @@ from posgap.pipelines.mitigation import mitigation
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.files import read_json
+from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import save_model
+from posgap.models.loading import save_model
 from posgap.tasks.examples import write_examples
-from posgap.tracking.rules import read_verdict
 
 pytestmark = pytest.mark.slow
 PARAMETERS = {

@@ -11,9 +11,9 @@ from mlflow import MlflowClient
 
 from posgap.config import ReportConfig
 from posgap.files import read_json
-from posgap.inputs import read_manifest
 from posgap.stages import report as report_stage
 from posgap.stages.report import report
+from posgap.storage.inputs import read_manifest
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
 KILLED = "it was killed before it could say why (out of memory?); see its log in KFP"

@@ -11,11 +11,11 @@ from posgap.cli import main
 from posgap.config import PreflightConfig
 from posgap.demo import tiny_model
 from posgap.errors import Rejected
-from posgap.form import as_config, candidates, complaints, parts, settings
-from posgap.inputs import read_manifest
 from posgap.locations import split_uri
-from posgap.models import save_model
+from posgap.models.loading import save_model
+from posgap.preflight.form import as_config, candidates, complaints, parts, settings
 from posgap.stages.preflight import preflight, read_plan
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
 from posgap.files import read_jsonl, write_jsonl
-from posgap.launching import on_all_gpus
+from posgap.kfp_steps.launching import on_all_gpus
 from posgap.stages.distill import distill
 from posgap.tasks.examples import write_examples
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from posgap.data.two_hop import two_hop_examples
 from posgap.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement, arrange
 from posgap.tasks.prompts import Order, PromptBuilder, TextPromptBuilder, get_task
-from posgap.tasks.two_hop import two_hop_examples
 
 
 def test_the_key_value_prompt_word_for_word():

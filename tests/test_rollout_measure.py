@@ -26,14 +26,14 @@ from transformers import (
 from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
-from posgap.models import eager_attention, load_model, load_tokenizer, save_model
+from posgap.models.layer_scaling import scale_model
+from posgap.models.loading import eager_attention, load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_arrays, read_measurement, read_prediction
 from posgap.rollout.measurement import Statistics, measure
 from posgap.rollout.texts import read_text
-from posgap.scaling.application import scale_model
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 from posgap.tasks.examples import write_examples

@@ -14,14 +14,14 @@ from posgap import files
 from posgap.cli import main
 from posgap.config import CompareConfig, DemoConfig, SweepConfig
 from posgap.errors import PosgapError, Rejected
-from posgap.inputs import source
-from posgap.kfp_arguments import to_config
+from posgap.kfp_steps.arguments import to_config
 from posgap.locations import s3_cache
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import publish
+from posgap.storage.inputs import source
 from posgap.tasks.examples import read_examples, write_examples
 
 N, DOCS = 6, 4

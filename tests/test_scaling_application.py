@@ -9,9 +9,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posgap
 from posgap.errors import PosgapError
-from posgap.models import load_model, save_model
-from posgap.scaling import CONFIG_KEY
-from posgap.scaling.application import layer_scaling, scale_model
+from posgap.models import CONFIG_KEY
+from posgap.models.layer_scaling import layer_scaling, scale_model
+from posgap.models.loading import load_model, save_model
 
 SIZES = {
     "vocab_size": 60,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
-from posgap.scaling.application import layer_scaling
+from posgap.models.layer_scaling import layer_scaling
 from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.questions import Question, right_response
 from posgap.scaling.scores import Scores

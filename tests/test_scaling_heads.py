@@ -5,8 +5,8 @@ import torch
 from test_scaling_application import CLOSE, FACTORS, ids, logits, tiny  # noqa: F401  a fixture among them
 
 from posgap.errors import PosgapError
-from posgap.scaling.application import scale_model
-from posgap.scaling.heads import ms_poe_factors, scale_heads, sensitivity
+from posgap.models.head_scaling import ms_poe_factors, scale_heads, sensitivity
+from posgap.models.layer_scaling import scale_model
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])

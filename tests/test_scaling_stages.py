@@ -20,8 +20,8 @@ from posgap.errors import PosgapError
 from posgap.files import digest, read_json, write_json
 from posgap.locations import below
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import save_model
-from posgap.scaling import CONFIG_KEY
+from posgap.models import CONFIG_KEY
+from posgap.models.loading import save_model
 from posgap.scaling.fitness import TeacherForced
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply

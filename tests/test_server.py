@@ -18,9 +18,9 @@ from ports import free_port
 from test_gate import copy_of, promotion, write_sweep
 
 from posgap.config import StageConfig
-from posgap.inputs import read_manifest
 from posgap.stage import stage
 from posgap.stages.promote import promote
+from posgap.storage.inputs import read_manifest
 
 pytestmark = pytest.mark.slow
 

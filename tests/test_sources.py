@@ -12,11 +12,11 @@ import pytest
 
 from posgap.cli import main
 from posgap.config import ImportConfig
+from posgap.config.sources import SOURCES, Source
+from posgap.data import verbs
+from posgap.data.fetching import checksum, fetched
 from posgap.errors import PosgapError
 from posgap.locations import cache_folder
-from posgap.tasks import data
-from posgap.tasks.fetching import checksum, fetched
-from posgap.tasks.sources import SOURCES, Source
 
 BODY = b"records" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -138,7 +138,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, che
 
 def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
-    monkeypatch.setitem(data.SOURCES, "kv-75", Source("http://127.0.0.1:9/kv.jsonl.gz", "litm-kv"))
+    monkeypatch.setitem(verbs.SOURCES, "kv-75", Source("http://127.0.0.1:9/kv.jsonl.gz", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
         main(["data", "fetch", "kv-75"])
     shown = capsys.readouterr().err
@@ -147,7 +147,7 @@ def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):
 
 
 def test_fetch_prints_the_path(server, monkeypatch, capsys):
-    monkeypatch.setitem(data.SOURCES, "kv-75", Source(f"{server}/kv.jsonl", "litm-kv"))
+    monkeypatch.setitem(verbs.SOURCES, "kv-75", Source(f"{server}/kv.jsonl", "litm-kv"))
     with pytest.raises(SystemExit) as stopped:
         main(["data", "fetch", "kv-75"])
     assert not stopped.value.code

@@ -8,8 +8,8 @@ import pytest
 from posgap.config import StageConfig
 from posgap.config.fields import InputPath
 from posgap.errors import PosgapError, Rejected
-from posgap.inputs import read_manifest
 from posgap.stage import stage
+from posgap.storage.inputs import read_manifest
 from posgap.tracking.runs import start_run
 
 

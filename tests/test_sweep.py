@@ -9,17 +9,17 @@ import pytest
 from conftest import kv_example
 
 from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
+from posgap.data.two_hop import two_hop_examples
 from posgap.files import read_jsonl
-from posgap.inputs import read_manifest
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_correct, read_sweep, summarize
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tasks.metrics import METRICS
 from posgap.tasks.responses import read_responses
-from posgap.tasks.two_hop import two_hop_examples
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 from conftest import kv_example
 
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
+from posgap.data.two_hop import QUESTION, two_hop_examples
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
 from posgap.measurement.sweeps import read_sweep
@@ -18,7 +19,6 @@ from posgap.tasks.examples import Document, Example, write_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, get_task
 from posgap.tasks.responses import read_responses
-from posgap.tasks.two_hop import QUESTION, two_hop_examples
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from posgap.cluster.train_jobs import Job
 from posgap.config import DistillConfig, TrainJobConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl, write_json, write_jsonl
-from posgap.inputs import read_manifest
 from posgap.stages import train_job as stage
 from posgap.stages.distill import distill
 from posgap.stages.train_job import train_job
 from posgap.storage.cache import fetch
 from posgap.storage.folders import publish
+from posgap.storage.inputs import read_manifest
 from posgap.storage.objects import find
 from posgap.tasks.examples import write_examples
 

@@ -6,9 +6,10 @@ import pytest
 from conftest import kv_example, qa_example
 
 from posgap.config import ValidateConfig
+from posgap.data.expectations import check, content_digest, describe, expectations
 from posgap.errors import Rejected
-from posgap.inputs import read_manifest
-from posgap.stages.validate import check, content_digest, describe, expectations, validate
+from posgap.stages.validate import validate
+from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, read_examples, write_examples
 from posgap.tasks.prompts import PromptBuilder, get_task
 

@@ -19,8 +19,8 @@ from vllm_environment import found_or_made, in_vllm, vllm_server
 from posgap.cli import main
 from posgap.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import save_model
-from posgap.scaling.application import scale_model
+from posgap.models.layer_scaling import scale_model
+from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
 
 FACTORS = [1.0, 1.3, 1.7]
@@ -126,6 +126,6 @@ def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, to
     assert head.endswith("posgap_rope_factors [1.0, 1.3, 1.7]")
     assert [line.split()[-1] for line in layers] == ["1.0000", "1.3000", "1.7000"]
     # A loader that forgets the factors is found out.
-    monkeypatch.setattr("posgap.models.scale_model", lambda model: model)
+    monkeypatch.setattr("posgap.models.loading.scale_model", lambda model: model)
     code, complaint = run(capsys, *words)
     assert code == 2 and "transformers does not apply the factors its config names; do not serve it" in complaint

@@ -19,8 +19,8 @@ def compare(
     """Paired differences of a candidate's sweep from a reference's; the page shows in the run."""
     arguments = dict(locals())
     from posgap.config import CompareConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_page
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_page
     from posgap.stages.compare import compare
 
     compare(to_config(CompareConfig, arguments, sweeps=[reference.path, candidate.path]))

@@ -23,7 +23,7 @@ def data_version(
     from pathlib import Path
 
     from posgap.config import DataVersionConfig
-    from posgap.kfp_arguments import to_config
+    from posgap.kfp_steps.arguments import to_config
     from posgap.stages.data_version import data_version, read_data_version
 
     found = read_data_version(data_version(to_config(DataVersionConfig, arguments)))

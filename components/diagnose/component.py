@@ -22,8 +22,8 @@ def diagnose(
     """Why the model errs where it does; the report shows in the run page."""
     arguments = dict(locals())
     from posgap.config import DiagnoseConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_page
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_page
     from posgap.stages.diagnose import diagnose
 
     diagnose(to_config(DiagnoseConfig, arguments))

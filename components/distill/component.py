@@ -39,9 +39,9 @@ def distill(
     """Trains the model with its own answers from its best position (Pos2Distill)."""
     arguments = dict(locals())
     from posgap.config import DistillConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_training
-    from posgap.launching import on_all_gpus
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_training
+    from posgap.kfp_steps.launching import on_all_gpus
     from posgap.stages.distill import distill
 
     on_all_gpus(distill, to_config(DistillConfig, arguments))

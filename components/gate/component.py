@@ -24,8 +24,8 @@ def gate(
     """Decides whether the candidate may enter the registry; returns the verdict."""
     arguments = dict(locals())
     from posgap.config import GateConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_gate
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_gate
     from posgap.stages.gate import gate
 
     gate(to_config(GateConfig, arguments))

@@ -17,8 +17,8 @@ def merge(
     """One sweep of its parts, which were swept side by side; the curve shows in the run page."""
     arguments = dict(locals())
     from posgap.config import MergeConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_sweep
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_sweep
     from posgap.stages.merge import merge
 
     merge(to_config(MergeConfig, arguments))

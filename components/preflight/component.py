@@ -6,7 +6,7 @@ from kfp import dsl
 from posgap.components.wrapper import component
 
 from posgap.config import PreflightConfig
-from posgap.form import STAGES
+from posgap.preflight.form import STAGES
 
 
 @component(PreflightConfig, artifacts=("checks", "candidates", "parts", *STAGES))
@@ -52,9 +52,9 @@ def preflight(
     """Checks the form and what the run needs before any GPU time is spent, and says what each stage is given."""
     arguments = dict(locals())
     from posgap.config import PreflightConfig
-    from posgap.form import STAGES
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_preflight
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_preflight
+    from posgap.preflight.form import STAGES
     from posgap.stages.preflight import preflight, read_plan
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))

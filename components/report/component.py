@@ -19,8 +19,8 @@ def report(
     """Says how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
     arguments = dict(locals())
     from posgap.config import ReportConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_page
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_page
     from posgap.stages.report import READABLE_FILE, report
 
     report(to_config(ReportConfig, arguments, state=status.state, message=status.error_message or ""))

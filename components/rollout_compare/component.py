@@ -20,8 +20,8 @@ def rollout_compare(
     """How far the architecture explains what was measured, and the accuracy by position."""
     arguments = dict(locals())
     from posgap.config import RolloutCompareConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_rollout
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_rollout
     from posgap.stages.rollout_compare import rollout_compare
 
     rollout_compare(to_config(RolloutCompareConfig, arguments))

@@ -24,8 +24,8 @@ def rollout_experiment(
     """Which cause makes which position bias: attention-only networks in which one at a time is switched on."""
     arguments = dict(locals())
     from posgap.config import RolloutExperimentConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_rollout
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_rollout
     from posgap.stages.rollout_experiment import rollout_experiment
 
     rollout_experiment(to_config(RolloutExperimentConfig, arguments))

@@ -25,8 +25,8 @@ def rollout_measure(
     """What of each input position reaches the last token of a model, and its residual strengths and attention."""
     arguments = dict(locals())
     from posgap.config import RolloutMeasureConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_rollout
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_rollout
     from posgap.stages.rollout_measure import rollout_measure
 
     rollout_measure(to_config(RolloutMeasureConfig, arguments))

@@ -37,8 +37,8 @@ def rollout_predict(
     """What of each input position reaches the last token by the architecture alone."""
     arguments = dict(locals())
     from posgap.config import RolloutPredictConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_rollout
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_rollout
     from posgap.stages.rollout_predict import rollout_predict
 
     rollout_predict(to_config(RolloutPredictConfig, arguments))

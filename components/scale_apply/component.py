@@ -16,8 +16,8 @@ def scale_apply(
     """Writes the model with the scaling's factors in its config."""
     arguments = dict(locals())
     from posgap.config import ScaleApplyConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_model
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_model
     from posgap.stages.scale_apply import scale_apply
 
     scale_apply(to_config(ScaleApplyConfig, arguments))

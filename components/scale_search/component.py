@@ -47,8 +47,8 @@ def scale_search(
     """Searches one RoPE factor per layer under which the model answers best (LPES)."""
     arguments = dict(locals())
     from posgap.config import ScaleSearchConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_scaling
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_scaling
     from posgap.stages.scale_search import scale_search
 
     scale_search(to_config(ScaleSearchConfig, arguments))

@@ -39,8 +39,8 @@ def sweep(
     """Accuracy with the gold documents at every position; the curve shows in the run page."""
     arguments = dict(locals())
     from posgap.config import SweepConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_sweep
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_sweep
     from posgap.stages.sweep import sweep
 
     sweep(to_config(SweepConfig, arguments))

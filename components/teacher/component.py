@@ -32,8 +32,8 @@ def teacher(
     """Samples the model's own responses with the gold documents where it answers best."""
     arguments = dict(locals())
     from posgap.config import TeacherConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_responses
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_responses
     from posgap.stages.teacher import teacher
 
     teacher(to_config(TeacherConfig, arguments))

@@ -48,8 +48,8 @@ def train_job(
     """Has a TrainJob of Kubeflow Trainer distil the model on several machines, and follows it."""
     arguments = dict(locals())
     from posgap.config import TrainJobConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_training
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_training
     from posgap.stages.train_job import train_job
 
     train_job(to_config(TrainJobConfig, arguments))

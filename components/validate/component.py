@@ -24,8 +24,8 @@ def validate(
     """Checks examples with Great Expectations; stops the pipeline, naming the rows, where they fail."""
     arguments = dict(locals())
     from posgap.config import ValidateConfig
-    from posgap.kfp_arguments import to_config
-    from posgap.kfp_artifacts import show_examples
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_examples
     from posgap.stages.validate import validate
 
     validate(to_config(ValidateConfig, arguments))

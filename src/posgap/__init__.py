@@ -8,7 +8,7 @@ import importlib
 
 __version__ = "0.1.0"
 # Imported when asked for: they need torch, which takes seconds.
-_LAZY = {"load_model": "posgap.models", "scale_model": "posgap.scaling.application"}
+_LAZY = {"load_model": "posgap.models.loading", "scale_model": "posgap.models.layer_scaling"}
 
 
 def __getattr__(name: str):

@@ -112,9 +112,9 @@ SCHEDULE: Verbs = {
 
 
 def _gate(parsed: config.GateConfig) -> None:
+    from posgap.gating.rules import read_verdict
     from posgap.stages.gate import gate
     from posgap.storage.cache import fetch
-    from posgap.tracking.rules import read_verdict
 
     verdict = read_verdict(fetch(gate(parsed)))
     if not verdict.passed:
@@ -157,14 +157,14 @@ def build() -> click.Group:
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
     data = _InOrder("data", help="Fetch, import or make examples, and pick the newest version of them.")
     make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
-    make.add_command(verb("kv", config.MakeKVConfig, "posgap.tasks.data:make_kv"))
-    make.add_command(verb("qa", config.MakeQAConfig, "posgap.tasks.data:make_qa"))
-    make.add_command(verb("needle", config.MakeNeedleConfig, "posgap.tasks.data:make_needle"))
-    make.add_command(verb("two-hop", config.MakeTwoHopConfig, "posgap.tasks.data:make_two_hop"))
-    data.add_command(verb("fetch", config.FetchConfig, "posgap.tasks.data:fetch"))
+    make.add_command(verb("kv", config.MakeKVConfig, "posgap.data.verbs:make_kv"))
+    make.add_command(verb("qa", config.MakeQAConfig, "posgap.data.verbs:make_qa"))
+    make.add_command(verb("needle", config.MakeNeedleConfig, "posgap.data.verbs:make_needle"))
+    make.add_command(verb("two-hop", config.MakeTwoHopConfig, "posgap.data.verbs:make_two_hop"))
+    data.add_command(verb("fetch", config.FetchConfig, "posgap.data.verbs:fetch"))
     data.add_command(make)
-    data.add_command(verb("import", config.ImportConfig, "posgap.tasks.data:import_examples"))
-    data.add_command(verb("newest", config.NewestConfig, "posgap.tasks.data:newest"))
+    data.add_command(verb("import", config.ImportConfig, "posgap.data.verbs:import_examples"))
+    data.add_command(verb("newest", config.NewestConfig, "posgap.data.verbs:newest"))
     root.add_command(data)
     groups = {
         "data": data,

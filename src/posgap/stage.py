@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from posgap import __version__, files
 from posgap.config import StageConfig
 from posgap.errors import PosgapError, Rejected
-from posgap.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
 from posgap.locations import Location, is_uri
 from posgap.storage.cache import MANIFEST, look
 from posgap.storage.folders import announce, publish
+from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
 from posgap.tracking.runs import Run, start_run
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from posgap.config.base import Config, PromptConfig, StageConfig
 from posgap.config.fields import POSITIONAL, InputPath, OptionalInputPath, OutputPath, Place
-from posgap.tasks.sources import SOURCES
+from posgap.config.sources import SOURCES
 
 
 class ValidateConfig(PromptConfig):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from posgap.config.positions import parse_positions, parse_shard
 from posgap.locations import Location, as_location, is_uri, split_uri
-from posgap.tasks.placements import parse_positions, parse_shard
 
 TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
 TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"

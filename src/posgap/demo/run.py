@@ -10,6 +10,7 @@ from pathlib import Path
 import posgap
 from posgap import files
 from posgap.config import DemoConfig, ImportConfig, MakeKVConfig
+from posgap.data.verbs import import_examples, make_kv
 from posgap.demo import tiny_model
 from posgap.demo.summary import steps, summarize, table
 from posgap.errors import PosgapError
@@ -17,7 +18,6 @@ from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
-from posgap.tasks.data import import_examples, make_kv
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
 log = logging.getLogger(__name__)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from posgap.inputs import read_manifest
+from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry
-from posgap.tracking.rules import read_verdict
 
 
 def steps(run: Path) -> dict[str, Path]:

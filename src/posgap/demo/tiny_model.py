@@ -19,7 +19,7 @@ from tokenizers import normalizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
-from posgap.models import save_model
+from posgap.models.loading import save_model
 from posgap.progress import track
 
 N_DOCS = 20

@@ -1,7 +1,7 @@
 """A two-layer Llama that reasons in two hops, but loses documents far from the prompt's end.
 
 Like `tiny_model` it is a fixture: an ordinary Hugging Face folder, whose tokenizer reads the
-ordinary `multihop-cot` prompt over the documents of `posgap.tasks.two_hop`. It answers
+ordinary `multihop-cot` prompt over the documents of `posgap.data.two_hop`. It answers
 "Ada: Ben. Ben: Cid. The answer is Cid.", a fact a sentence.
 
 It learns to chain facts first (anywhere, few documents) and then sees long prompts whose gold
@@ -17,12 +17,12 @@ from tokenizers import Regex, decoders, normalizers
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posgap.data.two_hop import PEOPLE, QUESTION
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
-from posgap.models import save_model
+from posgap.models.loading import save_model
 from posgap.progress import track
 from posgap.tasks.final_answers import MARKER
 from posgap.tasks.prompts import get_task
-from posgap.tasks.two_hop import PEOPLE, QUESTION
 
 TASK = "multihop-cot"
 N_DOCS = 20

@@ -16,7 +16,7 @@ from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
-from posgap.models import eager_attention
+from posgap.models.loading import eager_attention
 from posgap.progress import track
 from posgap.tasks.spans import gold_tokens
 

@@ -40,7 +40,7 @@ def open_generator(config: BackendConfig, build: TextPromptBuilder) -> Generator
 
     from posgap.generation.parallel import ParallelGenerator
     from posgap.generation.transformers import TransformersGenerator
-    from posgap.models import load_model
+    from posgap.models.loading import load_model
 
     if (processes := config.processes or torch.cuda.device_count()) > 1:
         return ParallelGenerator(config.model, config.dtype, build.tokenizer, config.batch_tokens, processes)

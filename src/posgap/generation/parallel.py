@@ -14,7 +14,7 @@ from posgap.errors import PosgapError
 from posgap.generation.batching import Group, group_batches
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models import load_model
+from posgap.models.loading import load_model
 
 
 class ParallelGenerator:

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
-from posgap.models import on_device
+from posgap.models.loading import on_device
 
 
 class TransformersGenerator:

@@ -5,11 +5,11 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from posgap import __version__
+from posgap.config.positions import format_positions
 from posgap.files import atomic
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import Sweep
 from posgap.tables import markdown
-from posgap.tasks.placements import format_positions
 
 
 def write_model_card(sweep: Sweep, path: Path) -> None:

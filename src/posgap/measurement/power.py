@@ -17,9 +17,9 @@ from scipy import special
 
 from posgap.config import PlanConfig
 from posgap.errors import PosgapError
-from posgap.inputs import with_local_paths
 from posgap.measurement.statistics import CONFIDENCE
 from posgap.measurement.sweeps import Evidence
+from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jinja2
 
 from posgap import __version__
+from posgap.config.positions import format_positions
 from posgap.files import atomic
 from posgap.measurement.cases import Case
 from posgap.measurement.comparison import Comparison
@@ -14,7 +15,7 @@ from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.plots import pair_dots, placement_differences, position_curves, save_picture
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
-from posgap.tasks.placements import CATEGORIES, format_positions
+from posgap.tasks.placements import CATEGORIES
 
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

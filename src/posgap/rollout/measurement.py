@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.models import eager_attention
+from posgap.models.loading import eager_attention
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import normalized
 

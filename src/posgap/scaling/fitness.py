@@ -16,9 +16,9 @@ from posgap.generation.batching import batches, reading_order
 from posgap.generation.generator import Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models import on_device
+from posgap.models.layer_scaling import layer_scaling
+from posgap.models.loading import on_device
 from posgap.progress import track
-from posgap.scaling.application import layer_scaling
 from posgap.scaling.questions import Question
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
-from posgap.scaling import CONFIG_KEY
-from posgap.scaling.application import check_factors
+from posgap.models import CONFIG_KEY
+from posgap.models.layer_scaling import check_factors
 
 SCALING_FILE = "scaling.json"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json
-from posgap.inputs import with_local_paths
-from posgap.scaling import CONFIG_KEY
+from posgap.models import CONFIG_KEY
 from posgap.scaling.vllm_plugin import applied
+from posgap.storage.inputs import with_local_paths
 
 
 @with_local_paths
@@ -45,7 +45,7 @@ def _in_vllm(model: str) -> list[float]:
 def _in_transformers(model: str) -> list[float]:
     import torch
 
-    from posgap.models import load_model
+    from posgap.models.loading import load_model
 
     loaded, angles = load_model(model, "float32"), []
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from posgap.scaling import CONFIG_KEY
+from posgap.models import CONFIG_KEY
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from posgap.config import DataVersionConfig
 from posgap.files import read_json, write_json
-from posgap.inputs import source
 from posgap.locations import Location
 from posgap.stage import stage
+from posgap.storage.inputs import source
 from posgap.storage.versions import newest
 from posgap.tracking import registry
 from posgap.tracking.runs import Run

@@ -13,7 +13,7 @@ from posgap.measurement.cases import SHOWN, Case, case_of, mixed_cases
 from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
-from posgap.models import load_model
+from posgap.models.loading import load_model
 from posgap.stage import stage
 from posgap.tasks.placements import Placement
 from posgap.tracking.runs import Run

@@ -19,7 +19,7 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
-from posgap.models import (
+from posgap.models.loading import (
     checkpoint_activations,
     load_config,
     load_model,

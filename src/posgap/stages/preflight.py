@@ -6,9 +6,9 @@ from pathlib import Path
 from posgap.config import PreflightConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, write_json
-from posgap.form import candidates, complaints, parts, settings
 from posgap.locations import Location
-from posgap.prerequisites import prerequisites
+from posgap.preflight.form import candidates, complaints, parts, settings
+from posgap.preflight.prerequisites import prerequisites
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
-from posgap.inputs import read_manifest
-from posgap.lineage import method_of
+from posgap.gating.rules import read_verdict
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
+from posgap.storage.inputs import read_manifest
+from posgap.storage.lineage import method_of
 from posgap.tracking import registry
-from posgap.tracking.rules import read_verdict
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 
 log = logging.getLogger(__name__)

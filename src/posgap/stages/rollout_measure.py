@@ -10,14 +10,14 @@ from posgap.config import RolloutMeasureConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.locations import with_uris
-from posgap.models import context_length, load_model, load_tokenizer, on_device
+from posgap.models.layer_scaling import config_factors
+from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, layer_panels, save
 from posgap.rollout.texts import Sequences, read_prompts, read_text
-from posgap.scaling.application import config_factors
 from posgap.stage import stage
 from posgap.tasks.setup import prompt_builder
 from posgap.tracking.runs import Run

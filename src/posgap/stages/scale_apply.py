@@ -5,8 +5,8 @@ from pathlib import Path
 
 from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
-from posgap.models import load_config, model_digest, model_folder
-from posgap.scaling.application import check_factors
+from posgap.models.layer_scaling import check_factors
+from posgap.models.loading import load_config, model_digest, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage
 from posgap.tracking.runs import Run

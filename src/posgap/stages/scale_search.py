@@ -14,11 +14,11 @@ from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, write_json
 from posgap.locations import with_uris
-from posgap.models import load_model, model_digest
-from posgap.scaling.application import layer_scaling
+from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
+from posgap.models.layer_scaling import layer_scaling
+from posgap.models.loading import load_model, model_digest
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
-from posgap.scaling.heads import HIGH, ms_poe_factors, scale_heads
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import ask, one_right_response
 from posgap.scaling.scaling_file import SCALING_FILE, Scaling

@@ -12,17 +12,17 @@ from posgap.config import SweepConfig
 from posgap.files import digest
 from posgap.generation.backends import open_builder, open_generator
 from posgap.generation.generator import Sampling
-from posgap.lineage import method_of
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
-from posgap.models import load_config
+from posgap.models.layer_scaling import config_factors
+from posgap.models.loading import load_config
 from posgap.progress import track
-from posgap.scaling.application import config_factors
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
+from posgap.storage.lineage import method_of
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import TextPromptBuilder

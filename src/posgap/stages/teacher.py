@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posgap.config import TeacherConfig
+from posgap.config.positions import format_positions, parse_positions
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
 from posgap.generation.backends import open_builder, open_generator
@@ -13,7 +14,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import read_examples
-from posgap.tasks.placements import Placement, format_positions, parse_positions, require_n_gold
+from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE
 from posgap.tracking.runs import Run
 

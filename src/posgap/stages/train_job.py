@@ -10,12 +10,12 @@ from posgap import files
 from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, connect
 from posgap.config import DistillConfig, TrainJobConfig
-from posgap.inputs import Source, sources
-from posgap.launching import as_options
+from posgap.kfp_steps.launching import as_options
 from posgap.locations import Location, is_uri
 from posgap.stage import identity_of, is_complete, record_of
 from posgap.storage.cache import fetch
 from posgap.storage.folders import Kept, send
+from posgap.storage.inputs import Source, sources
 from posgap.tracking.runs import PARENT_VARIABLE
 
 log = logging.getLogger(__name__)

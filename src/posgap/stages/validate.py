@@ -1,29 +1,18 @@
 """validate: Great Expectations over the examples, before anything is spent on them."""
 
-import hashlib
-import json
 import logging
-import os
-from collections.abc import Collection
 from pathlib import Path
 
-import pandas as pd
-
 from posgap.config import ValidateConfig
-from posgap.errors import PosgapError, Rejected
+from posgap.data.expectations import check, content_digest, describe, expectations
+from posgap.errors import Rejected
 from posgap.files import write_json
 from posgap.stage import stage
-from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, KVExample, read_examples, write_examples
-from posgap.tasks.metrics import normalize, sub_exact_match
-from posgap.tasks.placements import all_placements
-from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.examples import EXAMPLES_FILE, read_examples, write_examples
 from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-# It reports its own set-up at INFO, some loggers at a level of their own; warnings still show.
-logging.getLogger("great_expectations").propagate = False
-ROWS_NAMED = 5
 
 
 @stage
@@ -48,121 +37,3 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
         )
     write_examples(out / EXAMPLES_FILE, examples)
     log.info("%d examples pass %d expectations", len(table), report["evaluated"])
-
-
-def content_digest(example: AnyExample) -> str:
-    """Identifies an example by what it asks and holds, whatever its id."""
-    content = example.model_dump(mode="json", exclude={"id"})
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def describe(
-    examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: Collection[str] = ()
-) -> pd.DataFrame:
-    """One row an example, of scalars: lists do not go through Great Expectations."""
-    placement = all_placements(n_docs, build.task.n_gold)[0]
-    return pd.DataFrame(
-        {
-            "id": example.id,
-            "question": example.question,
-            "n_answers": len(example.answers),
-            "shortest_answer": min((len(a.strip()) for a in example.answers), default=0),
-            "n_gold": len(example.gold),
-            "n_docs": len(example.gold) + len(example.distractors),
-            "gold_holds_answer": _gold_holds_answer(example),
-            "gold_among_distractors": sum(d in example.gold for d in example.distractors),
-            "key_occurrences": sum(k == example.key for k, _ in example.records)
-            if isinstance(example, KVExample)
-            else 1,
-            "prompt_tokens": _prompt_tokens(example, build, placement),
-            "in_excluded": bool(excluded) and content_digest(example) in excluded,
-        }
-        for example in examples
-    )
-
-
-def _gold_holds_answer(example: AnyExample) -> bool:
-    if any(normalize(answer) in ("yes", "no") for answer in example.answers):
-        return True  # a judgement on the documents, which none of them states
-    return sub_exact_match(" ".join(f"{d.title} {d.text}" for d in example.gold), example.answers)
-
-
-def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
-    try:
-        return len(build.token_ids(build.text(example, placement)))
-    except PosgapError:
-        return 0  # cannot be arranged; the document counts say why
-
-
-def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
-    """The suite, in the order in which failures are reported."""
-    import great_expectations.expectations as gxe
-
-    return [
-        gxe.ExpectColumnValuesToBeUnique(column="id"),
-        gxe.ExpectColumnValuesToMatchRegex(column="question", regex=r"\S"),
-        gxe.ExpectColumnValuesToBeBetween(column="n_answers", min_value=1),
-        gxe.ExpectColumnValuesToBeBetween(column="shortest_answer", min_value=1),
-        gxe.ExpectColumnValuesToBeInSet(column="key_occurrences", value_set=[1]),
-        gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[n_gold]),
-        gxe.ExpectColumnValuesToBeInSet(column="gold_holds_answer", value_set=[True]),
-        gxe.ExpectColumnValuesToBeInSet(column="gold_among_distractors", value_set=[0]),
-        gxe.ExpectColumnValuesToBeBetween(column="n_docs", min_value=n_docs),
-        gxe.ExpectColumnValuesToBeBetween(column="prompt_tokens", max_value=longest_prompt),
-        gxe.ExpectColumnValuesToBeInSet(column="in_excluded", value_set=[False]),
-    ]
-
-
-def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
-    """Runs the suite over the table and writes the data docs; the result as plain JSON.
-
-    `failures` has one line per failed expectation, with the ids of the first offending rows.
-    """
-    os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    import great_expectations as gx
-    from great_expectations.data_context.types.base import ProgressBarsConfig
-
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())}
-    index = {"class_name": "DefaultSiteIndexBuilder"}
-    context.add_data_docs_site(
-        "local", {"class_name": "SiteBuilder", "store_backend": store, "site_index_builder": index}
-    )
-    context.delete_data_docs_site("local_site")
-    batch = (
-        context.data_sources.add_pandas("pandas")
-        .add_dataframe_asset("examples")
-        .add_batch_definition_whole_dataframe("all")
-    )
-    expectation_suite = context.suites.add(gx.ExpectationSuite(name="examples", expectations=suite))
-    definition = context.validation_definitions.add(
-        gx.ValidationDefinition(name="examples", data=batch, suite=expectation_suite)
-    )
-    checkpoint = context.checkpoints.add(
-        gx.Checkpoint(
-            name="examples",
-            validation_definitions=[definition],
-            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
-        )
-    )
-    outcome = checkpoint.run(batch_parameters={"dataframe": table})
-    context.build_data_docs()
-    results = [r for validation in outcome.run_results.values() for r in validation.results]
-    return {
-        "success": bool(outcome.success),
-        "evaluated": len(results),
-        "failures": [_failure(r, table) for r in results if not r.success],
-        "results": [r.to_json_dict() for r in results],
-    }
-
-
-def _failure(result, table: pd.DataFrame) -> str:
-    config, found = result.expectation_config, result.result
-    rule = config.type.removeprefix("expect_column_values_to_").replace("_", " ")
-    limits = {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
-    rows = found.get("unexpected_index_list") or []
-    named = ", ".join(f"{row['id']} ({row[config.kwargs['column']]})" for row in rows[:ROWS_NAMED])
-    more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-    stated = f" {limits}" if limits else ""
-    return f"`{config.kwargs['column']}` must {rule}{stated}, but not in {named or 'any row'}{more}"

@@ -1,1 +1,2 @@
-"""S3, through boto3: reading by a cache, writing so that nothing half-written is taken for complete."""
+"""Where things are: what a path names, what it was made from, and S3, through boto3, read by a cache and
+written so that nothing half-written is taken for complete."""

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from posgap.config import TASKS
+from posgap.config.positions import format_positions
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.final_answers import MARKER, final_answer
 from posgap.tasks.metrics import METRICS
-from posgap.tasks.placements import Placement, arrange, format_positions
+from posgap.tasks.placements import Placement, arrange
 
 
 def _json_records(documents: Sequence[Document]) -> str:

@@ -1,7 +1,7 @@
 """What every stage that reads prompts begins with: task, tokenizer and context in one prompt builder."""
 
 from posgap.config import DistillConfig, PromptConfig
-from posgap.models import context_length, load_config, load_tokenizer
+from posgap.models.loading import context_length, load_config, load_tokenizer
 from posgap.tasks.prompts import AS_GIVEN, Order, PromptBuilder, get_task
 
 

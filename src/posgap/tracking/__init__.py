@@ -1,1 +1,1 @@
-"""MLflow runs, the model registry and the gate's rules."""
+"""MLflow: runs, and the model registry."""

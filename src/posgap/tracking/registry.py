@@ -64,7 +64,7 @@ def _register(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
     import torch
     import transformers
 
-    from posgap.models import load_model, load_tokenizer
+    from posgap.models.loading import load_model, load_tokenizer
 
     with mlflow.start_run(run_id=run.id):
         logged = mlflow.transformers.log_model(

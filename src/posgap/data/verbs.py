@@ -13,21 +13,21 @@ from posgap.config import (
     MakeTwoHopConfig,
     NewestConfig,
 )
+from posgap.config.sources import SOURCES
+from posgap.data.distractors import with_distractors
+from posgap.data.fetching import fetched
+from posgap.data.multihop_readers import read_hotpotqa, read_musique
+from posgap.data.needles import needle_examples
+from posgap.data.passage_readers import read_dpr, read_own
+from posgap.data.readers import read_litm_kv, read_litm_qa, take_lines
+from posgap.data.two_hop import two_hop_examples
+from posgap.data.uuids import uuid_records
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
-from posgap.inputs import with_local_paths
 from posgap.locations import Location
+from posgap.storage.inputs import with_local_paths
 from posgap.storage.versions import newest as newest_version
-from posgap.tasks.distractors import with_distractors
 from posgap.tasks.examples import AnyExample, Example, read_examples, write_examples
-from posgap.tasks.fetching import fetched
-from posgap.tasks.multihop_readers import read_hotpotqa, read_musique
-from posgap.tasks.needles import needle_examples
-from posgap.tasks.passage_readers import read_dpr, read_own
-from posgap.tasks.readers import read_litm_kv, read_litm_qa, take_lines
-from posgap.tasks.sources import SOURCES
-from posgap.tasks.two_hop import two_hop_examples
-from posgap.tasks.uuids import uuid_records
 
 log = logging.getLogger(__name__)
 _NOT_TWO = "that do not rest on two documents"

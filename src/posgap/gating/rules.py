@@ -10,10 +10,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from posgap import tables
+from posgap.config.positions import format_positions
 from posgap.files import read_json
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence
-from posgap.tasks.placements import format_positions
 
 GATE_FILE = "gate.json"
 

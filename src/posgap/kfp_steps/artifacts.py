@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from posgap.files import read_json, read_jsonl, write_json
-from posgap.inputs import read_manifest
-from posgap.lineage import method_of
 from posgap.measurement.sweeps import read_sweep
+from posgap.storage.inputs import read_manifest
+from posgap.storage.lineage import method_of
 
 ROUNDED = 3  # digits after the point, in metrics
 
@@ -133,7 +133,7 @@ def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
 
 def show_gate(out: Any, rules: Any, metrics: Any) -> bool:
     """The rules as a table and as metrics; returns the verdict."""
-    from posgap.tracking.rules import markdown, read_verdict
+    from posgap.gating.rules import markdown, read_verdict
 
     verdict = read_verdict(Path(out.path))
     Path(rules.path).write_text(markdown(verdict), encoding="utf-8")

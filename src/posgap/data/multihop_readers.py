@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
+from posgap.data.rows import parsed, rows
 from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
-from posgap.tasks.rows import parsed, rows
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:

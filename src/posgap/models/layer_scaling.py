@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from posgap.errors import PosgapError
-from posgap.scaling import CONFIG_KEY
-from posgap.scaling.heads import scale_heads
+from posgap.models import CONFIG_KEY
+from posgap.models.head_scaling import scale_heads
 
 # RoPE types that choose their frequencies by the largest position they are given.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")

@@ -10,10 +10,10 @@ import urllib.request
 import zipfile
 from pathlib import Path
 
+from posgap.config.sources import Source
 from posgap.errors import PosgapError
 from posgap.files import atomic, digest
 from posgap.locations import cache_folder
-from posgap.tasks.sources import Source
 
 log = logging.getLogger(__name__)
 SECONDS = 60  # without a byte, after which a download is given up

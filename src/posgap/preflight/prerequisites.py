@@ -8,10 +8,10 @@ from pydantic import ValidationError
 from posgap.config import PreflightConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
-from posgap.form import as_config, settings
-from posgap.inputs import ByName, OnDisk, source
 from posgap.locations import as_location, is_uri
+from posgap.preflight.form import as_config, settings
 from posgap.storage.cache import Snapshot, look
+from posgap.storage.inputs import ByName, OnDisk, source
 from posgap.storage.versions import newest
 
 _SMALL = (".json", ".txt", ".model", ".jinja")  # files of a model folder that are not its weights
@@ -50,7 +50,7 @@ def _apart(form: PreflightConfig) -> str:
 
 def _model(form: PreflightConfig) -> str:
     """The folder is whole, tokenizer and model belong together, and scaling has positions to scale."""
-    from posgap.models import load_config, load_tokenizer
+    from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.model)
     config, tokenizer = load_config(folder).get_text_config(), load_tokenizer(folder)

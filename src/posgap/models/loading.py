@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from posgap import files
 from posgap.errors import PosgapError
-from posgap.scaling.application import scale_model
+from posgap.models.layer_scaling import scale_model
 
 _FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md")  # of a model on the hub, no code
 transformers_logging.disable_progress_bar()

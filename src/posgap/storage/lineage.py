@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posgap.inputs import read_manifest
+from posgap.storage.inputs import read_manifest
 
 
 def method_of(model: str | Path) -> str:

@@ -1,0 +1,7 @@
+"""Models of transformers: loading and saving them, and scaling their rotary positions by layer or by head.
+
+Nothing is imported here, so that vLLM's plugin finds the name below without transformers.
+"""
+
+# Where a model's config.json has its RoPE factors.
+CONFIG_KEY = "posgap_rope_factors"

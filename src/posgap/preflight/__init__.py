@@ -1,0 +1,1 @@
+"""What a pipeline run is given, and whether it can start: the form and the prerequisites."""
