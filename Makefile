@@ -78,7 +78,7 @@ clean:
 	rm -rf $(VENV) runs build
 
 # torch comes first: what is installed after it finds its build and brings no other.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("posgap needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, then posgap; this takes about two minutes"

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -97,9 +98,10 @@ def test_the_context_holds_what_is_built_and_nothing_else():
     assert lines[0] == "*"
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     assert all((ROOT / each).exists() for each in allowed)
-    packages = re.search(r"package-dir\](.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.DOTALL)[1]
-    for folder in re.findall(r'= "(\S+)"', packages):
-        assert any(folder == each or folder.startswith(f"{each}/") for each in allowed), folder
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    copied = [each for name in setuptools["data-files"].values() for each in name]
+    for path in ["setup.py", *setuptools["package-dir"].values(), *copied]:
+        assert any(path == each or path.startswith(f"{each}/") for each in allowed), path
 
 
 def test_the_dependencies_of_extras_are_all_there():

@@ -1,15 +1,10 @@
-"""MLproject: its entry points are what the command line takes, and `mlflow run` runs them."""
+"""MLproject: its entry points are what the command line takes. tests/test_packaging.py runs one."""
 
-import os
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import click
 import pytest
 from conftest import ROOT
-from mlflow import MlflowClient
 from mlflow.projects._project_spec import load_project
 
 from posgap.cli import STAGES, build
@@ -44,25 +39,3 @@ def test_an_entry_point_is_verbs_that_the_command_line_takes(name, tmp_path):
         each: given[each] for each in needed if each not in ("out", "sweeps")
     }
     assert str(taken["out"]).startswith("a folder/out") or "out" not in needed
-
-
-@pytest.mark.slow
-def test_mlflow_runs_the_smoke_pipeline(tmp_path):
-    store = f"sqlite:///{tmp_path}/mlflow.db"
-    environment = os.environ | {
-        "MLFLOW_TRACKING_URI": store,
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    mlflow = Path(sys.executable).with_name("mlflow")
-    command = [mlflow, "run", ROOT, "-e", "smoke", "--env-manager", "local", "-P", f"out={tmp_path}/smoke"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    client = MlflowClient(store)
-    version = client.get_model_version_by_alias("posgap-smoke", "champion")
-    assert version.tags["posgap.method"] == "r1"
-    runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
-    (project,) = [run for run in runs if run.data.tags.get("mlflow.project.entryPoint") == "smoke"]
-    stages = [r.data.tags["posgap.stage"] for r in runs if r.data.tags.get("mlflow.parentRunId") == project.info.run_id]
-    assert {"validate", "sweep", "teacher", "distill", "gate", "promote"} <= set(stages)
-    assert project.data.params["smoke"] == "True" and all(run.info.status == "FINISHED" for run in runs)

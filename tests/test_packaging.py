@@ -1,0 +1,157 @@
+"""The wheel and the source distribution: built from a copy of the tree, and tried where no checkout is at hand."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from mlflow import MlflowClient
+from posgap.components.readmes import names
+
+from posgap import __version__
+
+# What a checkout gathers and nobody commits.
+GATHERED = (
+    ".git",
+    ".venv",
+    ".*cache",
+    "*.egg-info",
+    "__pycache__",
+    "build",
+    "runs",
+    "mlruns",
+    "mlflow.db",
+    "mlartifacts",
+)
+FOLDERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+SHARED = f"posgap-{__version__}.data/data/share/posgap"
+
+
+def built(tree: Path, out: Path, *kinds: str) -> Path:
+    command = [sys.executable, "-m", "build", "--no-isolation", *kinds, "--outdir", out, tree]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return out
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    """The files in a wheel with their sha256."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of the checkout, so that nothing of an earlier build gets in, and none is left behind."""
+    ignored = shutil.ignore_patterns(*GATHERED)
+    return shutil.copytree(ROOT, tmp_path_factory.mktemp("tree") / "posgap", ignore=ignored, symlinks=True)
+
+
+@pytest.fixture(scope="module")
+def distributions(tree, tmp_path_factory) -> Path:
+    """The source distribution, and the wheel built from what is in it."""
+    return built(tree, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions) -> Path:
+    (file,) = distributions.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """A virtual environment with the wheel, which sees the packages that posgap needs and not the checkout."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python"]
+    subprocess.run([*pip, "install", "--quiet", "--no-index", "--no-deps", wheel], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A path in a .pth file is searched, and the .pth files in it, by which the checkout is installed, are not read.
+    (packages / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def run(environment: Path, *command: str | Path, **variables: str) -> str:
+    """Runs a program of the environment outside the checkout; returns what it prints."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MLFLOW_", "POSGAP_"))}
+    kept |= {"PATH": f"{environment / 'bin'}:{kept['PATH']}", "PYTHONNOUSERSITE": "1"} | variables
+    program, *arguments = command
+    done = subprocess.run(
+        [environment / "bin" / program, *arguments], cwd=environment, env=kept, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_the_project(wheel):
+    expected = {f"{SHARED}/MLproject", f"{SHARED}/infra/python_env.yaml"}
+    for package, folder in FOLDERS.items():
+        files = [file.relative_to(ROOT / folder) for file in (ROOT / folder).rglob("*") if file.is_file()]
+        inside = package.replace(".", "/")
+        expected |= {f"{inside}/{file.as_posix()}" for file in files if "__pycache__" not in file.parts}
+    assert {name for name in contents(wheel) if ".dist-info/" not in name} == expected
+    assert {f"posgap/components/{name}/metadata.yaml" for name in names()} < expected
+
+
+def test_the_source_distribution_holds_all_that_makes_the_wheel(tree, wheel, distributions, tmp_path):
+    """The wheel of `distributions` is built from the source distribution alone, the other one from the tree."""
+    (direct,) = built(tree, tmp_path, "--wheel").glob("*.whl")
+    assert contents(direct) == contents(wheel)
+    (archive,) = distributions.glob("*.tar.gz")
+    with tarfile.open(archive) as source:
+        files = {member.name.partition("/")[2] for member in source if member.isfile()}
+    assert {"Makefile", "constraints.txt", "tests/conftest.py", "infra/images/Dockerfile", "docs/kubeflow.md"} < files
+
+
+def test_every_component_of_the_wheel_imports_and_is_the_wheel_s(environment):
+    script = (
+        "import json, sys, posgap.components.readmes as readmes\n"
+        "specs = {name: readmes.load(name).component_spec.name for name in readmes.names()}\n"
+        "files = {name: module.__file__ for name, module in sys.modules.items() if name.split('.')[0] == 'posgap'}\n"
+        "print(json.dumps([specs, files, [readmes.readme(name) for name in specs]]))"
+    )
+    specs, files, readmes = json.loads(run(environment, "python", "-c", script))
+    assert specs == {name: name.replace("_", "-") for name in names()}
+    assert all(Path(file).is_relative_to(environment) for file in files.values())
+    assert {f"posgap.components.{name}.component" for name in names()} < files.keys()
+    assert readmes == [(ROOT / "components" / name / "README.md").read_text() for name in specs]
+
+
+def test_the_wheel_compiles_the_pipeline_of_the_checkout_and_carries_it(environment, tmp_path):
+    run(environment, "posgap", "pipeline", "compile", "--out", tmp_path / "pipeline.yaml")
+    (carried,) = environment.glob("lib/python*/site-packages/posgap/pipelines/mitigation.yaml")
+    text = (ROOT / "pipelines" / "mitigation.yaml").read_text()
+    assert (tmp_path / "pipeline.yaml").read_text() == carried.read_text() == text
+
+
+def test_the_wheel_s_project_is_the_checkout_s(environment):
+    script = "from posgap.mlproject import mlproject; print(mlproject(), end='')"
+    project = (ROOT / "MLproject").read_text()
+    assert run(environment, "python", "-c", script) == project
+    assert (environment / "share" / "posgap" / "MLproject").read_text() == project
+
+
+@pytest.mark.slow
+def test_mlflow_runs_the_smoke_pipeline_of_the_wheel(environment, tmp_path):
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    options = ["-e", "smoke", "--env-manager", "local", "-P", f"out={tmp_path}/smoke"]
+    variables = {"MLFLOW_TRACKING_URI": store, "OMP_NUM_THREADS": "1"}
+    run(environment, "python", "-m", "mlflow", "run", environment / "share" / "posgap", *options, **variables)
+    client = MlflowClient(store)
+    version = client.get_model_version_by_alias("posgap-smoke", "champion")
+    assert version.tags["posgap.method"] == "r1"
+    runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
+    (project,) = [run for run in runs if run.data.tags.get("mlflow.project.entryPoint") == "smoke"]
+    stages = [r.data.tags["posgap.stage"] for r in runs if r.data.tags.get("mlflow.parentRunId") == project.info.run_id]
+    assert {"validate", "sweep", "teacher", "distill", "gate", "promote"} <= set(stages)
+    assert project.data.params["smoke"] == "True" and all(run.info.status == "FINISHED" for run in runs)
