@@ -106,7 +106,7 @@ def ours(options) -> list[float]:
         teacher = Teacher(states, frozen_head(model, mixed=False), collate)
         optimization = Optimization(1e-3, micro_batch_size=options.micro_batch_size)
         accelerator = Accelerator(cpu=options.device == "cpu")
-        _, history = train(Student(model, teacher), steps, objective, collate, optimization, accelerator)
+        _, history = train(Student(model, objective, teacher), steps, objective, collate, optimization, accelerator)
     return [step["loss"] for step in history]
 
 

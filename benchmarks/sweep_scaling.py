@@ -25,13 +25,13 @@ from report import write_section
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posgap.choices import TASKS
 from posgap.config import ImportConfig, MakeKVConfig, MakeQAConfig
 from posgap.data.verbs import import_examples, make_kv, make_qa
 from posgap.models.loading import save_model
 from posgap.tables import markdown
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
-from posgap.tasks.prompts import get_task
 
 SPREAD = {20: "", 140: "1,35,70,105,140", 10: ""}  # positions by number of documents; empty: all
 
@@ -53,7 +53,7 @@ def sweep(*words: object) -> tuple[float, float]:
 
 def write_model(task: str, examples: Path, n_docs: int, folder: Path, options) -> None:
     """A random-weight Llama whose byte-level tokenizer has learnt the words of the examples' prompts."""
-    texts = [get_task(task).prompt(e, all_placements(n_docs, 1)[0]) for e in read_examples(examples)]
+    texts = [TASKS[task].prompt(e, all_placements(n_docs, 1)[0]) for e in read_examples(examples)]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     special = ["<pad>", "<bos>", "<eos>"]

@@ -23,6 +23,7 @@ from posgap.pipelines.forms import form
 from posgap.pipelines.pools import Pools, cluster_config
 
 from posgap.config import ClusterConfig, PreflightConfig
+from posgap.scaling.method import LPES
 
 
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
@@ -108,11 +109,11 @@ def _measure_and_mitigate(
             pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
-        with dsl.If(method == "lpes", name="scaling"):
+        with dsl.If(method == LPES.name, name="scaling"):
             found = scale_search(examples=train, exclude=held_out, model=base, settings=given["scale_search"])
             scaling = pools.inference(found).outputs["out"]
             judge(pools.cpu(scale_apply(model=base, scaling=scaling, seed=seed)).outputs["out"], "scaled")
-        with dsl.If(method != "lpes", name="distillation"):
+        with dsl.If(method != LPES.name, name="distillation"):
             asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"])
             responses = pools.inference(asked).outputs["out"]
             learned = {"examples": train, "responses": responses, "model": base, "method": method}

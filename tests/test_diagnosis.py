@@ -19,6 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from posgap.choices import TASKS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.data.two_hop import two_hop_examples
 from posgap.diagnosis import attention
@@ -35,8 +36,9 @@ from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import Order, Prompt, PromptBuilder, get_task
+from posgap.tasks.prompts import Prompt, PromptBuilder
 from posgap.tasks.spans import gold_spans, gold_tokens
+from posgap.tasks.task import Order
 
 
 def random_readings(n: int, vocabulary: int) -> list[Readings]:
@@ -221,14 +223,14 @@ def test_a_model_without_attention_says_so(model):
 @pytest.mark.parametrize("order", [Order(), Order("both", 3)])
 def test_spans_hold_the_gold_document_and_nothing_else(tokenizer, position, order):
     example, placement = qa_example(), Placement((position,), 4)
-    build = PromptBuilder(get_task("qa"), tokenizer, 512, 4, order)
+    build = PromptBuilder(TASKS["qa"], tokenizer, 512, 4, order)
     ((start, end),) = gold_spans(build, example, placement)
     assert build.text(example, placement)[start:end] == f"{example.gold[0].title}) {example.gold[0].text}"
 
 
 def test_spans_of_two_hops(tokenizer):
     (example,) = two_hop_examples(1, 6, seed=0)
-    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
     spans = gold_spans(build, example, Placement((5, 2), 6))
     text = build.text(example, Placement((5, 2), 6))
     assert [text[start:end] for start, end in spans] == [f"{d.title}) {d.text}" for d in example.gold]
@@ -237,7 +239,7 @@ def test_spans_of_two_hops(tokenizer):
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"])
 def test_gold_tokens_are_the_record_s(tokenizer, template, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", template)
-    build, example = PromptBuilder(get_task("kv"), tokenizer, 512, 4), kv_example(3)
+    build, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(3)
     for position in range(1, 7):
         placement = Placement((position,), 6)
         ids, found = build(example, placement), gold_tokens(build, example, placement)
@@ -247,7 +249,7 @@ def test_gold_tokens_are_the_record_s(tokenizer, template, monkeypatch):
 
 def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{{ messages[0]['content'] | upper }}")
-    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     with pytest.raises(PosgapError, match="the chat template rewrites the prompt"):
         gold_tokens(build, kv_example(), Placement((1,), 4))
 
@@ -286,7 +288,7 @@ def test_the_stage_diagnoses_what_was_swept(diagnosed):
     assert seen.even == pytest.approx([100 * 3 / 22] * 4)
     # By hand, of the first three examples with the gold at position 3.
     tokenizer, model = load_tokenizer(diagnosed.model), load_model(diagnosed.model, "float32")
-    build, placement, wanted = PromptBuilder(get_task("kv"), tokenizer, 512, 3), Placement((3,), 4), []
+    build, placement, wanted = PromptBuilder(TASKS["kv"], tokenizer, 512, 3), Placement((3,), 4), []
     for example in [kv_example(i) for i in range(3)]:
         prompt, gold = build(example, placement), gold_tokens(build, example, placement)
         (said,) = complete(TransformersGenerator(model, tokenizer, 512), [Prompt("", prompt)], Sampling(3))

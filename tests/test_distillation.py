@@ -13,6 +13,7 @@ from conftest import kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posgap.choices import TASKS
 from posgap.distillation import losses as losses_module
 from posgap.distillation.batches import Collator, Draw, Pair, Row, advantageous_rows, pair_up, plan, share
 from posgap.distillation.checkpoints import Checkpoints
@@ -24,12 +25,16 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Stopped
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 
 N_DOCS = 5
 TRIVIAL = [(2,), (3,), (4,), (5,)]
 OURS = {"model": "m", "prompts": "p", "precision": "float32"}
+
+
+# For its loss alone: the weights of rows are no matter there.
+KL = R1((1,), "none", anchoring=1.0)
 
 
 def responses(lengths=(2, 3, 1, 2)) -> list[Pair]:
@@ -57,7 +62,7 @@ def pairs():
 
 @pytest.fixture
 def collate(pairs, tokenizer):
-    return Collator(pairs, PromptBuilder(get_task("kv"), tokenizer, 512, 4))
+    return Collator(pairs, PromptBuilder(TASKS["kv"], tokenizer, 512, 4))
 
 
 def teacher_of(model, collate, folder, mixed=False) -> Teacher:
@@ -123,7 +128,7 @@ def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, coll
 
 
 def test_padding_changes_no_loss(model, collate, teacher):
-    student = Student(model, teacher)
+    student = Student(model, KL, teacher)
     rows = [Row(0, (2,)), Row(1, (4,)), Row(2, (3,))]
     together = student(collate(rows))
     alone = torch.cat([student(collate([row])) for row in rows])
@@ -152,7 +157,7 @@ def test_losses_are_those_of_a_live_teacher(model, collate, tmp_path):
     teacher_of(model, collate, tmp_path / "t")
     teacher = Teacher(TeacherStates(tmp_path / "t", OURS), frozen_head(model, False), collate)
     rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,)), Row(3, (5,))]
-    found = Student(student, teacher)(collate(rows))
+    found = Student(student, KL, teacher)(collate(rows))
     expected = torch.stack([live_losses(model, student, collate, row) for row in rows])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     assert expected.min() > 1e-3
@@ -175,7 +180,7 @@ def test_in_mixed_precision_the_student_begins_as_the_teacher(model, collate, tm
     teacher = teacher_of(model, collate, tmp_path / "t", mixed=True)
     assert teacher.hidden(collate([Row(0, (1,))])).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        losses = Student(model, teacher)(collate([Row(0, (1,)), Row(1, (1,))]))
+        losses = Student(model, KL, teacher)(collate([Row(0, (1,)), Row(1, (1,))]))
     assert losses.abs().max() < 1e-6
 
 
@@ -231,7 +236,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     assert [(row.pair, *row.positions) for row in rows] == [
         (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
     ]  # fmt: skip
-    losses = Student(student, teacher)(collate(rows)).detach()
+    losses = Student(student, objective, teacher)(collate(rows)).detach()
     live = torch.stack([live_losses(model, student, collate, row) for row in rows])
     positions = torch.tensor([row.positions[0] for row in rows])
     trivial = positions != 1
@@ -251,7 +256,7 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
     """As transformers itself computes it from labels."""
     objective = CrossEntropy(pairs)
     rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((4,), (1,)))])
-    losses = Student(model, None)(collate(rows))
+    losses = Student(model, objective)(collate(rows))
     total, count = 0.0, 0
     for row in rows:
         prompt, response = collate.token_ids(row)
@@ -277,7 +282,7 @@ def run(model, collate, objective, teacher=None, epochs=10, micro_batch_size=0, 
     steps = plan(len(collate.pairs), TRIVIAL, 4, epochs, batch_size=2, seed=0)
     optimization = Optimization(1e-3, 2, 1.0, micro_batch_size)
     return train(
-        Student(model, teacher), steps, objective, collate, optimization, Accelerator(cpu=True), **more
+        Student(model, objective, teacher), steps, objective, collate, optimization, Accelerator(cpu=True), **more
     )[1]  # fmt: skip
 
 
@@ -332,7 +337,7 @@ def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, col
 
 
 def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update(model, pairs, collate):
-    student, before = Student(model, None), parameters(model)
+    student, before = Student(model, CrossEntropy(pairs)), parameters(model)
     whole = student.forward
 
     def poisoned(batch):
@@ -441,4 +446,4 @@ def test_per_row_means_come_from_the_tokens(model, collate, teacher):
     batch = collate([Row(1, (3,))])
     token_losses = token_kl(teacher.head(teacher.hidden(batch)), model(batch.input_ids).logits[batch.predicts])
     expected = per_row(token_losses, batch.lengths) / 3
-    torch.testing.assert_close(Student(model, teacher)(batch), expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(Student(model, KL, teacher)(batch), expected, rtol=1e-5, atol=1e-7)

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
+from posgap.choices import TASKS
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.prompts import Prompt, PromptBuilder, get_task
+from posgap.tasks.prompts import Prompt, PromptBuilder
 
 PROMPTS = [Prompt("", [1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4)) for i in range(11)]
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -37,7 +38,7 @@ def _made(config, **options):
 
 def groups_of(tokenizer, n_docs=8, examples=3):
     """The prompts of some examples at every position; their numbers of distractors, so their lengths, differ."""
-    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     return [
         [build.prompt(kv_example(i, n_docs), p) for p in swept_placements(n_docs - i % 3, 1)] for i in range(examples)
     ]
@@ -121,7 +122,7 @@ def test_penalties_in_the_model_s_generation_config_do_not_make_greedy_less_gree
 
 
 def test_reuse_serves_pairs_and_documents_too(tokenizer):
-    build, model = PromptBuilder(get_task("qa"), tokenizer, 512, 4), llama()
+    build, model = PromptBuilder(TASKS["qa"], tokenizer, 512, 4), llama()
     chosen = ["1", "4", "2", "6"]
     groups = [[build.prompt(qa_example(i, 6), p) for p in swept_placements(6, 1, chosen)] for i in (3, 44, 555)]
     assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)

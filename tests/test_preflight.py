@@ -73,7 +73,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         "overrides: epocs: no stage has such a parameter; did you mean epochs?",
         "overrides: gate.seed: the form or the pipeline sets it",
         "task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc, got 'kw'",
-        "backend: Input should be 'transformers' or 'vllm', got 'tgi'",
+        "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "overrides: learning_rate: Input should be greater than 0, got -1",
         "webhook_url: 'example.org' is no address",
@@ -104,7 +104,7 @@ def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
 
 def test_scaling_wants_one_gold_document_and_rotary_positions(form):
     told = refused(form, methods="lpes", task="multihop-cot")
-    assert "methods: lpes searches on tasks with one gold document, and multihop-cot has two" in told
+    assert "methods: lpes takes tasks with one gold document, and multihop-cot has two" in told
     assert "(2)" not in told
 
 

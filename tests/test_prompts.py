@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from posgap.choices import TASKS
 from posgap.data.two_hop import two_hop_examples
 from posgap.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement, arrange
-from posgap.tasks.prompts import Order, PromptBuilder, TextPromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.task import Order
 
 
 def test_the_key_value_prompt_word_for_word():
     example = kv_example(n_records=3)
-    assert get_task("kv").prompt(example, Placement((2,), 3)) == (
+    assert TASKS["kv"].prompt(example, Placement((2,), 3)) == (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
         'JSON data:\n{"11": "1",\n "00": "0",\n "22": "2"}\n\n'
         'Key: "00"\nCorresponding value:'
@@ -24,7 +26,7 @@ def test_the_key_value_prompt_word_for_word():
 
 
 def test_the_question_answering_prompt_word_for_word():
-    assert get_task("qa").prompt(qa_example(), Placement((2,), 2)) == (
+    assert TASKS["qa"].prompt(qa_example(), Placement((2,), 2)) == (
         "Write a high-quality answer for the given question using only the provided search results "
         "(some of which might be irrelevant).\n\n"
         "Document [1](Title: Other 0) Nothing to see in 0.\n"
@@ -47,7 +49,7 @@ def test_the_two_hop_prompts_word_for_word(name, manner):
     (example,) = two_hop_examples(1, 3, seed=0)
     first, second = example.gold
     (other,) = example.distractors
-    assert get_task(name).prompt(example, Placement((3, 1), 3)) == (
+    assert TASKS[name].prompt(example, Placement((3, 1), 3)) == (
         "Answer the question from the documents below; some of them are irrelevant. The answer rests on more than "
         f"one document: {manner}, and end with a sentence of this form: The answer is ...\n\n"
         f"Document [1](Title: {second.title}) {second.text}\n"
@@ -92,23 +94,23 @@ def test_a_final_answer_is_found_behind_whatever_comes_before(reasoning, answer)
 
 def test_a_chain_without_final_answer_is_wrong_and_one_with_it_is_judged_by_that_alone():
     (example,) = two_hop_examples(1, 3, seed=0)
-    task, (answer,) = get_task("multihop-cot"), example.answers
+    task, (answer,) = TASKS["multihop-cot"], example.answers
     assert task.score(answer, example) == 0
     assert task.score(f"{answer}. The answer is nobody.", example) == 0
     assert task.score(f"Of course. The answer is {answer}.", example) == 1
     assert task.score(f"The answer is {answer} Smith.", example) == 0
     assert task.score(f"The answer is {answer} Smith.", example, "f1") == pytest.approx(2 / 3)
-    assert get_task("kv").score(f"it is {kv_example().value}", kv_example()) == 1
+    assert TASKS["kv"].score(f"it is {kv_example().value}", kv_example()) == 1
 
 
 def test_braces_in_documents_are_left_alone():
     example = qa_example().model_copy(update={"question": "what is {x}?"})
-    assert "what is {x}?" in get_task("qa").prompt(example, Placement((1,), 1))
+    assert "what is {x}?" in TASKS["qa"].prompt(example, Placement((1,), 1))
 
 
 def test_an_unknown_task_names_the_known_ones():
-    with pytest.raises(PosgapError, match="unknown task 'sort': choose one of kv, qa, multihop-cot, multihop-coc"):
-        get_task("sort")
+    with pytest.raises(PosgapError, match="unknown task 'sort': choose kv, qa, multihop-cot or multihop-coc"):
+        TASKS["sort"]
 
 
 def word_tokenizer(**options) -> PreTrainedTokenizerFast:
@@ -119,23 +121,23 @@ def word_tokenizer(**options) -> PreTrainedTokenizerFast:
 
 def test_the_chat_template_is_applied_where_there_is_one():
     tokenizer = word_tokenizer()
-    plain = PromptBuilder(get_task("qa"), tokenizer, 512, 1)
+    plain = PromptBuilder(TASKS["qa"], tokenizer, 512, 1)
     tokens = plain(qa_example(), Placement((1,), 2))
     tokenizer.chat_template = (
         "{% for m in messages %}USER {{ m['content'] }}{% endfor %}{% if add_generation_prompt %} ASSISTANT{% endif %}"
     )
-    chat = PromptBuilder(get_task("qa"), tokenizer, 512, 1)
+    chat = PromptBuilder(TASKS["qa"], tokenizer, 512, 1)
     assert chat(qa_example(), Placement((1,), 2)) == [1, *tokens, 2]
 
 
 def test_a_response_is_written_as_the_model_would_after_the_prompt(tokenizer):
-    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     example = kv_example(3)
     gold = build.gold_response(example, Placement((2,), 4))
     assert tokenizer.convert_ids_to_tokens(gold) == [f" {example.value}", "<eos>"]
     # Prompt and response together are what the tokenizer makes of both texts together.
     prompt = build(example, Placement((2,), 4))
-    whole = f'{get_task("kv").prompt(example, Placement((2,), 4))} "{example.value}"'
+    whole = f'{TASKS["kv"].prompt(example, Placement((2,), 4))} "{example.value}"'
     assert prompt + build.gold_response(example, Placement((2,), 4)) == [
         *tokenizer(whole)["input_ids"],
         tokenizer.eos_token_id,
@@ -148,7 +150,7 @@ def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
     core = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(sorted(set(f" {gold}|")))}, unk_token="|"))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="|")
-    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
     placement = Placement((1, 2), 3)
     assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example, placement))) == f" {gold}|"
     tokenizer.chat_template = "{{ messages }}"
@@ -156,22 +158,22 @@ def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
 
 
 def test_a_prompt_beyond_the_context_is_refused_not_cut(tokenizer):
-    build = PromptBuilder(get_task("kv"), tokenizer, context=30, max_new_tokens=4)
+    build = PromptBuilder(TASKS["kv"], tokenizer, context=30, max_new_tokens=4)
     assert len(build(kv_example(), Placement((1,), 4))) == 22
     with pytest.raises(PosgapError, match="example kv-0 .* prompt of 30 tokens and 4 new ones exceed .* context of 30"):
         build(kv_example(), Placement((1,), 6))
 
 
 def test_the_digest_tells_wordings_and_vocabularies_apart(tokenizer):
-    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
-    assert build.digest() == PromptBuilder(get_task("kv"), tokenizer, 99, 9).digest()
-    assert build.digest() != PromptBuilder(get_task("qa"), tokenizer, 512, 4).digest()
-    assert build.digest() != PromptBuilder(get_task("kv"), word_tokenizer(), 512, 4).digest()
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
+    assert build.digest() == PromptBuilder(TASKS["kv"], tokenizer, 99, 9).digest()
+    assert build.digest() != PromptBuilder(TASKS["qa"], tokenizer, 512, 4).digest()
+    assert build.digest() != PromptBuilder(TASKS["kv"], word_tokenizer(), 512, 4).digest()
 
 
 @pytest.mark.parametrize("name", ["kv", "qa", "multihop-cot", "multihop-coc"])
 def test_the_question_may_stand_before_the_documents_or_on_both_sides(name):
-    task = get_task(name)
+    task = TASKS[name]
     instruction, documents, asked = task.template.split("\n\n")
     question, cue = asked.split("\n")
     assert task.ordered_template(Order()) == task.template
@@ -194,7 +196,7 @@ def test_shuffled_distractors_are_alike_at_every_placement(placement):
 @pytest.mark.parametrize("textual", [False, True])
 def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer, textual):
     def build(order):
-        task = get_task("kv")
+        task = TASKS["kv"]
         return TextPromptBuilder(task, 4, order) if textual else PromptBuilder(task, tokenizer, 512, 4, order)
 
     example, placement = kv_example(2), Placement((2,), 6)

@@ -8,6 +8,7 @@ import yaml
 from conftest import kv_example, qa_example
 from huggingface_hub import ModelCard
 
+from posgap.choices import TASKS
 from posgap.measurement.cases import Outcome, case_of, mixed_cases
 from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
@@ -18,7 +19,7 @@ from posgap.measurement.report import page
 from posgap.measurement.shape import Shape
 from posgap.measurement.sweeps import Flatness, Sweep
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder
 
 
 def sweep_of(placements: list[list[int]], accuracy: list[float], **changes) -> Sweep:
@@ -162,7 +163,7 @@ def test_pairs_are_a_grid_of_first_and_second_hop():
 
 
 def test_a_diagnosis_shows_its_figures_and_the_turning_token(tokenizer):
-    build, example = PromptBuilder(get_task("kv"), tokenizer, 512, 4), kv_example(1)
+    build, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(1)
     rows = [{"id": "kv-1", "placement": [2], "response": "a <c>", "correct": 0.0}]
     case = case_of(example, Placement((2,), 4), rows, build, SHIFT)
     text = page([SINGLE], "t", [case], DIAGNOSIS)
@@ -187,7 +188,7 @@ def test_the_examples_to_open_are_those_that_depend_on_the_position(tokenizer):
         for i, e in enumerate(examples)
         for p in (1, 2, 3)
     ]
-    cases = mixed_cases(examples, rows, 4, PromptBuilder(get_task("qa"), tokenizer, 512, 4))
+    cases = mixed_cases(examples, rows, 4, PromptBuilder(TASKS["qa"], tokenizer, 512, 4))
     assert [case.id for case in cases] == ["qa-7", *(f"qa-{i}" for i in range(5))]
     assert cases[0].placement == "3" and cases[0].outcomes[1:] == [Outcome("2", "r2", 1.0), Outcome("3", "r3", 0.0)]
     (gold,) = [part.text for part in cases[0].prompt if part.gold]

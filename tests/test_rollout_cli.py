@@ -38,4 +38,4 @@ def test_measure_names_texts_that_are_too_short_or_too_long(capsys, tmp_path, mo
     words = ["rollout", "measure", "--texts", tmp_path / "t.txt", "--model", model_folder, "--out", tmp_path / "m"]
     assert "no text of 900 tokens; lower `length`" in fails(capsys, *words, "--length", 900)
     assert "texts of 600 tokens exceed the model's context of 512" in fails(capsys, *words, "--length", 600)
-    assert "--task: unknown task 'sort'" in fails(capsys, *words, "--task", "sort")
+    assert "Invalid value for '--task': 'sort' is not one of" in fails(capsys, *words, "--task", "sort")

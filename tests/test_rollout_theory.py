@@ -1,6 +1,8 @@
 """Predicted rollouts against known answers, matrices, and the theorems of Wu et al. (ICML 2025)."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from posgap.errors import PosgapError
 from posgap.files import read_json
-from posgap.rollout.architecture import Architecture, Rope
+from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask, MatrixAttention, last_row
 from posgap.rollout.encodings import alibi_slopes, checked_lambdas, power_schedule, rope_scores
 
@@ -27,6 +29,10 @@ def masks(n: int, kind: str, size: int) -> tuple[Mask, np.ndarray]:
     }[kind]
 
 
+def rope(theta: float, head_size: int, angle: float = 0.0, strength: float = 1.0) -> Callable:
+    return partial(rope_scores, theta=theta, head_size=head_size, angle=angle, strength=strength)
+
+
 def matrices(architecture: Architecture, allowed: np.ndarray) -> list[np.ndarray]:
     """The head-averaged attention of every layer by the textbook's softmax."""
     n, n_layers = architecture.n, len(architecture.lambdas)
@@ -39,11 +45,8 @@ def matrices(architecture: Architecture, allowed: np.ndarray) -> list[np.ndarray
     for layer in range(n_layers):
         mean = np.zeros((n, n))
         for head in range(heads):
-            if architecture.rope:
-                r = architecture.rope
-                scores = rope_scores(distance, r.theta, r.head_size, r.angle, r.strength)
-            else:
-                scores = -slopes[layer, head] * abs(distance)
+            by_slope = -slopes[layer, head] * abs(distance)
+            scores = architecture.scores(distance) if architecture.scores else by_slope
             scores = (scores + diagonal[layer, head] * np.eye(n)) / architecture.temperature
             e = np.where(allowed, np.exp(scores - scores.max()), 0.0)
             mean += weights[head] / weights.sum() * e / e.sum(axis=1, keepdims=True)
@@ -92,7 +95,7 @@ def test_scans_give_what_products_of_matrices_give(n, kind, size, encoding, head
         mask,
         rng.random(n_layers),
         slopes,
-        rope=Rope(100.0, 8, angle=0.4, strength=3.0) if encoding == "rope" else None,
+        scores=rope(100.0, 8, angle=0.4, strength=3.0) if encoding == "rope" else None,
         diagonal=rng.normal(scale=8, size=(n_layers if per_layer else 1, heads)),
         head_weights=list(rng.random(heads) + 0.1),
         temperature=temperature,
@@ -214,7 +217,7 @@ def test_theorem_4_5_binomial_times_exponential_with_its_peak(m, t):
 
 def one_plane(t: int, angle: float, strength: float = 1.0) -> dict:
     """RoPE on heads of size 2, as in section 4.3: one plane, which turns by `angle` a token."""
-    return {"rope": Rope(1.0, 2, strength=strength), "factors": [1 / angle] * (t + 1)}
+    return {"scores": rope(1.0, 2, strength=strength), "factors": [1 / angle] * (t + 1)}
 
 
 def test_lemma_4_6_rope_decays_like_a_gaussian_while_angles_stay_below_pi():
@@ -230,7 +233,7 @@ def test_theorem_4_7_binomial_times_gaussian(t):
     n, angle, strength = 60, 0.05, 2.0
     row, x = bare(n, t, **one_plane(t, angle, strength))[::-1], np.arange(n)
     (a,) = matrices(
-        Architecture(n, Mask.causal(n), [1.0], rope=Rope(1.0, 2, strength=strength), factors=[1 / angle]),
+        Architecture(n, Mask.causal(n), [1.0], scores=rope(1.0, 2, strength=strength), factors=[1 / angle]),
         masks(n, "causal", 0)[1],
     )
     # The greatest and least of A_ij over Gaussian are the lemma's constants; t + 1 steps of total length x

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.scaling.curves import KINDS, MONOTONE, Curve, bernstein
+from posgap.choices import CURVES
+from posgap.scaling.curves import MONOTONE, Curve, bernstein
 
-curves = st.builds(Curve, kind=st.sampled_from(KINDS), order=st.integers(0, 6), monotone=st.sampled_from(MONOTONE))
+orders = st.fixed_dictionaries({"order": st.integers(0, 6)})
+curves = st.builds(Curve, kind=st.sampled_from(CURVES.names()), parameters=orders, monotone=st.sampled_from(MONOTONE))
 layers = st.integers(1, 40)
 
 
@@ -45,7 +47,7 @@ def test_constrained_points_keep_bounds_and_order_and_so_do_the_factors(curve, n
 
 @given(st.integers(0, 6), st.integers(2, 40), st.data())
 def test_a_bezier_curve_ends_in_its_end_points(order, n_layers, data):
-    curve = Curve("bezier", order)
+    curve = Curve("bezier", {"order": order})
     points = curve.constrain(heights(data, order + 1))
     factors = curve.factors(points, n_layers)
     assert factors[0] == pytest.approx(points[0]) and factors[-1] == pytest.approx(points[-1])
@@ -72,11 +74,11 @@ def test_the_other_kinds_by_hand():
     assert Curve("uniform").factors(np.array([1.5]), 3) == (1.5, 1.5, 1.5)
     assert Curve("free").factors(np.array([1.0, 2.0, 1.2]), 3) == (1.0, 2.0, 1.2)
     assert Curve("linear").factors(np.array([1.0, 2.0]), 3) == (1.0, 1.5, 2.0)
-    assert Curve("step", order=1).factors(np.array([1.0, 2.0]), 4) == (1.0, 1.0, 2.0, 2.0)
-    assert Curve("step", order=2).factors(np.array([1.0, 1.5, 2.0]), 1) == (1.0,)
+    assert Curve("step", {"order": 1}).factors(np.array([1.0, 2.0]), 4) == (1.0, 1.0, 2.0, 2.0)
+    assert Curve("step", {"order": 2}).factors(np.array([1.0, 1.5, 2.0]), 1) == (1.0,)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CURVES.names())
 def test_two_layers(kind):
     curve = Curve(kind)
     points = np.linspace(1, 2, curve.n_points(2))

@@ -9,6 +9,7 @@ from conftest import kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from posgap.choices import TASKS
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
@@ -17,7 +18,7 @@ from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.questions import Question, right_response
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import Prompt, PromptBuilder, get_task
+from posgap.tasks.prompts import Prompt, PromptBuilder
 
 CANDIDATES = [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.7, 1.3)]
 PROMPTS = [[1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4) for i in range(10)]
@@ -76,7 +77,7 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
 
 
 def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):
-    build, placement = PromptBuilder(get_task("kv"), tokenizer, 512, 4), Placement((2,), 4)
+    build, placement = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), Placement((2,), 4)
     example = kv_example(3)
     (value,) = right_response(build, example, placement, "sub_em")
     assert tokenizer.decode([value]).strip() == example.value

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import kv_example
 
+from posgap.choices import METRICS
 from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
 from posgap.data.two_hop import two_hop_examples
 from posgap.files import read_jsonl
@@ -18,7 +19,7 @@ from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
-from posgap.tasks.metrics import METRICS
+from posgap.tasks.metrics import Metric
 from posgap.tasks.responses import read_responses
 
 
@@ -153,7 +154,8 @@ def test_the_teacher_reads_from_the_best_or_the_given_pair(swept_pairs, tmp_path
 
 
 def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, model_folder, monkeypatch):
-    monkeypatch.setitem(METRICS, "f1", lambda response, answers: 0.25 if answers == ["0"] else 1.0)
+    partly = Metric("f1", "a stand-in", lambda response, answers: 0.25 if answers == ["0"] else 1.0)
+    monkeypatch.setitem(METRICS._by_name, "f1", partly)
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
     swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))

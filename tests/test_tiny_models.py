@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import kv_example
 
+from posgap.choices import TASKS
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.data.two_hop import QUESTION, two_hop_examples
 from posgap.demo import tiny_model, tiny_two_hop
@@ -17,13 +18,13 @@ from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tasks.examples import Document, Example, write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import read_responses
 
 
 @pytest.fixture(scope="module")
 def build():
-    return PromptBuilder(get_task("multihop-cot"), tiny_two_hop.tokenizer(), 512, 16)
+    return PromptBuilder(TASKS["multihop-cot"], tiny_two_hop.tokenizer(), 512, 16)
 
 
 def as_example(build, ids):
@@ -84,7 +85,7 @@ def test_without_pairs_everyone_is_asked_about_once(build):
 
 
 def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
-    build = PromptBuilder(get_task("kv"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["kv"], tokenizer, 512, 4)
     weights = torch.zeros(6, dtype=torch.float64)
     weights[2] = 1
     ids, labels = tiny_model.draw_batch(torch.Generator().manual_seed(0), 1, 6, 1, weights)

@@ -5,13 +5,14 @@ import json
 import pytest
 from conftest import kv_example, qa_example
 
+from posgap.choices import TASKS
 from posgap.config import ValidateConfig
 from posgap.data.expectations import check, content_digest, describe, expectations
 from posgap.errors import Rejected
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, read_examples, write_examples
-from posgap.tasks.prompts import PromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder
 
 
 def config(tmp_path, examples, model_folder, **options):
@@ -51,7 +52,7 @@ BAD = {
 
 
 def failures(examples, tokenizer, tmp_path, task="kv", context=512, n_docs=4, excluded=frozenset()):
-    build = PromptBuilder(get_task(task), tokenizer, context, 4)
+    build = PromptBuilder(TASKS[task], tokenizer, context, 4)
     table = describe(examples, build, n_docs, excluded)
     return check(table, expectations(n_docs, build.context - build.max_new_tokens), tmp_path / "docs")["failures"]
 
@@ -80,7 +81,7 @@ def test_a_gold_document_without_the_answer_is_named(tokenizer, tmp_path):
 def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(tokenizer, tmp_path):
     one, two = qa_example(0), qa_example(1, n_distractors=5)
     two = two.model_copy(update={"gold": two.distractors[:2], "distractors": two.distractors[2:], "answers": ["yes"]})
-    build = PromptBuilder(get_task("multihop-cot"), tokenizer, 512, 4)
+    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
     found = check(describe([one, two], build, 4), expectations(4, 500, n_gold=2), tmp_path / "docs")["failures"]
     assert any("`n_gold`" in line and "qa-0 (1)" in line for line in found)
     assert not any("qa-1" in line for line in found)

@@ -18,13 +18,19 @@ from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
 from posgap.config import POSITIONAL, Config
+from posgap.config.fields import choices_of
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
 from posgap.locations import with_uris
 
 
-def _kind(annotation: Any) -> dict[str, Any]:
+def _kind(info: FieldInfo) -> dict[str, Any]:
     """How click takes a field: the type it checks; what pydantic parses itself stays text."""
+    annotation, registered = info.annotation, choices_of(info)
+    if registered:
+        # MLproject has no way to leave a parameter out: an empty one leaves the choice open.
+        names = registered.names() + ([""] if info.default == "" else [])
+        return {"type": click.Choice(names), "metavar": f"[{'|'.join(registered.names())}]"}
     if annotation is bool:
         # A flag that may also be given a value, as MLproject must.
         return {"type": bool, "is_flag": False, "flag_value": "true"}
@@ -49,7 +55,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
     for field, info in config_type.model_fields.items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
-            options.append(click.Argument([field], required=True, **several, **_kind(info.annotation)))
+            options.append(click.Argument([field], required=True, **several, **_kind(info)))
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
@@ -58,7 +64,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
                 ["--" + field.replace("_", "-")],
                 help=info.description,
                 show_default=info.annotation is not bool,
-                **_kind(info.annotation),
+                **_kind(info),
                 **({"required": True} if info.is_required() else default),
             )
         )

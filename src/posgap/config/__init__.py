@@ -5,7 +5,7 @@ Nothing here imports torch.
 """
 
 from posgap.config.base import BackendConfig, Config, GenerationConfig, PromptConfig, StageConfig
-from posgap.config.cluster import METHODS, ClusterConfig, PoolConfig, PreflightConfig
+from posgap.config.cluster import ClusterConfig, PoolConfig, PreflightConfig
 from posgap.config.data import (
     DataVersionConfig,
     FetchConfig,
@@ -18,7 +18,7 @@ from posgap.config.data import (
     ValidateConfig,
 )
 from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
-from posgap.config.fields import POSITIONAL, TASK_NAMES, TASKS, Role, role
+from posgap.config.fields import POSITIONAL, Role, role
 from posgap.config.measurement import CompareConfig, DiagnoseConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.config.pipelines import (
     CompiledPipeline,
@@ -48,10 +48,7 @@ from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTran
 from posgap.config.tracking import GateConfig, PromoteConfig, ReportConfig
 
 __all__ = [
-    "METHODS",
     "POSITIONAL",
-    "TASKS",
-    "TASK_NAMES",
     "BackendConfig",
     "ClusterConfig",
     "CompareConfig",

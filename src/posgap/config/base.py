@@ -1,11 +1,20 @@
 """What the configs of several verbs have in common."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
-from posgap.config.fields import TASK_NAMES, InputPath, ModelPath, OutputPath, QuestionPlace, TaskName, role
+from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT
+from posgap.config.fields import (
+    InputPath,
+    ModelPath,
+    OptionalMetricName,
+    OutputPath,
+    QuestionPlace,
+    TaskName,
+    role,
+)
 
 
 class Config(BaseModel):
@@ -30,6 +39,7 @@ class StageConfig(Config):
     force: bool = Field(False, description="run again even where the output is complete")
 
 
+WORDED = f"how prompts are worded and responses judged; {TASKS.described()}"
 QUESTION = "where a prompt asks: after, before, or both sides of the documents"
 SHUFFLE = "seed that shuffles an example's distractors, alike at every placement; 0: the file's order"
 
@@ -37,7 +47,7 @@ SHUFFLE = "seed that shuffles an example's distractors, alike at every placement
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
-    task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
+    task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
     question: QuestionPlace = Field("after", description=QUESTION)
@@ -45,14 +55,18 @@ class PromptConfig(StageConfig):
 
 
 class GenerationConfig(PromptConfig):
-    metric: str = Field("", pattern="^(em|sub_em|f1|)$", description="em, sub_em or f1; empty: the task's own")
+    metric: OptionalMetricName = Field(
+        "", description=f"how responses are scored; {METRICS.described()}; empty: the task's own"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
+    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
+        32768, ge=1, description="transformers: tokens held at once, padding included"
+    )
 
 
 class BackendConfig(GenerationConfig):
-    backend: Literal["transformers", "vllm", "openai"] = Field(
-        "transformers",
-        description="what generates; openai: any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
+    """The base of configs of stages that generate. Each adds the parameters of the backends that it offers."""
+
+    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
+        "transformers", description=f"what generates; {BACKENDS.described()}"
     )
-    processes: int = Field(0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one")

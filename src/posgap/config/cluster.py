@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from posgap.config.base import Config, StageConfig
-from posgap.config.fields import TASK_NAMES, Values, from_json
+from posgap.choices import METHODS
+from posgap.config.base import WORDED, Config, StageConfig
+from posgap.config.distillation import LOCAL_BACKENDS
+from posgap.config.fields import Values, from_json
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig
-
-METHODS = ("r1", "r2", "sft", "seqkd", "lpes")
 
 
 class PoolConfig(Config):
@@ -79,13 +79,13 @@ class PreflightConfig(StageConfig):
     )
     eval_data: str = Field(description="examples to judge by; none of them may be among the training examples")
     model: str = Field(description="folder of the Hugging Face model")
-    task: str = Field(SweepConfig.default("task"), description=f"how prompts are worded: {TASK_NAMES}")
+    task: str = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
         "r1",
-        description=f"what is tried, of {', '.join(METHODS)}, like r1+lpes; the best that the gate admits wins",
+        description=f"what is tried, of {', '.join(METHODS.names())}, like r1+lpes; the best that the gate admits wins",
     )
-    backend: str = Field("vllm", description="what generates: transformers or vllm")
+    backend: str = Field("vllm", description=f"what generates: {LOCAL_BACKENDS.listed()}")
     shards: int = Field(1, description="parts of a sweep that run side by side")
     max_gap: float = Field(GateConfig.default("max_gap"), description="highest gap that the gate admits, in points")
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")

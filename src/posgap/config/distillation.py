@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from posgap.config.base import QUESTION, SHUFFLE, BackendConfig, StageConfig
+from posgap.choices import BACKENDS, METHODS
+from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, StageConfig
 from posgap.config.fields import (
-    TASK_NAMES,
     InputPath,
     ModelPath,
     OptionalInputPath,
@@ -19,11 +19,17 @@ from posgap.config.fields import (
 )
 from posgap.locations import Location, as_location
 
+# Distillation learns token ids, and its methods are those that train.
+LOCAL_BACKENDS = BACKENDS.where(lambda backend: backend.gives_token_ids)
+TRAINING_METHODS = METHODS.where(lambda method: method.trains)
 
-class TeacherConfig(BackendConfig):
+
+class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Samples the model's own responses with the gold documents where it answers best."""
 
-    backend: Literal["transformers", "vllm"] = Field("transformers", description="what generates")
+    backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.checked)] = Field(
+        "transformers", description=f"what generates; {LOCAL_BACKENDS.described()}"
+    )
     sweep: OptionalInputPath = Field(None, description="sweep of this model, from which the best placement is read")
     advantageous: OptionalPlacementText = Field(
         "", description="where the gold stands, like 1, or 19+20 for two documents; empty: the best of `sweep`"
@@ -32,24 +38,21 @@ class TeacherConfig(BackendConfig):
     keep_incorrect: bool = Field(False, description="keep responses that do not hold an accepted answer")
 
 
-class DistillConfig(StageConfig):
-    """Pos2Distill: the model's answers at its best position, distilled into the others."""
-
+class _Distilled(StageConfig):
     examples: InputPath = Field(description="examples the responses answer")
     responses: InputPath = Field(description="folder `teacher` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name: teacher and starting point")
-    task: TaskName = Field("kv", description=f"how prompts are worded: {TASK_NAMES}")
+    task: TaskName = Field("kv", description=WORDED)
     question: QuestionPlace = Field("after", description=QUESTION)
     shuffle: int = Field(0, ge=0, description=SHUFFLE)
-    method: Literal["r1", "r2", "sft", "seqkd"] = Field(
-        "r1",
-        description="r1: KL to the teacher's distributions, for retrieval; r2: cross-entropy on its chains of thought, "
-        "for two-hop reasoning; baselines: seqkd, cross-entropy on its responses; sft, on gold answers",
+    method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.checked)] = Field(
+        "r1", description=f"what is learnt, and how; {TRAINING_METHODS.described()}"
     )
-    alignment: Literal["none", "paper", "balanced"] = Field(
-        "paper", description="r1: how placements are weighed against each other; none: equally"
-    )
-    anchoring: float = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
+
+
+class DistillConfig(*TRAINING_METHODS.bases(), _Distilled):  # type: ignore[misc]  # registered choices' parameters
+    """Pos2Distill: the model's answers at its best position, distilled into the others."""
+
     k: int = Field(4, ge=0, description="placements drawn per example and epoch (K)")
     epochs: int = Field(2, ge=1, description="passes over the examples")
     batch_size: int = Field(32, ge=1, description="examples per optimizer step, over all processes")

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from posgap.config.positions import parse_positions, parse_shard
+from posgap.choices import METRICS, TASKS, Choices
 from posgap.locations import Location, as_location, is_uri, split_uri
-
-TASKS = ("kv", "qa", "multihop-cot", "multihop-coc")
-TASK_NAMES = f"{', '.join(TASKS[:-1])} or {TASKS[-1]}"
+from posgap.positions import parse_positions, parse_shard
 
 
 class Role(Enum):
@@ -111,16 +109,6 @@ def _shard(text: str) -> str:
     return text
 
 
-def _known_task(name: str) -> str:
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}: choose {TASK_NAMES}")
-    return name
-
-
-def known_task_if_any(name: str) -> str:
-    return _known_task(name) if name else name
-
-
 # Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders; so does the type
 # checker, and what comes before that work asks `is_uri`.
 if TYPE_CHECKING:
@@ -135,7 +123,9 @@ Place = Annotated[str, Role.PLACE]
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]  # changes no result
 OnThisMachine = AfterValidator(_on_this_machine)
-TaskName = Annotated[str, AfterValidator(_known_task)]
+TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
+OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
+OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
@@ -144,6 +134,11 @@ Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
 Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
+
+
+def choices_of(field: FieldInfo) -> Choices[Any] | None:
+    """What a field chooses from, or None where it names no choice."""
+    return next((m for m in field.metadata if isinstance(m, Choices)), None)
 
 
 def role(field: FieldInfo) -> Role | None:

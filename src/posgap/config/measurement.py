@@ -4,24 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from posgap.choices import BACKENDS
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import POSITIONAL, InputPath, InputPaths, ModelPath, OptionalInputPath, Placements, Shard
 
 
-class SweepConfig(BackendConfig):
+class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Accuracy with the gold documents at every position, and the gap between best and worst."""
 
     model: ModelPath = Field(
         description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"
     )
-    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
-    endpoint: Literal["chat", "completions"] = Field(
-        "chat",
-        description="openai: chat, with the model's chat template; completions, of the bare prompt (base models)",
-    )
-    concurrency: int = Field(8, ge=1, description="openai: requests under way at once")
-    timeout: float = Field(120.0, gt=0, description="openai: seconds to wait for a response")
-    retries: int = Field(8, ge=0, description="openai: times a request is tried again before the sweep gives up")
     positions: Placements = Field(
         [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
     )

@@ -4,21 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from posgap.choices import POSITION_ENCODINGS, TASKS
 from posgap.config.base import StageConfig
 from posgap.config.fields import (
-    TASK_NAMES,
     InputPath,
     ModelPath,
     Numbers,
     OptionalInputPath,
+    OptionalTaskName,
     WorkPath,
-    known_task_if_any,
 )
 
 
-class RolloutPredictConfig(StageConfig):
-    """Predicts, from mask, position encoding, residuals and depth alone, what reaches the last token."""
-
+class _Described(StageConfig):
     measurement: OptionalInputPath = Field(None, description="folder `rollout measure` wrote: what is 0 or asked of it")
     sequence_length: int = Field(0, ge=0, description="tokens (N); 0: the measurement's")
     layers: int = Field(0, ge=0, description="layers (L); 0: the measurement's")
@@ -26,17 +24,14 @@ class RolloutPredictConfig(StageConfig):
     mask: Literal["causal", "full", "window", "prefix"] = Field("causal", description="which tokens a token sees")
     window: int = Field(0, ge=0, description="window: tokens seen, the token itself included (w)")
     prefix: int = Field(0, ge=0, description="prefix: first tokens that all tokens see (K)")
-    encoding: Literal["measured", "none", "decay", "alibi", "rope"] = Field(
-        "none", description="position encoding; measured: that of the measured model"
+    encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
+        "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
     )
-    slope: float = Field(0.223, ge=0, description="decay: score lost per token of distance (m)")
-    rope_theta: float = Field(10000.0, gt=0, description="rope: base of the angles")
-    head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
-    rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
-    rope_strength: float = Field(1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of parallel ones")
-    rope_factors: Numbers = Field(
-        [], description="rope: factor per layer that divides positions (LPES); empty: none, or the measured model's"
-    )
+
+
+class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
+    """Predicts, from mask, position encoding, residuals and depth alone, what reaches the last token."""
+
     residual: Literal["constant", "power", "measured"] = Field(
         "constant", description="residual strength by layer; power: lambda * layer^-power; measured: the measurement's"
     )
@@ -60,8 +55,8 @@ class RolloutMeasureConfig(StageConfig):
 
     texts: InputPath = Field(description="a text, .jsonl(.gz) with a field `text`, or with `task` examples")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
-    task: Annotated[str, AfterValidator(known_task_if_any)] = Field(
-        "", description=f"read `texts` as examples worded for {TASK_NAMES}; empty: as text"
+    task: OptionalTaskName = Field(
+        "", description=f"read `texts` as examples of this task; {TASKS.described()}; empty: as text"
     )
     n_docs: int = Field(20, ge=1, description="with `task`: documents in a prompt")
     length: int = Field(0, ge=0, description="tokens of every text (N); 0: 256, or with `task` the shortest prompt's")

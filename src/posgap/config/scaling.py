@@ -2,23 +2,28 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from posgap.choices import CURVES
 from posgap.config.base import Config, GenerationConfig, StageConfig
 from posgap.config.fields import POSITIONAL, InputPath, ModelPath, OptionalInputPath, Placements
 
 
-class ScaleSearchConfig(GenerationConfig):
-    """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
-
+class _Searched(GenerationConfig):
     exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
     positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     strategy: Literal["genetic", "cma", "ms_poe"] = Field(
         "genetic", description="genetic algorithm; to compare, CMA-ES, or Ms-PoE's per-head factors without a search"
     )
-    curve: Literal["bezier", "linear", "step", "free", "uniform"] = Field("bezier", description="factors over depth")
-    order: int = Field(3, ge=0, description="bezier, step: control points less one; 3 is the cubic Bezier")
+    curve: Annotated[str, CURVES, AfterValidator(CURVES.checked)] = Field(
+        "bezier", description=f"factors over depth; {CURVES.described()}"
+    )
+
+
+class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # registered choices' parameters
+    """Searches RoPE factors, one per layer, that close the gap without training (LPES)."""
+
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")
     monotone: Literal["none", "increasing", "decreasing"] = Field("none", description="order of factors over depth")

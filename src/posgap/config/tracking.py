@@ -2,21 +2,20 @@
 
 from pydantic import Field
 
+from posgap.choices import GATE_RULES
 from posgap.config.base import StageConfig
 from posgap.config.fields import InputPath, ModelPath, OptionalInputPath
 
 
-class GateConfig(StageConfig):
-    """Decides whether a model may enter the registry. Exit code 3 where it may not."""
-
+class _Judged(StageConfig):
     candidate: InputPath = Field(description="sweep of the model that asks to be admitted")
     base: InputPath = Field(description="sweep of the model it was made from")
     champion: OptionalInputPath = Field(None, description="sweep of the current champion; empty: the base")
-    max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
-    mean_tolerance: float = Field(1.0, ge=0, description="points of mean the candidate may lose to the champion")
-    advantageous_tolerance: float = Field(
-        3.0, ge=0, description="points it may lose to the base where the base answers best"
-    )
+
+
+class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
+    """Decides whether a model may enter the registry. Exit code 3 where it may not."""
+
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 

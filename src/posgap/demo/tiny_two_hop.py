@@ -17,19 +17,19 @@ from tokenizers import Regex, decoders, normalizers
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posgap.choices import TASKS
 from posgap.data.two_hop import PEOPLE, QUESTION
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
 from posgap.models.loading import save_model
 from posgap.progress import track
 from posgap.tasks.final_answers import MARKER
-from posgap.tasks.prompts import get_task
 
 TASK = "multihop-cot"
 N_DOCS = 20
 
 # The pieces of the prompt and of a response. Document numbers, the brackets around titles and the
 # colon between two people are left out, so that a fact is the same two tokens in either.
-_HEAD, _TAIL = get_task(TASK).template.split("{documents}")
+_HEAD, _TAIL = TASKS[TASK].template.split("{documents}")
 _INSTRUCTION = re.findall(r"[^;:]+[;:]?", _HEAD)
 _NEXT = "\n"
 _ASK, _REASON = _TAIL.replace("{question}", QUESTION).split(" {}")

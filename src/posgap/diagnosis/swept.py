@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from posgap.choices import BACKENDS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, read_jsonl
@@ -44,7 +45,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     """The sweep of `config`; `PosgapError` where examples, model or prompts are not the sweep's own."""
     sweep = read_sweep(config.sweep)
     was = SweepConfig(**sweep.settings, examples=config.examples, model=config.model, out=config.sweep)
-    if was.backend == "openai":
+    if not BACKENDS[was.backend].local:
         raise PosgapError(f"{config.sweep}: swept through an endpoint, which shows no tokens; sweep the model itself")
     build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
     model = Path(config.model)

@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from posgap.distillation.batches import Draw, Pair, Positions, Row
-from posgap.distillation.losses import alignment_weights
+from posgap.distillation.losses import alignment_weights, token_cross_entropy, token_kl
 
 
 class Objective(Protocol):
     """What a method contributes to the training loop."""
 
     weighs_by_loss: bool  # whether `weights` needs the losses of the whole global batch
+    averaged: bool  # whether a row's loss is the mean over its response tokens, rather than their sum
+
+    def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
+        """The loss `[M]` of each response token, given the student's `logits [M, V]` before it, the token itself in
+        `targets [M]` and, where the method needs a teacher, the teacher's logits `[M, V]`."""
+        ...
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         """The prompts of a step."""
@@ -42,6 +48,12 @@ class R1:
     def __init__(self, advantageous: Positions, alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
         self.weighs_by_loss = alignment != "none"
+
+    averaged = True
+
+    def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
+        assert teacher_logits is not None
+        return token_kl(teacher_logits, logits)
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         anchors = (self.advantageous,) if self.anchoring else ()
@@ -76,9 +88,13 @@ class CrossEntropy:
     """
 
     weighs_by_loss = False
+    averaged = False
 
     def __init__(self, pairs: Sequence[Pair]):
         self.pairs = pairs
+
+    def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
+        return token_cross_entropy(targets, logits)
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]

@@ -4,22 +4,28 @@ Every rule compares the bound of an interval that speaks against the candidate, 
 estimate.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from posgap import tables
-from posgap.config.positions import format_positions
+from posgap.choices import GATE_RULES, Parameters
 from posgap.files import read_json
-from posgap.measurement import statistics
-from posgap.measurement.sweeps import Evidence
+from posgap.positions import format_positions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from posgap.measurement.sweeps import Evidence
 
 GATE_FILE = "gate.json"
 
 
-class Rule(BaseModel):
-    """One comparison: `value` (the bound that counts) against `threshold`."""
+class Ruling(BaseModel):
+    """What a rule found: `value` (the bound that counts) against `threshold`."""
 
     name: str
     meaning: str
@@ -31,34 +37,95 @@ class Rule(BaseModel):
 
 
 class Verdict(BaseModel):
-    """All rules and whether every one passed, and which model they judged."""
+    """All rulings and whether every one passed, and which model they judged."""
 
     passed: bool
     model_digest: str
-    rules: list[Rule]
+    rules: list[Ruling]
 
 
-def gap_rule(candidate: Evidence, max_gap: float) -> Rule:
-    """The gap's interval ends at or below `max_gap`."""
-    sweep = candidate.sweep
-    return Rule(
-        name="gap",
-        meaning=f"upper end of the gap's interval at most {max_gap:g}",
-        threshold=max_gap,
-        estimate=sweep.gap,
-        interval=sweep.gap_ci95,
-        value=sweep.gap_ci95[1],
-        passed=sweep.gap_ci95[1] <= max_gap,
+@dataclass(frozen=True)
+class Case:
+    """The sweeps a gate looks at. Where there is no champion, the base stands in for it."""
+
+    candidate: "Evidence"
+    base: "Evidence"
+    champion: "Evidence | None"
+    resamples: int
+    seed: int
+
+    @property
+    def best(self) -> "Evidence":
+        """The champion, else the base."""
+        return self.champion or self.base
+
+
+@dataclass(frozen=True)
+class GateRule:
+    """A rule of the gate: `judge(parameters, case)` gives its ruling, under the rule's name."""
+
+    name: str
+    help: str
+    judge: "Callable[[Any, Case], Ruling]"
+    parameters: type[Parameters] = Parameters
+
+
+class MaxGap(Parameters):
+    max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
+
+
+class MeanTolerance(Parameters):
+    mean_tolerance: float = Field(1.0, ge=0, description="points of mean the candidate may lose to the champion")
+
+
+class AdvantageousTolerance(Parameters):
+    advantageous_tolerance: float = Field(
+        3.0, ge=0, description="points it may lose to the base where the base answers best"
     )
 
 
-def difference_rule(
-    name: str, meaning: str, candidate: np.ndarray, reference: np.ndarray, tolerance: float, resamples: int, seed: int
-) -> Rule:
+def _gap(parameters: MaxGap, case: Case) -> Ruling:
+    sweep, most = case.candidate.sweep, parameters.max_gap
+    return Ruling(
+        name="gap",
+        meaning=f"upper end of the gap's interval at most {most:g}",
+        threshold=most,
+        estimate=sweep.gap,
+        interval=sweep.gap_ci95,
+        value=sweep.gap_ci95[1],
+        passed=sweep.gap_ci95[1] <= most,
+    )
+
+
+def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
+    meaning = f"mean against {'champion' if case.champion else 'base'}"
+    return _difference("mean", meaning, case.candidate.correct, case.best.correct, parameters.mean_tolerance, case)
+
+
+def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
+    placement = case.base.sweep.advantageous
+    column = case.base.sweep.placements.index(placement)
+    return _difference(
+        "advantageous",
+        f"accuracy at position {format_positions(placement)} against base",
+        case.candidate.correct[:, column],
+        case.base.correct[:, column],
+        parameters.advantageous_tolerance,
+        case,
+    )
+
+
+def _difference(
+    name: str, meaning: str, candidate: "np.ndarray", reference: "np.ndarray", tolerance: float, case: Case
+) -> Ruling:
     """The paired difference's interval begins at or above minus `tolerance`."""
-    rng = np.random.default_rng(seed)
-    estimate, interval = statistics.paired_difference(candidate, reference, resamples, rng)
-    return Rule(
+    import numpy as np
+
+    from posgap.measurement import statistics
+
+    rng = np.random.default_rng(case.seed)
+    estimate, interval = statistics.paired_difference(candidate, reference, case.resamples, rng)
+    return Ruling(
         name=name,
         meaning=f"{meaning}: lower end of the difference's interval at least {-tolerance:g}",
         threshold=-tolerance,
@@ -69,45 +136,25 @@ def difference_rule(
     )
 
 
-def judge(
-    candidate: Path,
-    base: Path,
-    champion: Path | None,
-    *,
-    max_gap: float,
-    mean_tolerance: float,
-    advantageous_tolerance: float,
-    resamples: int,
-    seed: int,
-) -> Verdict:
-    """Applies all rules to the sweeps at these paths. Without a champion the base stands in."""
-    new, old = Evidence(candidate), Evidence(base)
-    best = Evidence(champion) if champion else old
-    new.require_same_questions(old)
-    new.require_same_questions(best)
-    column = old.sweep.placements.index(old.sweep.advantageous)
-    rules = [
-        gap_rule(new, max_gap),
-        difference_rule(
-            "mean",
-            f"mean against {'champion' if champion else 'base'}",
-            new.correct,
-            best.correct,
-            mean_tolerance,
-            resamples,
-            seed,
-        ),
-        difference_rule(
-            "advantageous",
-            f"accuracy at position {format_positions(old.sweep.advantageous)} against base",
-            new.correct[:, column],
-            old.correct[:, column],
-            advantageous_tolerance,
-            resamples,
-            seed,
-        ),
-    ]
-    return Verdict(passed=all(rule.passed for rule in rules), model_digest=new.sweep.model_digest, rules=rules)
+GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap)
+MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance)
+ADVANTAGEOUS = GateRule(
+    "advantageous", "nothing was lost where the base answers best", _advantageous, AdvantageousTolerance
+)
+
+
+def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Verdict:
+    """Applies all rules, with the thresholds of `config`, to the sweeps at these paths."""
+    from posgap.measurement.sweeps import Evidence
+
+    case = Case(
+        Evidence(candidate), Evidence(base), Evidence(champion) if champion else None, config.resamples, config.seed
+    )
+    case.candidate.require_same_questions(case.base)
+    case.candidate.require_same_questions(case.best)
+    rulings = [rule.judge(rule.parameters.of(config), case) for rule in GATE_RULES]
+    passed = all(ruling.passed for ruling in rulings)
+    return Verdict(passed=passed, model_digest=case.candidate.sweep.model_digest, rules=rulings)
 
 
 def read_verdict(path: Path) -> Verdict:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from posgap.config.positions import format_positions
 from posgap.measurement.diagnoses import TokenShift
+from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder

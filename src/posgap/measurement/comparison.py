@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel
 
-from posgap.config.positions import format_positions
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence
+from posgap.positions import format_positions
 
 COMPARISON_FILE = "comparison.json"
 

@@ -5,10 +5,10 @@ from itertools import chain
 
 import numpy as np
 
-from posgap.config.positions import format_positions, parse_shard
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, Sweep, summarize
+from posgap.positions import format_positions, parse_shard
 
 _ALIKE = ("task", "label", "metric", "n_docs", "examples_digest", "model_digest", "prompt_digest")
 _APART = {"shard", "positions"}  # settings in which parts differ

@@ -5,10 +5,10 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from posgap import __version__
-from posgap.config.positions import format_positions
 from posgap.files import atomic
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import Sweep
+from posgap.positions import format_positions
 from posgap.tables import markdown
 
 

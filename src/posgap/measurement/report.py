@@ -7,7 +7,6 @@ from pathlib import Path
 import jinja2
 
 from posgap import __version__
-from posgap.config.positions import format_positions
 from posgap.files import atomic
 from posgap.measurement.cases import Case
 from posgap.measurement.comparison import Comparison
@@ -15,6 +14,7 @@ from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.plots import pair_dots, placement_differences, position_curves, save_picture
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
+from posgap.positions import format_positions
 from posgap.tasks.placements import CATEGORIES
 
 # Round steps between what is named on an axis.

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.config.positions import format_positions
 from posgap.errors import PosgapError, first_fault
 from posgap.files import read_json, read_jsonl
 from posgap.measurement import statistics
 from posgap.measurement.shape import Shape, shape_of
+from posgap.positions import format_positions
 from posgap.tasks.placements import CATEGORIES, category
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"

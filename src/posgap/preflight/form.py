@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from posgap.choices import METHODS
 from posgap.config import (
-    METHODS,
     CompareConfig,
     Config,
     DistillConfig,
@@ -49,8 +49,10 @@ def candidates(methods: str) -> list[str]:
     """The methods to try, in the order given; `ValueError` where one is unknown or there twice."""
     chosen = [method.strip() for method in methods.split("+")]
     for method in chosen:
-        if method not in METHODS:
-            raise ValueError(f"methods: unknown method {method!r}: choose of {', '.join(METHODS)}, like r1+lpes")
+        if method not in METHODS.names():
+            raise ValueError(
+                f"methods: unknown method {method!r}: choose of {', '.join(METHODS.names())}, like r1+lpes"
+            )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods: {methods!r} names one twice")
     return chosen

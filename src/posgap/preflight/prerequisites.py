@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
+from posgap.choices import METHODS, TASKS
 from posgap.config import PreflightConfig, SweepConfig
+from posgap.distillation.methods import Method
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.locations import as_location, is_uri
@@ -61,9 +63,17 @@ def _model(form: PreflightConfig) -> str:
             f"{form.model}: its tokenizer has {len(tokenizer)} tokens and its model {config.vocab_size}; "
             "they are not of one model"
         )
-    if "lpes" in form.methods and not getattr(config, "rope_parameters", None):
-        raise PosgapError(f"{form.model}: no rotary position embedding, and method lpes scales one; leave out lpes")
+    rotary = [method.name for method in _methods(form) if method.needs_rope]
+    if rotary and not getattr(config, "rope_parameters", None):
+        raise PosgapError(
+            f"{form.model}: no rotary position embedding, and method {rotary[0]} scales one; leave out {rotary[0]}"
+        )
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
+
+
+def _methods(form: PreflightConfig) -> list[Method]:
+    """The methods asked for that there are; others are the form's own complaint."""
+    return [method for method in METHODS if method.name in form.methods.split("+")]
 
 
 def _without_weights(model: str) -> tuple[str, list[str]]:
@@ -78,16 +88,15 @@ def _without_weights(model: str) -> tuple[str, list[str]]:
 
 def _sweeps(form: PreflightConfig) -> str:
     from posgap.tasks.placements import swept_placements
-    from posgap.tasks.prompts import get_task
 
     try:
         config = as_config("sweep", settings(form)["sweep"])
     except ValidationError:
         return "not to be told from this form"  # which is refused for it
     assert isinstance(config, SweepConfig)
-    task = get_task(config.task)
-    if task.n_gold != 1 and "lpes" in form.methods:
-        raise PosgapError(f"methods: lpes searches on tasks with one gold document, and {form.task} has two")
+    task = TASKS[config.task]
+    if too_few := [m for m in _methods(form) if 0 < m.most_gold < task.n_gold]:
+        raise PosgapError(f"methods: {too_few[0].name} takes tasks with one gold document, and {form.task} has two")
     placements = len(swept_placements(config.n_docs, task.n_gold, config.positions))
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: from 1 to {placements}, the placements of a sweep; got {form.shards}")

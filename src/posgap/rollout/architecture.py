@@ -1,42 +1,31 @@
 """From the description of an architecture to its predicted rollout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from posgap.errors import PosgapError
 from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, totals
-from posgap.rollout.encodings import rope_scores
 from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
-
-
-@dataclass(frozen=True)
-class Rope:
-    """RoPE by its base, head size, and the angle and strength of query and key; see `rope_scores`."""
-
-    theta: float
-    head_size: int
-    angle: float = 0.0
-    strength: float = 1.0
 
 
 @dataclass(frozen=True)
 class Architecture:
     """What decides a rollout before any text is read.
 
-    `lambdas` [L]. Position enters through `rope`, or else through `slopes` [L, H] (zeros: no encoding).
-    `factors` [L] divide RoPE's positions layer by layer, as LPES does; empty: none does. `diagonal` [L, H]
-    is the extra score of a token on itself. It and `slopes` may have one row for all layers and one
-    column for all heads. `head_weights` [H], positive, need not sum to one; empty:
-    uniform. All scores are divided by `temperature`.
+    `lambdas` [L]. Position enters through `scores`, a function of signed distances, or else through `slopes` [L, H]
+    (zeros: no encoding). `factors` [L] divide the distances of `scores` layer by layer, as LPES does; empty: none
+    does. `diagonal` [L, H] is the extra score of a token on itself. It and `slopes` may have one row for all layers
+    and one column for all heads. `head_weights` [H], positive, need not sum to one; empty: uniform. All scores are
+    divided by `temperature`.
     """
 
     n: int
     mask: Mask
     lambdas: np.ndarray
     slopes: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
-    rope: Rope | None = None
+    scores: Callable[[np.ndarray], np.ndarray] | None = None
     factors: Sequence[float] = ()
     diagonal: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     head_weights: Sequence[float] = ()
@@ -71,9 +60,8 @@ class Architecture:
 
     def _kernel(self, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
         """The kernel of a layer, and the group of each head: heads of one slope share their sums."""
-        if self.rope is not None:
-            r, distances = self.rope, np.arange(1 - self.n, self.n) / factor
-            scores = rope_scores(distances, r.theta, r.head_size, r.angle, r.strength) / self.temperature
+        if self.scores is not None:
+            scores = self.scores(np.arange(1 - self.n, self.n) / factor) / self.temperature
             return TabulatedKernel(scores), np.zeros(len(slopes), dtype=int)
         distinct, groups = np.unique(slopes, return_inverse=True)
         return ExponentialKernel(distinct / self.temperature), groups

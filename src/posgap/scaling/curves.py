@@ -5,12 +5,14 @@ where each row of the basis `[L, k]` is non-negative and sums to one. So the fac
 bounds of the points, and rise with depth where the points rise, whatever the kind.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
+from typing import Any
 
 import numpy as np
 
-KINDS = ("bezier", "linear", "step", "free", "uniform")
+from posgap.choices import CURVES
+
 MONOTONE = ("none", "increasing", "decreasing")
 # Finer than any difference that a search can tell, and coarse enough for equal candidates to be equal.
 DECIMALS = 4
@@ -18,32 +20,28 @@ DECIMALS = 4
 
 @dataclass(frozen=True)
 class Curve:
-    """A family of curves: its kind, its order and the constraints on its control points.
-
-    `bezier` of order n has n + 1 control points, evenly spaced over normalised depth
-    x = l / (L - 1); `linear` is the order-1 Bezier; `step` gives n + 1 equal runs of layers a height
-    each; `free` has a point for each layer and `uniform` one for all.
-    """
+    """A family of curves: its kind by name, the kind's own parameters (its defaults where they are left out) and the
+    constraints on control points."""
 
     kind: str = "bezier"
-    order: int = 3
+    parameters: dict[str, Any] = field(default_factory=dict)
     low: float = 1.0
     high: float = 2.0
     monotone: str = "none"
 
     def n_points(self, n_layers: int) -> int:
         """k: how many control points a curve over `n_layers` has."""
-        return {"linear": 2, "free": n_layers, "uniform": 1}.get(self.kind, self.order + 1)
+        kind = CURVES[self.kind]
+        return kind.n_points(kind.parameters(**self.parameters), n_layers)
 
     def basis(self, n_layers: int) -> np.ndarray:
         """What each control point contributes to each layer: `[L, k]`, rows summing to one."""
-        k = self.n_points(n_layers)
         depth = np.arange(n_layers) / max(n_layers - 1, 1)
-        if self.kind in ("bezier", "linear"):
-            return bernstein(depth, k - 1)
-        # The deepest layer, x = 1, belongs to the last run.
-        run = np.minimum((depth * k).astype(int), k - 1) if self.kind == "step" else np.arange(n_layers) % k
-        return np.eye(k)[run]
+        return CURVES[self.kind].basis(depth, self.n_points(n_layers))
+
+    def described(self) -> dict[str, Any]:
+        """The family as `scaling.json` records it."""
+        return {"kind": self.kind, **self.parameters, "low": self.low, "high": self.high, "monotone": self.monotone}
 
     def factors(self, points: np.ndarray, n_layers: int) -> tuple[float, ...]:
         """The factor of each layer, for control points `[k]`."""

@@ -7,6 +7,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from posgap.choices import CURVES
 from posgap.files import atomic
 from posgap.scaling.scaling_file import Scaling
 
@@ -25,7 +26,7 @@ def write_plot(scaling: Scaling, png: Path) -> None:
     left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective}, {scaling.weights} weights)")
     # Per-head factors make one line a head.
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
-    if scaling.curve["kind"] in ("bezier", "linear"):
+    if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)
         places = [i * spacing for i in range(len(scaling.control_points))]
         right.plot(places, scaling.control_points, "x", color="#4338ca", label="control point")

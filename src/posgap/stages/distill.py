@@ -8,13 +8,14 @@ import torch
 from accelerate.utils import set_seed
 
 from posgap import files
+from posgap.choices import METHODS
 from posgap.config import DistillConfig
 from posgap.distillation import processes
-from posgap.distillation.batches import Collator, Draw, Pair, advantageous_rows, pair_up, plan, with_gold
+from posgap.distillation.batches import Collator, Draw, Pair, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.lora import add_adapters, merged
-from posgap.distillation.objectives import R1, CrossEntropy, Objective
+from posgap.distillation.objectives import Objective
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
@@ -52,12 +53,13 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     work = Kept(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
     # Before the processes meet: ZeRO-3 loads models in pieces, and the teacher is read whole.
-    teacher = _teacher(config, work, collate, mixed) if config.method == "r1" else None
+    method = METHODS[config.method]
+    teacher = _teacher(config, work, collate, mixed) if method.needs_teacher else None
     steps, objective = _plan(config, pairs)
 
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
     processes.meet()
-    student = _student(config, teacher and teacher())
+    student = _student(config, objective, teacher and teacher())
     checkpoints = Checkpoints(work / f"checkpoints-{_told(config, collate)}")
     optimization = Optimization(
         config.learning_rate, config.warmup_steps, config.max_grad_norm, config.micro_batch_size
@@ -91,8 +93,7 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
         raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
     longest = max(len(pair.response.token_ids) for pair in pairs)
     build = prompt_builder(config.task, config.model, longest, order_of(config))
-    if config.method == "sft":
-        pairs = [with_gold(pair, build) for pair in pairs]
+    pairs = METHODS[config.method].learnt(pairs, build)
     return pairs, Collator(pairs, build)
 
 
@@ -100,10 +101,10 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], O
     """The method: what each step draws, and how it weighs it."""
     placement = pairs[0].response.at
     places = [p.positions for p in all_placements(placement.n_docs, len(placement.positions))]
-    objective: Objective = CrossEntropy(pairs)
-    if config.method == "r1":
-        objective = R1(placement.positions, config.alignment, config.anchoring)
-        places.remove(placement.positions)
+    method = METHODS[config.method]
+    objective = method.objective(method.parameters.of(config), pairs)
+    if method.needs_teacher:
+        places.remove(placement.positions)  # there the teacher reads
     steps = plan(len(pairs), places, config.k, config.epochs, config.batch_size, config.seed)
     if not objective.rows(steps[0]):
         raise PosgapError(f"k=0: method {config.method} then reads no prompts")
@@ -137,14 +138,14 @@ def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) 
     return open_states
 
 
-def _student(config: DistillConfig, teacher: Teacher | None) -> Student:
+def _student(config: DistillConfig, objective: Objective, teacher: Teacher | None) -> Student:
     # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
     model = load_model(config.model, "float32", compute=config.dtype)
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
-    return Student(model, teacher)
+    return Student(model, objective, teacher)
 
 
 def _told(config: DistillConfig, collate: Collator) -> str:

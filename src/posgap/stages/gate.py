@@ -16,16 +16,7 @@ log = logging.getLogger(__name__)
 @stage
 def gate(config: GateConfig, out: Path, run: Run) -> None:
     """Writes `gate.json`: each rule with threshold, value and outcome, and the verdict."""
-    verdict = judge(
-        config.candidate,
-        config.base,
-        config.champion,
-        max_gap=config.max_gap,
-        mean_tolerance=config.mean_tolerance,
-        advantageous_tolerance=config.advantageous_tolerance,
-        resamples=config.resamples,
-        seed=config.seed,
-    )
+    verdict = judge(config.candidate, config.base, config.champion, config)
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
     swept = read_sweep(config.candidate)
     run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})

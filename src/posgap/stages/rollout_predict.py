@@ -3,19 +3,20 @@
 import dataclasses
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from posgap.choices import POSITION_ENCODINGS
 from posgap.config import RolloutPredictConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
-from posgap.rollout.architecture import Architecture, Rope
+from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.distributions import describe, reading
-from posgap.rollout.encodings import alibi_slopes, checked_lambdas, constant_schedule, power_schedule
+from posgap.rollout.encodings import checked_lambdas, constant_schedule, power_schedule
 from posgap.rollout.files import PREDICTION_FILE, Measurement, Prediction, read_measurement
 from posgap.rollout.plots import distribution_curves, save
+from posgap.rollout.position_encodings import Encoded, of_model
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -61,25 +62,28 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
 
     n = from_measurement(config.sequence_length, "sequence_length")
     n_layers, n_heads = from_measurement(config.layers, "layers"), from_measurement(config.heads, "heads")
-    asked = [
-        name for name, value in (("encoding", config.encoding), ("residual", config.residual)) if value == "measured"
-    ] + (["content"] if config.content in ("mean", "heads") else [])
-    if asked and measured is None:
-        raise PosgapError(f"{asked[0]}: asks for measured values: give a `measurement`")
-    slopes, rope, factors = _encoding(config, measured, n_heads)
-    if config.rope_factors and rope is None:
+    of_measurement = {
+        "encoding": POSITION_ENCODINGS[config.encoding].of_measurement,
+        "residual": config.residual == "measured",
+        "content": config.content in ("mean", "heads"),
+    }
+    if measured is None and any(of_measurement.values()):
+        wanting = next(name for name, wants in of_measurement.items() if wants)
+        raise PosgapError(f"{wanting}: asks for measured values: give a `measurement`")
+    encoded = _encoding(config, measured, n_heads)
+    if config.rope_factors and encoded.scores is None:
         raise PosgapError("rope_factors: without RoPE there is nothing to divide: give `encoding` rope")
-    if factors and len(factors) != n_layers:
-        raise PosgapError(f"rope_factors: {len(factors)} given for {n_layers} layers")
+    if encoded.factors and len(encoded.factors) != n_layers:
+        raise PosgapError(f"rope_factors: {len(encoded.factors)} given for {n_layers} layers")
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
         raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
     architecture = Architecture(
         n,
         _mask(config, n),
         _schedule(config, measured, n_layers),
-        slopes,
-        rope=rope,
-        factors=factors,
+        np.broadcast_to(np.array([encoded.slopes]), (1, n_heads)),
+        scores=encoded.scores,
+        factors=encoded.factors,
         diagonal=_content(config, measured),
         head_weights=config.head_weights,
         temperature=config.temperature,
@@ -98,27 +102,12 @@ def _mask(config: RolloutPredictConfig, n: int) -> Mask:
     }[config.mask]()
 
 
-def _encoding(
-    config: RolloutPredictConfig, measured: Measurement | None, n_heads: int
-) -> tuple[np.ndarray, Rope | None, list[float]]:
-    """Slopes [1, H] and, where positions rotate, the rotation and what divides positions at each layer [L]."""
-    known: dict[str, Any] = (
-        measured.encoding if measured and config.encoding == "measured" else {"kind": config.encoding}
-    )
-    none = np.zeros((1, n_heads))
-    match known["kind"]:
-        case "alibi":
-            return np.array([known.get("slopes", alibi_slopes(n_heads))]), None, []
-        case "decay":
-            return np.full((1, n_heads), config.slope), None, []
-        case "rope":
-            theta, size = known.get("theta", config.rope_theta), known.get("head_size", config.head_size)
-            factors = config.rope_factors or known.get("factors", [])
-            if any(isinstance(factor, list) for factor in factors):
-                raise PosgapError("encoding: the measured model has RoPE factors by head: give `rope_factors` by layer")
-            return none, Rope(theta, size, config.rope_angle, config.rope_strength), factors
-        case _:
-            return none, None, []  # none, and learned positions: nothing the architecture decides
+def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_heads: int) -> Encoded:
+    """What position adds to scores, by the config or as it was measured of the model."""
+    encoding, facts = POSITION_ENCODINGS[config.encoding], {}
+    if measured and encoding.of_measurement:
+        encoding, facts = of_model(measured.encoding), measured.encoding
+    return encoding.encode(encoding.parameters.of(config), facts, n_heads)
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:

@@ -3,13 +3,13 @@
 import hashlib
 import json
 import logging
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from posgap.choices import CURVES
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, write_json
@@ -115,10 +115,11 @@ def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) 
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
 
-    curve = Curve(config.curve, config.order, config.low, config.high, config.monotone)
+    parameters = CURVES[config.curve].parameters.of(config).model_dump()
+    curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
     strategy = _strategy(config, curve, n_layers)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
-    found = {"curve": asdict(curve), "control_points": best.points.tolist(), "factors": list(best.factors)}
+    found = {"curve": curve.described(), "control_points": best.points.tolist(), "factors": list(best.factors)}
     return found | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
 
 

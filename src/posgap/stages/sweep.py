@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from posgap import files
+from posgap.choices import BACKENDS, WITHOUT_EFFECT
 from posgap.config import SweepConfig
 from posgap.files import digest
-from posgap.generation.backends import open_builder, open_generator
+from posgap.generation.backends import open_generator
 from posgap.generation.generator import Sampling
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
@@ -30,11 +31,8 @@ from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
-# Of the sweep's parameters those that change no response.
-_WITHOUT_EFFECT = {
-    *("metric", "batch_tokens", "processes", "concurrency", "timeout", "retries"),
-    *("limit", "label", "resamples"),
-}
+# Of the sweep's parameters those that change no response, beside those that change no result at all.
+_WITHOUT_EFFECT = {"metric", "limit", "label", "resamples"}
 
 
 @stage
@@ -45,7 +43,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """
     examples = read_examples(config.examples)[: config.limit or None]
     refuse_searched(Path(config.model), (example.id for example in examples))
-    build, label = open_builder(config), config.label or method_of(config.model) or "model"
+    build, label = BACKENDS[config.backend].builder(config), config.label or method_of(config.model) or "model"
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
     model = Path(config.model)
     digests = {
@@ -83,7 +81,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
 
 def _scaling(config: SweepConfig) -> dict | None:
     """The RoPE factors that the model's config names; an endpoint does not tell its own."""
-    factors = None if config.backend == "openai" else config_factors(load_config(config.model))
+    factors = config_factors(load_config(config.model)) if BACKENDS[config.backend].local else None
     return {"factors": factors} if factors else None
 
 
@@ -95,7 +93,8 @@ def _responses(
     digests: dict[str, str],
 ) -> list[str]:
     """The responses to every example at every placement, in this order; those known already are not asked for."""
-    identity = {name: getattr(config, name) for name in config.parameters() if name not in _WITHOUT_EFFECT}
+    deciding = [name for name, field in config.parameters().items() if WITHOUT_EFFECT not in field.metadata]
+    identity = {name: getattr(config, name) for name in deciding if name not in _WITHOUT_EFFECT}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
     known = unfinished.responses.keys() & set(range(len(examples)))
     missing = [i for i in range(len(examples)) if i not in known]

@@ -4,13 +4,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from posgap.choices import BACKENDS
 from posgap.config import TeacherConfig
-from posgap.config.positions import format_positions, parse_positions
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
-from posgap.generation.backends import open_builder, open_generator
+from posgap.generation.backends import open_generator
 from posgap.generation.generator import Sampling, complete
 from posgap.measurement.sweeps import read_sweep
+from posgap.positions import format_positions, parse_positions
 from posgap.progress import track
 from posgap.stage import stage
 from posgap.tasks.examples import read_examples
@@ -27,7 +28,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
     """
-    examples, build = read_examples(config.examples), open_builder(config)
+    examples, build = read_examples(config.examples), BACKENDS[config.backend].builder(config)
     placement = Placement(advantageous_positions(config), config.n_docs)
     require_n_gold(placement, build.task.n_gold)
     where = format_positions(placement.positions)

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+from posgap.choices import METHODS
 from posgap.storage.inputs import read_manifest
 
 
 def method_of(model: str | Path) -> str:
-    """The method that made a model: r1, r2, sft, seqkd or lpes; empty for one that came from elsewhere."""
+    """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere."""
     manifest = read_manifest(Path(model))
-    return "lpes" if manifest.get("stage") == "scale_apply" else manifest.get("config", {}).get("method", "")
+    made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
+    return made[0] if made else manifest.get("config", {}).get("method", "")

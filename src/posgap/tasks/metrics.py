@@ -4,6 +4,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from posgap.choices import Parameters
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -57,8 +61,16 @@ def _lowered(text: str) -> str:
     return " ".join(text.lower().split())
 
 
-METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "em": exact_match,
-    "sub_em": sub_exact_match,
-    "f1": f1,
-}
+@dataclass(frozen=True)
+class Metric:
+    """How a response is scored: `score(response, answers)` is from 0 to 1, and True counts as 1."""
+
+    name: str
+    help: str
+    score: Callable[[str, Sequence[str]], float]
+    parameters: ClassVar[type[Parameters]] = Parameters  # none
+
+
+EM = Metric("em", "the response equals an answer", exact_match)
+SUB_EM = Metric("sub_em", "the response contains an answer", sub_exact_match)
+F1 = Metric("f1", "words in common with the best of the answers", f1)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from posgap.config.positions import format_positions, parse_positions, parse_shard
 from posgap.errors import PosgapError
+from posgap.positions import format_positions, parse_positions, parse_shard
 from posgap.tasks.examples import AnyExample, Document
 
 CATEGORIES = ("connected", "disconnected", "reversed")

@@ -1,13 +1,15 @@
 """What every stage that reads prompts begins with: task, tokenizer and context in one prompt builder."""
 
+from posgap.choices import TASKS
 from posgap.config import DistillConfig, PromptConfig
 from posgap.models.loading import context_length, load_config, load_tokenizer
-from posgap.tasks.prompts import AS_GIVEN, Order, PromptBuilder, get_task
+from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.task import AS_GIVEN, Order
 
 
 def prompt_builder(task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 is the task's own."""
-    task, tokenizer = get_task(task_name), load_tokenizer(model)
+    task, tokenizer = TASKS[task_name], load_tokenizer(model)
     return PromptBuilder(
         task,
         tokenizer,

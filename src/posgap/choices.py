@@ -1,0 +1,215 @@
+"""What users choose by name: tasks, metrics, methods, curves, gate rules, backends and position encodings.
+
+A choice is one object that owns all that is known of it: its name, what `--help` says about it, the parameters
+that it adds to the stages which offer it, and its work. `Choices` holds all objects of one kind: those of posgap, and
+those that installed packages add by an entry point (docs/extending.md).
+
+Every command imports the modules of all choices, so these import torch, numpy and other heavy packages only inside
+functions.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from importlib.metadata import EntryPoints, entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from posgap.errors import PosgapError
+
+if TYPE_CHECKING:
+    from posgap.distillation.methods import Method
+    from posgap.gating.rules import GateRule
+    from posgap.generation.backends import Backend
+    from posgap.rollout.encodings import PositionEncoding
+    from posgap.scaling.curves import CurveKind
+    from posgap.tasks.metrics import Metric
+    from posgap.tasks.task import Task
+
+log = logging.getLogger(__name__)
+WITHOUT_EFFECT = "without effect"  # marks a parameter that changes how fast a result comes, not the result
+
+
+class Parameters(BaseModel):
+    """Parameters that a choice adds to the stages which offer it. A choice without any uses this class itself."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def of(cls, config: object) -> Self:
+        """The values that a stage's config has for these parameters."""
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
+
+
+class Choice(Protocol):
+    """What every choice has. `help` is a phrase that begins in lower case and fits after "name: "."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def help(self) -> str: ...
+
+    @property
+    def parameters(self) -> type[Parameters]: ...
+
+
+T = TypeVar("T", bound=Choice)
+
+
+class Choices(Generic[T]):
+    """All choices of one kind, by name, in the order in which they were registered.
+
+    `builtin` names posgap's own as "module:OBJECT"; `group` is the entry point group of packages. An entry point that
+    cannot be loaded, or whose name or parameters are taken, is left out with a warning: a broken package must not
+    stop the commands that do not need it.
+    """
+
+    all: ClassVar[list["Choices[Any]"]] = []
+
+    def __init__(self, kind: str, group: str, *builtin: str):
+        self.kind, self.group, self.builtin = kind, group, builtin
+        Choices.all.append(self)
+
+    @cached_property
+    def _by_name(self) -> dict[str, T]:
+        choices: dict[str, T] = {}
+        for place in self.builtin:
+            module, _, name = place.partition(":")
+            choice = getattr(importlib.import_module(module), name)
+            choices[choice.name] = choice
+        for entry in _entry_points().select(group=self.group):
+            try:
+                choice = entry.load()
+                self._require_new(choice, choices)
+            except Exception as error:  # whatever a package does while it is imported
+                log.warning("%s %s of %s is left out: %s", self.kind, entry.name, entry.value, error)
+                continue
+            choices[choice.name] = choice
+        return choices
+
+    @staticmethod
+    def _require_new(choice: T, choices: dict[str, T]) -> None:
+        if choice.name in choices:
+            raise ValueError(f"the name {choice.name!r} is taken")
+        others = {other.parameters for other in choices.values()} - {choice.parameters}
+        taken = {name for parameters in others for name in parameters.model_fields}
+        if shared := taken & set(choice.parameters.model_fields):
+            raise ValueError(f"the parameter {min(shared)!r} is taken")
+
+    def __getitem__(self, name: str) -> T:
+        """The choice of that name; `PosgapError` with the names there are."""
+        if name not in self._by_name:
+            raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.listed()}")
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._by_name.values())
+
+    def names(self) -> list[str]:
+        """The names of all choices."""
+        return [choice.name for choice in self]
+
+    def listed(self) -> str:
+        """All names as text: "kv, qa or needle"."""
+        *others, last = self.names()
+        return f"{', '.join(others)} or {last}" if others else last
+
+    def described(self) -> str:
+        """All names with what they mean, for an option's help."""
+        return "; ".join(f"{choice.name}: {choice.help}" for choice in self)
+
+    def checked(self, name: str) -> str:
+        """The name itself; `ValueError`, which pydantic reports, where there is no such choice."""
+        try:
+            return self[name].name
+        except PosgapError as error:
+            raise ValueError(str(error)) from None
+
+    def checked_if_any(self, name: str) -> str:
+        """The same, where an empty name leaves the choice open."""
+        return self.checked(name) if name else name
+
+    def bases(self) -> list[type[Parameters]]:
+        """The parameters of all choices as base classes of a config: `class C(*KIND.bases(), Before): ...`.
+
+        The config has the fields of `Before`, those of the choices in their order, and its own.
+        """
+        # pydantic collects the fields of the last base first.
+        return list(
+            dict.fromkeys(choice.parameters for choice in reversed(list(self)) if choice.parameters.model_fields)
+        )
+
+    def where(self, holds: Callable[[T], bool]) -> "Choices[T]":
+        """The choices for which this holds, for a stage that offers only those."""
+        return _Some(self, holds)
+
+
+class _Some(Choices[T]):
+    def __init__(self, whole: Choices[T], holds: Callable[[T], bool]):
+        self.kind, self.group, self.whole, self.holds = whole.kind, whole.group, whole, holds
+
+    @cached_property
+    def _by_name(self) -> dict[str, T]:
+        return {choice.name: choice for choice in self.whole if self.holds(choice)}
+
+
+@cache
+def _entry_points() -> EntryPoints:
+    return entry_points()  # reading them takes longer than all else here
+
+
+TASKS: Choices["Task"] = Choices(
+    "task",
+    "posgap.tasks",
+    "posgap.tasks.retrieval:KV",
+    "posgap.tasks.retrieval:QA",
+    "posgap.tasks.multihop:COT",
+    "posgap.tasks.multihop:COC",
+)
+METRICS: Choices["Metric"] = Choices(
+    "metric", "posgap.metrics", "posgap.tasks.metrics:EM", "posgap.tasks.metrics:SUB_EM", "posgap.tasks.metrics:F1"
+)
+METHODS: Choices["Method"] = Choices(
+    "method",
+    "posgap.methods",
+    "posgap.distillation.methods:R1",
+    "posgap.distillation.methods:R2",
+    "posgap.distillation.methods:SFT",
+    "posgap.distillation.methods:SEQKD",
+    "posgap.scaling.method:LPES",
+)
+CURVES: Choices["CurveKind"] = Choices(
+    "curve",
+    "posgap.curves",
+    "posgap.scaling.curve_kinds:BEZIER",
+    "posgap.scaling.curve_kinds:LINEAR",
+    "posgap.scaling.curve_kinds:STEP",
+    "posgap.scaling.curve_kinds:FREE",
+    "posgap.scaling.curve_kinds:UNIFORM",
+)
+GATE_RULES: Choices["GateRule"] = Choices(
+    "gate rule",
+    "posgap.gate_rules",
+    "posgap.gating.rules:GAP",
+    "posgap.gating.rules:MEAN",
+    "posgap.gating.rules:ADVANTAGEOUS",
+)
+BACKENDS: Choices["Backend"] = Choices(
+    "backend",
+    "posgap.backends",
+    "posgap.generation.backends:TRANSFORMERS",
+    "posgap.generation.backends:VLLM",
+    "posgap.generation.backends:OPENAI",
+)
+POSITION_ENCODINGS: Choices["PositionEncoding"] = Choices(
+    "position encoding",
+    "posgap.position_encodings",
+    "posgap.rollout.position_encodings:MEASURED",
+    "posgap.rollout.position_encodings:NONE",
+    "posgap.rollout.position_encodings:DECAY",
+    "posgap.rollout.position_encodings:ALIBI",
+    "posgap.rollout.position_encodings:ROPE",
+)

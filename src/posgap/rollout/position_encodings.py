@@ -1,0 +1,93 @@
+"""The position encodings that a prediction can assume."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from posgap.choices import POSITION_ENCODINGS, Parameters
+from posgap.errors import PosgapError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Encoded(NamedTuple):
+    """What position adds to the score of a query at i and a key at j.
+
+    Either `slopes`, one a head or one for all, each taking slope * |i - j| from the score; or `scores`, from signed
+    distances i - j of any shape to scores of that shape, whose distances `factors` divide layer by layer.
+    """
+
+    slopes: Sequence[float] = (0.0,)
+    scores: "Callable[[np.ndarray], np.ndarray] | None" = None
+    factors: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class PositionEncoding:
+    """`encode(parameters, measured, n_heads)` is what position adds to scores; `measured` holds what was measured of a
+    model whose encoding this is, and is empty where none was. An encoding may be `of_measurement`: the model's own."""
+
+    name: str
+    help: str
+    encode: Callable[[Any, Mapping[str, Any], int], Encoded]
+    parameters: type[Parameters] = Parameters
+    of_measurement: bool = False
+
+
+class Slope(Parameters):
+    slope: float = Field(0.223, ge=0, description="decay: score lost per token of distance (m)")
+
+
+def _split(value: Any) -> Any:
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+class Rotation(Parameters):
+    rope_theta: float = Field(10000.0, gt=0, description="rope: base of the angles")
+    head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
+    rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
+    rope_strength: float = Field(1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of parallel ones")
+    rope_factors: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_split)] = Field(
+        [], description="rope: factor per layer that divides positions (LPES); empty: none, or the measured model's"
+    )
+
+
+def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+    from posgap.rollout.encodings import alibi_slopes
+
+    return Encoded(slopes=measured["slopes"] if "slopes" in measured else alibi_slopes(n_heads).tolist())
+
+
+def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+    from posgap.rollout.encodings import rope_scores
+
+    theta, size = measured.get("theta", parameters.rope_theta), measured.get("head_size", parameters.head_size)
+    factors = parameters.rope_factors or measured.get("factors", [])
+    if any(isinstance(factor, list) for factor in factors):
+        raise PosgapError("encoding: the measured model has RoPE factors by head: give `rope_factors` by layer")
+
+    def scores(distances: "np.ndarray") -> "np.ndarray":
+        return rope_scores(distances, theta, size, parameters.rope_angle, parameters.rope_strength)
+
+    return Encoded(scores=scores, factors=factors)
+
+
+def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+    return Encoded()
+
+
+def of_model(measured: Mapping[str, Any]) -> PositionEncoding:
+    """The encoding measured of a model; learned positions are nothing that an architecture decides, so none."""
+    return POSITION_ENCODINGS[measured["kind"]] if measured["kind"] in POSITION_ENCODINGS.names() else NONE
+
+
+MEASURED = PositionEncoding("measured", "that of the measured model", _nothing, of_measurement=True)
+NONE = PositionEncoding("none", "no position at all", _nothing)
+DECAY = PositionEncoding(
+    "decay", "scores fall with distance", lambda p, measured, n_heads: Encoded(slopes=(p.slope,)), Slope
+)
+ALIBI = PositionEncoding("alibi", "they fall at ALiBi's slope of each head", _alibi)
+ROPE = PositionEncoding("rope", "queries and keys turn with their positions", _rope, Rotation)

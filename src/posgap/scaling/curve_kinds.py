@@ -1,0 +1,64 @@
+"""The kinds of curves over depth; see `posgap.scaling.curves` for what they have in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from posgap.choices import Parameters
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Order(Parameters):
+    order: int = Field(3, ge=0, description="bezier, step: control points less one; 3 is the cubic Bezier")
+
+
+@dataclass(frozen=True)
+class CurveKind:
+    """A kind of curve: `n_points(parameters, n_layers)` is how many control points it has, k, and
+    `basis(depth [L], k)` what each of them contributes to each layer, `[L, k]` with rows that sum to one.
+
+    `depth` runs evenly from 0 at the first layer to 1 at the last.
+    """
+
+    name: str
+    help: str
+    n_points: Callable[[Any, int], int]
+    basis: "Callable[[np.ndarray, int], np.ndarray]"
+    parameters: type[Parameters] = Parameters
+    smooth: bool = False  # whether the control points lie evenly over depth, so that a picture can show them
+
+
+def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
+    from posgap.scaling.curves import bernstein
+
+    return bernstein(depth, k - 1)
+
+
+def _runs(depth: "np.ndarray", k: int) -> "np.ndarray":
+    import numpy as np
+
+    # The deepest layer, x = 1, belongs to the last run.
+    return np.eye(k)[np.minimum((depth * k).astype(int), k - 1)]
+
+
+def _one_each(depth: "np.ndarray", k: int) -> "np.ndarray":
+    import numpy as np
+
+    return np.eye(k)
+
+
+def _constant(depth: "np.ndarray", k: int) -> "np.ndarray":
+    import numpy as np
+
+    return np.ones((len(depth), 1))
+
+
+BEZIER = CurveKind("bezier", "a Bezier curve", lambda p, n_layers: p.order + 1, _bernstein, Order, smooth=True)
+LINEAR = CurveKind("linear", "a straight line", lambda p, n_layers: 2, _bernstein, smooth=True)
+STEP = CurveKind("step", "equal runs of layers at a height each", lambda p, n_layers: p.order + 1, _runs, Order)
+FREE = CurveKind("free", "a factor for each layer", lambda p, n_layers: n_layers, _one_each)
+UNIFORM = CurveKind("uniform", "one factor for all layers", lambda p, n_layers: 1, _constant)

@@ -1,0 +1,37 @@
+"""The retrieval tasks, in the wordings of Lost in the Middle (Liu et al. 2024, TACL 12:157-173, appendix prompts)."""
+
+from collections.abc import Sequence
+
+from posgap.tasks.examples import Document
+from posgap.tasks.task import Task, search_results
+
+
+def json_records(documents: Sequence[Document]) -> str:
+    """Documents as one JSON object, a record a line."""
+    return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
+
+
+KV = Task(
+    name="kv",
+    help="the value of a key among JSON records",
+    template=(
+        "Extract the value corresponding to the specified key in the JSON object below.\n\n"
+        'JSON data:\n{documents}\n\nKey: "{question}"\nCorresponding value:'
+    ),
+    render=json_records,
+    metric="sub_em",
+    max_new_tokens=100,
+    target='"{answer}"',
+    one_wording=True,
+)
+QA = Task(
+    name="qa",
+    help="a question about one of the documents",
+    template=(
+        "Write a high-quality answer for the given question using only the provided search results "
+        "(some of which might be irrelevant).\n\n{documents}\n\nQuestion: {question}\nAnswer:"
+    ),
+    render=search_results,
+    metric="sub_em",
+    max_new_tokens=100,
+)

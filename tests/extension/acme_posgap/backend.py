@@ -1,0 +1,26 @@
+"""A backend: answers by rule, for trying out prompts without a model."""
+
+from pydantic import Field
+
+from posgap.choices import Parameters
+from posgap.generation.backends import Backend
+from posgap.generation.generator import Completion
+
+
+class Rule(Parameters):
+    said: str = Field("yes", description="rule: what is answered to every prompt")
+
+
+class Ruled(Backend):
+    def generator(self, config, build):
+        self_said = Rule.of(config).said
+
+        class Generator:
+            def generate(self, groups, sampling):
+                for index, group in enumerate(groups):
+                    yield index, [Completion(self_said, []) for _ in group]
+
+        return Generator()
+
+
+RULE = Ruled("rule", "one answer to everything", Rule, local=False)

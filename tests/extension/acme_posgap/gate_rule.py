@@ -1,0 +1,20 @@
+"""A gate rule: even the worst placement is right often enough."""
+
+from pydantic import Field
+
+from posgap.choices import Parameters
+from posgap.gating.rules import GateRule, Ruling
+
+
+class Floor(Parameters):
+    least_worst: float = Field(0.0, ge=0, le=100, description="least accuracy at the worst placement, in points")
+
+
+def judge(parameters, case):
+    sweep, least = case.candidate.sweep, parameters.least_worst
+    low, high = min(sweep.ci95)
+    figures = {"estimate": sweep.worst.accuracy, "interval": (low, high), "value": low, "threshold": least}
+    return Ruling(name="floor", meaning=f"worst placement at least {least:g}", passed=low >= least, **figures)
+
+
+FLOOR = GateRule("floor", "the worst placement is right often enough", judge, Floor)

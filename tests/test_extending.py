@@ -1,0 +1,130 @@
+"""A package adds one choice of each kind: the whole of posgap knows it (docs/extending.md)."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, kv_example, qa_example
+
+from posgap.choices import Choices
+from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.tasks.examples import write_examples
+
+PACKAGE = ROOT / "tests" / "extension"
+
+
+@pytest.fixture(scope="module")
+def posgap(tmp_path_factory):
+    """Runs commands of posgap, one after the other in one process, where the package is installed."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copytree(PACKAGE, site, dirs_exist_ok=True)
+
+    def run(*commands: list[object], entry_points: str = "") -> subprocess.CompletedProcess:
+        if entry_points:
+            shutil.copytree(site, other := site.with_name("other"), dirs_exist_ok=True)
+            (other / "acme_posgap-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
+        program = (
+            "import sys, json; from posgap.cli import main\n"
+            "for words in json.loads(sys.argv[1]):\n"
+            "    try: main(words)\n"
+            "    except SystemExit as stopped: print('exit code', stopped.code, flush=True)\n"
+        )
+        words = json.dumps([[str(word) for word in command] for command in commands])
+        path = str(other if entry_points else site)
+        environment = os.environ | {"PYTHONPATH": path, "MLFLOW_TRACKING_URI": f"sqlite:///{site}/mlflow.db"}
+        return subprocess.run(
+            [sys.executable, "-c", program, words], env=environment, capture_output=True, text=True, timeout=300
+        )
+
+    return run
+
+
+def codes(done: subprocess.CompletedProcess) -> list[int]:
+    found = [int(code) for code in re.findall(r"^exit code (\d+)$", done.stdout, re.MULTILINE)]
+    assert found, done.stderr
+    return found
+
+
+def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_path):
+    write_examples(tmp_path / "e.jsonl", [qa_example(i) for i in range(3)])
+    answer = qa_example(1).answers[0]
+    sweep = ["sweep", "--task", "notes", "--metric", "begins", "--backend", "rule", "--said", f"{answer} it is"]
+    sweep += ["--examples", tmp_path / "e.jsonl", "--model", "none", "--n-docs", 3, "--out", tmp_path / "swept"]
+    done = posgap(["sweep", "--help"], sweep)
+    assert codes(done) == [0, 0], done.stderr
+    assert all(word in done.stdout for word in ("notes: the label of a note", "begins: the response", "--said TEXT"))
+    swept = read_json(tmp_path / "swept" / "sweep.json")
+    right = [qa_example(i).answers[0] == answer for i in range(3)]
+    assert (swept["task"], swept["metric"]) == ("notes", "begins")
+    assert swept["accuracy"] == [pytest.approx(100 * sum(right) / 3)] * 3 and any(right)
+
+
+def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_path, model_folder):
+    examples = [kv_example(i) for i in range(4)]
+    write_examples(tmp_path / "e.jsonl", examples)
+    responses = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
+    write_jsonl(tmp_path / "responses.jsonl", [{"id": example.id, **responses} for example in examples])
+
+    def distill(temperature: float) -> list[object]:
+        words = ["distill", "--method", "reverse-kl", "--kl-temperature", temperature, "--k", 2, "--epochs", 1]
+        words += ["--examples", tmp_path / "e.jsonl", "--responses", tmp_path / "responses.jsonl"]
+        return [*words, "--model", model_folder, "--out", tmp_path / f"at-{temperature:g}"]
+
+    done = posgap(distill(1.0), distill(100.0), distill(-1.0))
+    assert codes(done) == [0, 0, 2], done.stderr
+    assert "--kl-temperature: Input should be greater than 0" in done.stderr
+    first = [next(read_jsonl(tmp_path / folder / "history.jsonl"))[1]["loss"] for folder in ("at-1", "at-100")]
+    assert first[0] > 100 * first[1] > 0  # hot distributions are nearly the same
+    assert read_json(tmp_path / "at-1" / "manifest.json")["config"]["method"] == "reverse-kl"
+
+
+def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_curve(posgap, tmp_path, model_folder):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(3)])
+    asked = ["--examples", tmp_path / "e.jsonl", "--model", model_folder, "--n-docs", 4, "--max-new-tokens", 2]
+    sweep = ["sweep", *asked, "--backend", "rule", "--said", kv_example(0).value, "--out", tmp_path / "swept"]
+    gate = ["gate", "--candidate", tmp_path / "swept", "--base", tmp_path / "swept", "--out", tmp_path / "gate"]
+    predict = ["rollout", "predict", "--encoding", "kerple", "--sequence-length", 8, "--layers", 2, "--heads", 1]
+    search = ["scale", "search", *asked, "--curve", "knee", "--knees", 2, "--generations", 1, "--population", 3]
+    done = posgap(
+        sweep,
+        [*gate, "--least-worst", 99],
+        *([*predict, "--bend", bend, "--out", tmp_path / f"bend-{bend}"] for bend in (1, 9)),
+        [*search, "--out", tmp_path / "search"],
+    )
+    assert codes(done)[:4] == [0, 3, 0, 0], done.stderr
+    rulings = {rule["name"]: rule for rule in read_json(tmp_path / "gate" / "gate.json")["rules"]}
+    assert not rulings["floor"]["passed"] and rulings["floor"]["threshold"] == 99
+    slow, quick = (read_json(tmp_path / f"bend-{bend}" / "prediction.json")["distribution"] for bend in (1, 9))
+    assert slow != quick
+    if codes(done)[4] == 0:
+        scaling = read_json(tmp_path / "search" / "scaling.json")
+        assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4
+    else:
+        assert "answers not a single question" in done.stderr  # an untrained model; the search ran
+
+
+def test_a_package_that_is_broken_or_takes_a_name_is_left_out_with_a_warning(posgap):
+    entries = "[posgap.metrics]\nmissing = acme_posgap.nothing:HERE\n[posgap.tasks]\nkv = posgap.tasks.retrieval:QA\n"
+    done = posgap(["sweep", "--help"], entry_points=entries)
+    assert codes(done) == [0]
+    assert (
+        "metric missing of acme_posgap.nothing:HERE is left out: No module named 'acme_posgap.nothing'" in done.stderr
+    )
+    assert "task kv of posgap.tasks.retrieval:QA is left out: the name 'qa' is taken" in done.stderr
+
+
+def test_every_kind_has_an_example_and_the_docs_say_how_long_it_is():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| [^|]+ \| `([\w.]+)` \|.*\| `(\w+\.py)` \|", page, re.MULTILINE))
+    assert set(rows) == {choices.group for choices in Choices.all}
+    entries = (PACKAGE / "acme_posgap-1.0.dist-info" / "entry_points.txt").read_text()
+    for group, file in rows.items():
+        source = (PACKAGE / "acme_posgap" / file).read_text(encoding="utf-8")
+        lines = len(source.splitlines())
+        assert f"| `{file}` | {lines} |" in page and lines < 30
+        assert f"[{group}]" in entries
+    assert (PACKAGE / "acme_posgap" / "metric.py").read_text(encoding="utf-8") in page
