@@ -56,7 +56,8 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     sweep += ["--examples", tmp_path / "e.jsonl", "--model", "none", "--n-docs", 3, "--out", tmp_path / "swept"]
     done = posgap(["sweep", "--help"], sweep)
     assert codes(done) == [0, 0], done.stderr
-    assert all(word in done.stdout for word in ("notes: the label of a note", "begins: the response", "--said TEXT"))
+    shown = " ".join(done.stdout.split())
+    assert all(words in shown for words in ("notes: the label of a note", "begins: the response begins", "--said TEXT"))
     swept = read_json(tmp_path / "swept" / "sweep.json")
     right = [qa_example(i).answers[0] == answer for i in range(3)]
     assert (swept["task"], swept["metric"]) == ("notes", "begins")
