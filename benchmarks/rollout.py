@@ -67,8 +67,8 @@ def main() -> None:
     size = f"N = {options.tokens}, L = {options.layers}, H = {options.heads}"
     described = architecture(options.tokens, options.layers, options.heads)
     slow, expected = timed(lambda: by_products(described))
-    quick, found = min((timed(described.rollout) for _ in range(options.repeats)), key=lambda run: run[0])
-    error = float(np.abs(found - expected).max())
+    quick, carried = min((timed(described.rollout) for _ in range(options.repeats)), key=lambda run: run[0])
+    error = float(np.abs(carried - expected).max())
     assert error <= 1e-9, error
     long, row = timed(architecture(options.long_tokens, options.layers, options.heads).rollout)
     assert abs(row.sum() - 1) < 1e-9

@@ -99,12 +99,12 @@ def figure(out: Path, preset: str, seeds: int) -> None:
     started = time.perf_counter()
     folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=seeds))
     shutil.copyfile(folder / "experiment.png", ROOT / "docs" / f"rollout-{preset}.png")
-    found, sizes = files.read_json(folder / "experiment.json"), PRESETS[preset].training
+    experiment, sizes = files.read_json(folder / "experiment.json"), PRESETS[preset].training
     text = FIGURE.format(
         date=date.today(), preset=preset, title=f"Figure {preset.removeprefix('figure')}", seeds=seeds,
         of=PRESETS[preset].seeds, iterations=f"{sizes.iterations:,}", tests=f"{sizes.tests:,}",
-        minutes=(time.perf_counter() - started) / 60, reading=found["reading"],
-        gaps=gap_table(found["summary"]), sinks=sink_table(found["summary"]),
+        minutes=(time.perf_counter() - started) / 60, reading=experiment["reading"],
+        gaps=gap_table(experiment["summary"]), sinks=sink_table(experiment["summary"]),
     )  # fmt: skip
     write_section("results", f"rollout-{preset}", text)
 
@@ -147,15 +147,15 @@ class Models:
         return read_measurement(folder), read_sweep(swept), files.read_json(compared / "comparison.json")
 
 
-def row(n: int, label: str, found: Measurement, sweep: Sweep, compared: dict) -> list[str]:
+def row(n: int, label: str, measured: Measurement, sweep: Sweep, compared: dict) -> list[str]:
     """A model's figures."""
-    gradient, rollout = found.descriptions["gradient"], found.descriptions["rollout"]
+    gradient, rollout = measured.descriptions["gradient"], measured.descriptions["rollout"]
     return [
         f"{label}, n = {n}",
         f"{sweep.mean:.1f}",
         f"{sweep.gap:.1f}",
-        " ".join(f"{v:.2f}" for v in found.lambdas),
-        " ".join(f"{np.mean(v):.3f}" for v in found.first_mass),
+        " ".join(f"{v:.2f}" for v in measured.lambdas),
+        " ".join(f"{np.mean(v):.3f}" for v in measured.first_mass),
         f"{gradient['first_token_times_uniform']:.2f}",
         f"{gradient['trough_times_uniform']:.2f}",
         f"{gradient['last_token_times_uniform']:.1f}",
@@ -167,8 +167,8 @@ def row(n: int, label: str, found: Measurement, sweep: Sweep, compared: dict) ->
 def change(before: tuple[Measurement, Sweep, dict], after: tuple[Measurement, Sweep, dict]) -> str:
     """What moved from one model to another: clearly, by a tenth or more, or hardly."""
     figures = []
-    for found, sweep, compared in (before, after):
-        gradient = found.descriptions["gradient"]
+    for measured, sweep, compared in (before, after):
+        gradient = measured.descriptions["gradient"]
         figures.append(
             {
                 "mean accuracy": sweep.mean,
@@ -176,7 +176,7 @@ def change(before: tuple[Measurement, Sweep, dict], after: tuple[Measurement, Sw
                 "the share of the weakest stretch": gradient["trough_times_uniform"],
                 "that of token 1": gradient["first_token_times_uniform"],
                 "that of the last token": gradient["last_token_times_uniform"],
-                "the last layer's residual strength": found.lambdas[-1],
+                "the last layer's residual strength": measured.lambdas[-1],
                 "Spearman's correlation of accuracy and measured shares": compared["sweep"]["spearman"]["measured"],
             }
         )
@@ -194,9 +194,9 @@ def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
     for n, labels in MEASURED.items():
         models = Models(scalings, n, out)
         seen = {label: models.measured(label) for label in labels}
-        for label, (found, sweep, compared) in seen.items():
-            rows.append(row(n, label, found, sweep, compared))
-            readings.append(f"- **{label}, n = {n}**: {found.reading}. Compared: {compared['reading']}.")
+        for label, (measured, sweep, compared) in seen.items():
+            rows.append(row(n, label, measured, sweep, compared))
+            readings.append(f"- **{label}, n = {n}**: {measured.reading}. Compared: {compared['reading']}.")
             pictures.append(f"![{label}, n = {n}]({models.picture(label)})")
         for first, label in CHANGES:
             if {first, label} <= seen.keys():

@@ -12,17 +12,17 @@ def test_predict_from_the_command_line(capsys, tmp_path):
     words = ["rollout", "predict", "--out", tmp_path / "p", "--sequence-length", 64, "--layers", 4, "--heads", 8]
     code, shown = run(capsys, *words, "--encoding", "alibi", "--head-weights", "1,1,1,1,1,1,1,2")
     assert code == 0 and "without residuals the same attention would put" in shown
-    found = read_json(tmp_path / "p" / "prediction.json")
-    assert sum(found["distribution"]) == pytest.approx(1) and found["heads"] == 8
+    prediction = read_json(tmp_path / "p" / "prediction.json")
+    assert sum(prediction["distribution"]) == pytest.approx(1) and prediction["heads"] == 8
 
 
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ([], "sequence_length: not given: give it, or a `measurement`"),
+        ([], "sequence_length: must be given, or taken from a `measurement`"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--residual-strength", 2], "--residual-strength: Input"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--head-weights", "1"], "give one positive weight for"),
-        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: not given"),
+        (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--mask", "prefix"], "prefix: mask prefix needs a size"),
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
         ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
         (["--measurement", "nowhere"], "measurement: nowhere: no such file or folder"),

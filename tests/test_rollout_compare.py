@@ -46,10 +46,10 @@ def test_shapes(values, expected):
 
 
 def test_the_reading_names_what_the_issue_asks_for():
-    found = reading(normalized(np.array([12.0, 1, 1, 2])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0]))
-    assert found.startswith("U-shaped; the first token draws 3.0 times its share")
-    assert "residual strength falls from 0.54 to 0.02 over depth" in found
-    assert "without residuals the same attention would put 99 % on token 1" in found
+    sentence = reading(normalized(np.array([12.0, 1, 1, 2])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0]))
+    assert sentence.startswith("U-shaped; the first token draws 3.0 times its share")
+    assert "residual strength falls from 0.54 to 0.02 over depth" in sentence
+    assert "without residuals the same attention would put 99 % on token 1" in sentence
 
 
 def test_an_interval_narrows_around_what_all_texts_share():
@@ -58,7 +58,7 @@ def test_an_interval_narrows_around_what_all_texts_share():
     texts = normalized(shared * rng.lognormal(sigma=0.5, size=(400, 30)))
     many, few = compare(shared, texts, 500, rng), compare(shared, texts[:10], 500, rng)
     assert many["spearman"] > 0.9 and many["spearman_ci95"][0] > 0.8
-    width = {name: found["wasserstein_ci95"][1] - found["wasserstein_ci95"][0] for name, found in
+    width = {name: agreement["wasserstein_ci95"][1] - agreement["wasserstein_ci95"][0] for name, agreement in
              {"many": many, "few": few}.items()}  # fmt: skip
     assert width["many"] < width["few"] / 2
     same = compare(shared, np.tile(shared, (5, 1)), 100, rng)
@@ -89,16 +89,16 @@ def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, meas
         prediction=predicted, measurement=measured, sweep=tmp_path / "sweep.json", influence="rollout",
         out=tmp_path / "compared",
     )  # fmt: skip
-    found = read_json(rollout_compare(config) / "comparison.json")
-    figures = found["figures"]["rollout"]
+    comparison = read_json(rollout_compare(config) / "comparison.json")
+    figures = comparison["figures"]["rollout"]
     low, high = figures["wasserstein_ci95"]
     assert 0 <= low <= figures["wasserstein"] <= high
-    assert "the accuracy of base (gap 75.0) follows the measured shares" in found["reading"]
+    assert "the accuracy of base (gap 75.0) follows the measured shares" in comparison["reading"]
     assert (tmp_path / "compared" / "comparison.png").stat().st_size > 10_000
 
 
 def test_lengths_that_differ_are_named(tmp_path, measured):
     predicted = rollout_predict(RolloutPredictConfig(sequence_length=9, layers=2, heads=1, out=tmp_path / "predicted"))
     config = RolloutCompareConfig(prediction=predicted, measurement=measured, out=tmp_path / "compared")
-    with pytest.raises(PosgapError, match="predicted for 9 tokens, but measured over 24"):
+    with pytest.raises(PosgapError, match="predicted for 9 tokens, but .*/measured was measured over 24"):
         rollout_compare(config)

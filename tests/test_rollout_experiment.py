@@ -224,8 +224,8 @@ def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
             preset=name, out=tmp_path / name, seeds=1, iterations=2, batch=8, tests=20, work=tmp_path / "work"
         )
         rollout_experiment(config)
-        found = read_json(tmp_path / name / "experiment.json")
-        assert len(found["trials"]) == len(preset.cells) and len(found["summary"]) == len(preset.cells)
+        experiment = read_json(tmp_path / name / "experiment.json")
+        assert len(experiment["trials"]) == len(preset.cells) and len(experiment["summary"]) == len(preset.cells)
         assert (tmp_path / name / "experiment.png").stat().st_size > 10_000
         rows = (tmp_path / name / "experiment.md").read_text().splitlines()
         assert (

@@ -128,25 +128,25 @@ def slopes_of(model) -> np.ndarray:
 
 def test_every_family_against_its_own_matrices(model, ids):
     """The twin asks transformers for all matrices at once and works text by text in numpy."""
-    found, influence = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
+    statistics, influence = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
     with eager_attention(model), torch.no_grad():
         output = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
         lambdas = strengths(model, ids)
     matrices = torch.stack(output.attentions).double().numpy()  # [L, B, H, N, N]
     assert matrices.shape == (LAYERS, TEXTS, HEADS, N, N)
-    np.testing.assert_allclose(found["first_mass"], matrices[:, :, :, 1:, 0].mean((1, 3)), rtol=1e-5)
+    np.testing.assert_allclose(statistics["first_mass"], matrices[:, :, :, 1:, 0].mean((1, 3)), rtol=1e-5)
     diagonal = np.diagonal(matrices, axis1=3, axis2=4)
-    np.testing.assert_allclose(found["diagonal_mass"], diagonal[..., 1:].mean((1, 3)), rtol=1e-5)
+    np.testing.assert_allclose(statistics["diagonal_mass"], diagonal[..., 1:].mean((1, 3)), rtol=1e-5)
     for distance in (0, 1, N - 1):
         band = np.diagonal(matrices, -distance, 3, 4)
-        np.testing.assert_allclose(found["distance"][..., distance], band.mean((1, 3)), rtol=1e-5)
+        np.testing.assert_allclose(statistics["distance"][..., distance], band.mean((1, 3)), rtol=1e-5)
     for key in (0, 5):
         seen = matrices[:, :, :, key:, key] > 0.2
-        np.testing.assert_allclose(found["sink"][..., key], seen.mean((1, 3)), rtol=1e-6)
+        np.testing.assert_allclose(statistics["sink"][..., key], seen.mean((1, 3)), rtol=1e-6)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(matrices * np.log(matrices), axis=-1)
-    np.testing.assert_allclose(found["entropy"], entropy[..., 1:].mean((1, 3)), rtol=1e-4)
-    np.testing.assert_allclose(found["lambdas"], lambdas.mean((1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(statistics["entropy"], entropy[..., 1:].mean((1, 3)), rtol=1e-4)
+    np.testing.assert_allclose(statistics["lambdas"], lambdas.mean((1, 2)), rtol=1e-5)
     for text in range(TEXTS):
         layers = [MatrixAttention(matrices[layer, text].mean(0)) for layer in range(LAYERS)]
         expected = last_row(N, layers, lambdas[:, text].mean(-1))
@@ -206,10 +206,10 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
     statistics = Statistics(1, 3, N, slopes, 0.2)
     statistics.add_strengths(torch.full((1, 2, N), 0.25))
     statistics.add(0, a.expand(2, 3, N, N))
-    found = statistics.means()
-    np.testing.assert_allclose(found["content"][0], content, rtol=1e-6)
-    np.testing.assert_allclose(found["lambdas"], 0.25)
-    np.testing.assert_allclose(found["distance"][0] @ np.arange(N, 0, -1), N)
+    means = statistics.means()
+    np.testing.assert_allclose(means["content"][0], content, rtol=1e-6)
+    np.testing.assert_allclose(means["lambdas"], 0.25)
+    np.testing.assert_allclose(means["distance"][0] @ np.arange(N, 0, -1), N)
 
 
 def test_batches_do_not_change_a_measurement(ids):
@@ -237,10 +237,10 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
             texts=tmp_path / "e.jsonl", model=str(model_folder), task="kv", n_docs=4, out=tmp_path / "measured"
         )
     )
-    found = read_measurement(measured)
-    assert (found.n_texts, found.layers, found.heads) == (6, 2, 4)
-    assert read_arrays(measured)["rollout"].shape == (6, found.sequence_length)
-    np.testing.assert_allclose(sum(found.influence["gradient"]), 1)
+    measurement = read_measurement(measured)
+    assert (measurement.n_texts, measurement.layers, measurement.heads) == (6, 2, 4)
+    assert read_arrays(measured)["rollout"].shape == (6, measurement.sequence_length)
+    np.testing.assert_allclose(sum(measurement.influence["gradient"]), 1)
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip
@@ -250,7 +250,7 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
         )
     )
     prediction = read_prediction(predicted)
-    assert prediction.lambdas == found.lambdas and len(prediction.distribution) == found.sequence_length
+    assert prediction.lambdas == measurement.lambdas and len(prediction.distribution) == measurement.sequence_length
     assert sum(prediction.distribution) == pytest.approx(1)
 
 
@@ -270,10 +270,12 @@ def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder
     taken_over = predicted("scaled", "taken-over")
     assert taken_over == predicted("plain", "spelled", rope_factors=[1.0, 2.0])
     assert taken_over != predicted("plain", "without")
-    found = read_json(measured["scaled"] / "measurement.json")
-    found["encoding"]["factors"] = [[1.0, 2.0]] * 2
-    write_json(measured["scaled"] / "measurement.json", found)
-    with pytest.raises(PosgapError, match="RoPE factors by head: give `rope_factors` by layer"):
+    measurement = read_json(measured["scaled"] / "measurement.json")
+    measurement["encoding"]["factors"] = [[1.0, 2.0]] * 2
+    write_json(measured["scaled"] / "measurement.json", measurement)
+    with pytest.raises(
+        PosgapError, match="RoPE factor per head, but a prediction takes one per layer: give `rope_factors`"
+    ):
         predicted("scaled", "by-head")
 
 
@@ -305,10 +307,10 @@ def test_a_long_text_is_read_in_blocks_and_no_further_than_asked(tmp_path, token
 
 
 def test_predict_says_what_it_lacks(tmp_path):
-    with pytest.raises(PosgapError, match="layers: not given: give it, or a `measurement`"):
+    with pytest.raises(PosgapError, match="layers: must be given, or taken from a `measurement`"):
         rollout_predict(RolloutPredictConfig(out=tmp_path / "p", sequence_length=8))
     sizes = {"out": tmp_path / "p", "sequence_length": 8, "layers": 2, "heads": 2}
-    with pytest.raises(PosgapError, match="residual: asks for measured values"):
+    with pytest.raises(PosgapError, match="residual: needs measured values"):
         rollout_predict(RolloutPredictConfig(**sizes, residual="measured"))
-    with pytest.raises(PosgapError, match="window: not given"):
+    with pytest.raises(PosgapError, match="window: mask window needs a size"):
         rollout_predict(RolloutPredictConfig(**sizes, mask="window"))

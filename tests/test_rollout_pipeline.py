@@ -24,8 +24,8 @@ def why(texts: str, model: str):
 
 def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
-    given = {"texts": str(tmp_path / "t.txt"), "model": str(model_folder)}
-    run = run_locally(why, given, tmp_path / "run", tmp_path / "cache", tmp_path / "run.log")
+    inputs = {"texts": str(tmp_path / "t.txt"), "model": str(model_folder)}
+    run = run_locally(why, inputs, tmp_path / "run", tmp_path / "cache", tmp_path / "run.log")
     files = {"measure": "measurement", "predict": "prediction", "compare": "comparison", "experiment": "experiment"}
     for verb, file in files.items():
         step = run / f"rollout-{verb}"

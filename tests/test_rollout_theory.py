@@ -68,10 +68,10 @@ def test_known_answers(case):
     case = read_json(public_file("../theory/known_answers.json"))["cases"][case]
     n = case["sequence_length"]
     mask, _ = masks(n, case["mask"], case["window"] or case["prefix"] or n)
-    found = Architecture(
+    row = Architecture(
         n, mask, case["lambdas"], np.array(case["alibi_slopes"]), diagonal=np.array(case["diagonal_scores"])
     ).rollout()
-    np.testing.assert_allclose(found, case["last_row"], rtol=1e-8, atol=0)
+    np.testing.assert_allclose(row, case["last_row"], rtol=1e-8, atol=0)
 
 
 @settings(max_examples=100, deadline=None)
@@ -110,8 +110,8 @@ def test_scans_give_what_products_of_matrices_give(n, kind, size, encoding, head
 def test_any_matrices_by_vector_products():
     rng = np.random.default_rng(0)
     attentions = [rng.dirichlet(np.ones(6), size=6) for _ in range(3)]
-    found = last_row(6, [MatrixAttention(a) for a in attentions], [0.9, 0.5, 0.1])
-    np.testing.assert_allclose(found, product(attentions, [0.9, 0.5, 0.1])[-1])
+    carried = last_row(6, [MatrixAttention(a) for a in attentions], [0.9, 0.5, 0.1])
+    np.testing.assert_allclose(carried, product(attentions, [0.9, 0.5, 0.1])[-1])
 
 
 def test_content_counts_for_every_head_and_a_constant_for_none():
@@ -144,7 +144,9 @@ def test_alibi_slopes_are_those_of_transformers(heads):
 def test_bad_schedules_and_shapes_are_named():
     with pytest.raises(PosgapError, match=r"residual strength 1\.2 of layer 2: must lie in \[0, 1\]"):
         checked_lambdas([0.1, 1.2])
-    with pytest.raises(PosgapError, match="diagonal scores for 3 layers of 1 heads: the architecture has 2 of 1"):
+    with pytest.raises(
+        PosgapError, match="diagonal scores for 3 layers of 1 heads: the architecture has 2 layers of 1"
+    ):
         Architecture(4, Mask.causal(4), [0.5, 0.5], diagonal=np.zeros((3, 1))).rollout()
     np.testing.assert_allclose(power_schedule(0.6, 1.0, 3), [0.6, 0.3, 0.2])
 

@@ -17,70 +17,82 @@ from posgap.config.fields import (
 
 
 class _Described(StageConfig):
-    measurement: OptionalInputPath = Field(None, description="folder `rollout measure` wrote: what is 0 or asked of it")
+    measurement: OptionalInputPath = Field(
+        None, description="folder from `rollout measure`; supplies options left at 0 or set to `measured`"
+    )
     sequence_length: int = Field(0, ge=0, description="tokens (N); 0: the measurement's")
     layers: int = Field(0, ge=0, description="layers (L); 0: the measurement's")
     heads: int = Field(0, ge=0, description="attention heads (H); 0: the measurement's")
     mask: Literal["causal", "full", "window", "prefix"] = Field("causal", description="which tokens a token sees")
-    window: int = Field(0, ge=0, description="window: tokens seen, the token itself included (w)")
-    prefix: int = Field(0, ge=0, description="prefix: first tokens that all tokens see (K)")
+    window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
+    prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
         "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
     )
 
 
 class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
-    """Predicts, from mask, position encoding, residuals and depth alone, what reaches the last token."""
+    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth."""
 
     residual: Literal["constant", "power", "measured"] = Field(
-        "constant", description="residual strength by layer; power: lambda * layer^-power; measured: the measurement's"
+        "constant",
+        description="residual strength by layer; constant: the same in all; power: lambda * layer^-power; "
+        "measured: the measurement's",
     )
     residual_strength: float = Field(
         0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
     )
-    residual_power: float = Field(1.0, ge=0, description="power: exponent of the decay with depth")
+    residual_power: float = Field(1.0, ge=0, description="residual power: exponent of the decay with depth")
     content: Literal["none", "constant", "mean", "heads"] = Field(
         "none",
-        description="extra score of a token on itself: none, `content-score`, or the measurement's mean or per layer "
-        "and head",
+        description="extra score of a token on itself; constant: `content-score`; mean: the measurement's mean; heads: "
+        "the measurement's of each layer and head",
     )
-    content_score: float = Field(0.0, description="constant: that score")
-    head_weights: Numbers = Field([], description="weight of each head in the average; empty: uniform")
+    content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
+    head_weights: Numbers = Field(
+        [], description="one positive weight per head for the average over heads; empty: uniform"
+    )
     temperature: float = Field(1.0, gt=0, description="divides all scores")
     label: str = Field("predicted", description="what plots and tables call this prediction")
 
 
 class RolloutMeasureConfig(StageConfig):
-    """Measures residual strengths, attention and what of the input reaches the last token, on a model."""
+    """Measures a model's residual strengths, its attention, and how much each input position reaches the last token."""
 
-    texts: InputPath = Field(description="a text, .jsonl(.gz) with a field `text`, or with `task` examples")
+    texts: InputPath = Field(
+        description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
+    )
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
     task: OptionalTaskName = Field(
-        "", description=f"read `texts` as examples of this task; {TASKS.described()}; empty: as text"
+        "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )
     n_docs: int = Field(20, ge=1, description="with `task`: documents in a prompt")
-    length: int = Field(0, ge=0, description="tokens of every text (N); 0: 256, or with `task` the shortest prompt's")
-    limit: int = Field(0, ge=0, description="use the first so many texts; 0: all")
-    batch_tokens: int = Field(4096, ge=1, description="tokens read at once")
+    length: int = Field(
+        0,
+        ge=0,
+        description="number of tokens of every text (N); 0: 256, or with `task` the length of the shortest prompt",
+    )
+    limit: int = Field(0, ge=0, description="use only this many texts, from the first on; 0: all")
+    batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
     label: str = Field("model", description="what plots and tables call this model")
 
 
 class RolloutCompareConfig(StageConfig):
-    """Lays predicted and measured distributions, and a sweep's accuracy, over each other."""
+    """Compares a predicted rollout with the measured influence of input positions, and with a sweep's accuracy."""
 
-    prediction: InputPath = Field(description="folder `rollout predict` wrote")
-    measurement: InputPath = Field(description="folder `rollout measure` wrote")
+    prediction: InputPath = Field(description="folder from `rollout predict`")
+    measurement: InputPath = Field(description="folder from `rollout measure`")
     influence: Literal["gradient", "gradient_times_input", "rollout", "rollout_without_residuals"] = Field(
-        "gradient", description="the measured distribution to compare with; all are in the table"
+        "gradient", description="the measured distribution that plot and summary show; all are compared in the file"
     )
-    sweep: OptionalInputPath = Field(None, description="sweep whose accuracy curve is drawn too")
+    sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples of the texts")
 
 
 class RolloutExperimentConfig(StageConfig):
-    """Trains attention-only networks in which one cause of position bias at a time is switched on."""
+    """Trains small attention-only networks with one cause of position bias at a time, and reports its effect."""
 
     preset: Literal[
         "quick",
@@ -95,15 +107,19 @@ class RolloutExperimentConfig(StageConfig):
         "figure12",
         "figure13",
     ] = Field(
-        "quick", description="a figure of Wu et al. (2025) at its sizes, or smaller networks for minutes on two cores"
+        "quick",
+        description="the experiment: a figure of Wu et al. (2025) at the paper's sizes, or `quick`: smaller networks, "
+        "minutes on two cores",
     )
     seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")
     iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")
-    batch: int = Field(0, ge=0, description="sequences a step; 0: the preset's")
-    learning_rate: float = Field(0.0, ge=0, description="of AdamW; 0: the preset's")
+    batch: int = Field(0, ge=0, description="sequences in a training step; 0: the preset's")
+    learning_rate: float = Field(0.0, ge=0, description="AdamW's learning rate; 0: the preset's")
     tests: int = Field(0, ge=0, description="sequences of each test set; 0: the preset's")
     as_coded: bool = Field(
-        False, description="deviation 1/d and middle n/2 + 1, as the paper's code has them, not variance 1/d and n/2"
+        False,
+        description="draw components with standard deviation 1/d and take item n/2 + 1 for the middle, as the paper's "
+        "code does, instead of variance 1/d and n/2, as its text says",
     )
-    side_by_side: int = Field(8, ge=1, description="networks trained at once")
-    work: WorkPath = Field(None, description="folder of checkpoints and finished trials; empty: beside `out`")
+    side_by_side: int = Field(8, ge=1, description="number of networks trained at once")
+    work: WorkPath = Field(None, description="folder for checkpoints and finished trials; empty: one beside `out`")

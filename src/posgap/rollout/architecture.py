@@ -12,13 +12,14 @@ from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
 
 @dataclass(frozen=True)
 class Architecture:
-    """What decides a rollout before any text is read.
+    """The properties of a model that decide its rollout before any text is read.
 
-    `lambdas` [L]. Position enters through `scores`, a function of signed distances, or else through `slopes` [L, H]
-    (zeros: no encoding). `factors` [L] divide the distances of `scores` layer by layer, as LPES does; empty: none
-    does. `diagonal` [L, H] is the extra score of a token on itself. It and `slopes` may have one row for all layers
-    and one column for all heads. `head_weights` [H], positive, need not sum to one; empty: uniform. All scores are
-    divided by `temperature`.
+    `n` is the number of tokens N, `lambdas` [L] the residual strength of each layer. Position enters through
+    `scores`, a function of signed distances, or else through `slopes` [L, H] (zeros mean no encoding). `factors` [L]
+    divide the distances of `scores` layer by layer, as LPES does; empty means that no distance is divided.
+    `diagonal` [L, H] is the extra score of a token on itself. It and `slopes` may have a single row for all layers
+    and a single column for all heads. `head_weights` [H] are positive and need not sum to one; empty means uniform.
+    All scores are divided by `temperature`.
     """
 
     n: int
@@ -32,7 +33,7 @@ class Architecture:
     temperature: float = 1.0
 
     def layers(self) -> list[Attention]:
-        """One attention per layer; layers that do not differ share theirs."""
+        """The attention of each layer, L in all; layers with equal parameters share one object."""
         n_layers, n_heads = len(self.lambdas), self._heads()
         slopes = self._spread(self.slopes, n_layers, n_heads, "slopes")
         diagonal = self._spread(self.diagonal, n_layers, n_heads, "diagonal scores")
@@ -59,7 +60,7 @@ class Architecture:
         return last_row(self.n, self.layers(), self.lambdas)
 
     def _kernel(self, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
-        """The kernel of a layer, and the group of each head: heads of one slope share their sums."""
+        """The kernel of a layer, and each head's group [H]: heads with equal slopes share a group's sums."""
         if self.scores is not None:
             scores = self.scores(np.arange(1 - self.n, self.n) / factor) / self.temperature
             return TabulatedKernel(scores), np.zeros(len(slopes), dtype=int)
@@ -77,5 +78,5 @@ class Architecture:
         except ValueError:
             raise PosgapError(
                 f"{what} for {values.shape[0]} layers of {values.shape[1]} heads: the architecture has {n_layers} "
-                f"of {n_heads}"
+                f"layers of {n_heads} heads"
             ) from None

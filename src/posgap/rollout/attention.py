@@ -1,9 +1,9 @@
-"""Attention as the theory sees it, and the rollout of the last token through layers of it.
+"""Attention as the theory describes it, and the rollout of the last token through its layers.
 
 Token i attends to token j with weight softmax_j(score(i - j) + diagonal * [i = j]) over the j that the
 mask allows, averaged over heads. A layer mixes as R = (1 - lambda) I + lambda A, the rollout is
 R_L ... R_1, and its last row says how much of each input position reaches the last token. That row
-is carried from the last layer down; no product of matrices is ever needed.
+is computed from the last layer down by products of a vector and a matrix; two matrices are never multiplied.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ LEAST_SCORE = -600.0
 
 @dataclass(frozen=True)
 class Mask:
-    """Token i sees the `width` tokens that end with itself, and all of the first `prefix` ones.
+    """Token i sees the `width` tokens that end with itself, and the first `prefix` tokens of the text.
 
-    A prefix goes with an unlimited width.
+    A mask with a prefix has an unlimited width.
     """
 
     width: int
@@ -29,6 +29,7 @@ class Mask:
 
     @classmethod
     def causal(cls, n: int) -> "Mask":
+        """Each of `n` tokens sees itself and every token before it."""
         return cls(n)
 
     @classmethod
@@ -38,22 +39,25 @@ class Mask:
 
     @classmethod
     def prefixed(cls, n: int, prefix: int) -> "Mask":
-        """Every token sees the first `prefix` ones, those that stand after it included (Theorem 4.3)."""
+        """Causal, and every token also sees the first `prefix` tokens, even those that stand after it (Theorem 4.3)."""
         return cls(n, min(prefix, n))
 
     @classmethod
     def full(cls, n: int) -> "Mask":
+        """Each of `n` tokens sees all of them."""
         return cls(n, n)
 
 
 class Attention(Protocol):
+    """One layer's attention, averaged over heads."""
+
     def carry(self, row: np.ndarray) -> np.ndarray:
         """The product `row @ A`, [N] to [N]."""
         ...
 
 
 class MatrixAttention:
-    """Any row-stochastic matrix A [N, N]."""
+    """Attention given as a row-stochastic matrix A [N, N]."""
 
     def __init__(self, matrix: np.ndarray):
         self.matrix = matrix
@@ -63,7 +67,7 @@ class MatrixAttention:
 
 
 def totals(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
-    """Sums [G, N] of the kernel over the tokens that each of `n` tokens sees, but for itself."""
+    """Sums [G, N] of the kernel over the tokens that each of `n` tokens sees, itself left out."""
     ones = np.ones((len(kernel.own), n))
     sums = kernel.back(ones, mask.width)[:, ::-1].copy()
     if mask.prefix:
@@ -72,9 +76,9 @@ def totals(n: int, mask: Mask, kernel: Kernel) -> np.ndarray:
 
 
 class RelativeAttention:
-    """Heads whose scores depend on the distance, and an extra score where a token attends to itself.
+    """Attention whose scores depend on the distance alone, but for an extra score of each token on itself.
 
-    `totals [G, N]` are the kernel's `totals` under the mask, `groups [H]` says which of its groups each
+    `totals [G, N]` are the kernel's `totals` under the mask, `groups [H]` says which of the kernel's groups each
     head belongs to, `diagonal [H]` are the extra scores and `weights [H]` the heads' shares of the
     average, which sum to one.
     """
@@ -83,8 +87,8 @@ class RelativeAttention:
         self, mask: Mask, kernel: Kernel, totals: np.ndarray, groups: np.ndarray, diagonal: np.ndarray, weights
     ):
         self.mask, self.kernel, self.groups = mask, kernel, groups
-        # Of the two scores, the diagonal's and the others' 0, the greater is taken out: no overflow. Below
-        # the least score a token that sees itself alone would underflow to a weight of none.
+        # The greater of the two scores (the diagonal's, and 0 for the others) is subtracted from both, against
+        # overflow. The least score keeps a token that sees only itself from underflowing to weight 0.
         diagonal = np.maximum(diagonal, LEAST_SCORE)
         greatest = np.maximum(diagonal, 0.0)
         self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
@@ -92,11 +96,11 @@ class RelativeAttention:
 
     def carry(self, row: np.ndarray) -> np.ndarray:
         u, received = np.zeros((len(self.kernel.own), len(row))), np.zeros(len(row))
-        # Head by head: what all heads give at once would be the greatest array of all.
+        # Head by head: an array over all heads would be the largest of the whole computation.
         for group, others, own, weight in zip(self.groups, self.others, self.own, self.weights):
-            given = weight * row / (others * self.totals[group] + own)
-            u[group] += others * given
-            received += own * given
+            spread = weight * row / (others * self.totals[group] + own)
+            u[group] += others * spread
+            received += own * spread
         received += self.kernel.back(u, self.mask.width).sum(axis=0)
         if prefix := self.mask.prefix:
             received[:prefix] += self.kernel.ahead(u[:, :prefix]).sum(axis=0)
@@ -104,9 +108,9 @@ class RelativeAttention:
 
 
 def last_row(n: int, layers: Sequence[Attention], lambdas: np.ndarray) -> np.ndarray:
-    """How much of each of the `n` input positions reaches the last token: [N], sums to one.
+    """How much of each of the `n` input positions reaches the last token: [N], which sums to one.
 
-    `layers` and `lambdas` [L] from the first layer to the last.
+    `layers` and `lambdas` [L] are in the order of the model, the first layer first.
     """
     row = np.zeros(n)
     row[-1] = 1.0

@@ -30,7 +30,7 @@ def compare(predicted: np.ndarray, texts: np.ndarray, resamples: int, rng: np.ra
 
 
 def reading(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
-    """One sentence on how far the prediction goes."""
+    """One sentence on how well the prediction agrees with the measurement."""
     rank, (low, high) = figures["spearman"], figures["spearman_ci95"]
     strength = "well" if rank > 0.7 else "in part" if rank > 0.3 else "hardly" if rank > -0.3 else "the wrong way round"
     return (
@@ -41,9 +41,9 @@ def reading(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what:
 
 
 def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float:
-    """Spearman's correlation of accuracy with the share of the stretch of tokens at each gold position.
+    """Spearman's correlation of accuracy at each gold position with that document's share of the distribution [N].
 
-    The n documents are taken to divide the prompt evenly.
+    The n documents are assumed to divide the prompt into stretches of equal length.
     """
     edges = np.linspace(0, len(distribution), sweep.n_docs + 1).round().astype(int)
     shares = np.array([distribution[edges[i - 1] : edges[i]].sum() for i in sweep.positions])
@@ -51,7 +51,7 @@ def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float:
 
 
 def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Sweep | None) -> Figure:
-    """Both distributions and, on an axis of its own, the sweep's accuracy where each gold document stands."""
+    """Plots both distributions and, on a second axis, the sweep's accuracy at each gold document's place."""
     figure = distribution_curves(curves, "share of influence")
     if sweep is None:
         return figure

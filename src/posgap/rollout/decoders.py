@@ -1,4 +1,4 @@
-"""Where a transformers decoder keeps what is measured: found by structure, read through hooks."""
+"""Reads residual strengths and attention out of any transformers decoder: layers by structure, values by hooks."""
 
 import inspect
 from contextlib import ExitStack
@@ -18,8 +18,8 @@ Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
 class Decoder:
     """The layers [L] of a causal language model, and their attention modules.
 
-    A layer reads the residual stream, its attention returns (output, matrices), and what the attention's last
-    linear map makes is added to the stream, normalised first in some families.
+    It assumes that a layer reads the residual stream, that its attention returns (output, matrices), and that the
+    output of the attention's last linear map is added to the stream, in some families after a normalisation.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -35,17 +35,20 @@ class Decoder:
                 attentions = [attention for layer in module if (attention := _attention(layer))]
                 if len(attentions) == self.n_layers:
                     return list(module), attentions
-        raise PosgapError(f"{type(self.model).__name__}: found no {self.n_layers} layers with attention to measure")
+        raise PosgapError(
+            f"{type(self.model).__name__}: no list of {self.n_layers} layers that each have an attention module, so "
+            "there is nothing to measure; rollout measure reads decoders of transformers' usual structure"
+        )
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> tuple[list[Call], Tensor]:
-        """Reads `ids [B, N]`. Returns how each layer was called, and residual strengths [L, B, N].
+        """Reads `ids [B, N]` and returns the arguments each layer was called with, and residual strengths [L, B, N].
 
-        The strength is |a| / (|x| + |a|) with x the residual stream before the layer and a what the
-        attention adds to it, at each token.
+        The strength at a token is |a| / (|x| + |a|), with x the residual stream before the layer and a the vector
+        that the attention adds to it.
         """
         calls, streams, added = [], [], []
-        latest: list[Tensor] = [ids]  # kept, so that no other tensor takes its place in memory
+        latest: list[Tensor] = [ids]  # a reference, so that no later tensor reuses its memory and looks the same
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             calls.append((args, kwargs))
@@ -74,7 +77,7 @@ class Decoder:
 
     @torch.no_grad()
     def attention(self, layer: int, call: Call) -> Tensor:
-        """The attention matrices [B, H, N, N] of one layer, called again as `read` saw it called."""
+        """The attention matrices [B, H, N, N] of one layer, which is called again with the arguments `read` saw."""
         seen: list[Tensor] = []
 
         def keep(module: nn.Module, args: tuple, output: tuple) -> None:
@@ -89,7 +92,10 @@ class Decoder:
         finally:
             handle.remove()
         if not seen:
-            raise PosgapError(f"{type(self.attentions[layer]).__name__}: returns no attention matrices to measure")
+            raise PosgapError(
+                f"{type(self.attentions[layer]).__name__}: returns no attention matrices, so there is nothing to "
+                "measure; its model cannot be read by rollout measure"
+            )
         return seen[0].float()
 
 
@@ -98,13 +104,13 @@ def _attention(layer: nn.Module) -> nn.Module | None:
 
 
 def position_encoding(config: PretrainedConfig) -> dict:
-    """What `predict` needs to know of a model's positions: `kind` and, for ALiBi or RoPE, their numbers."""
+    """A model's position encoding as `predict` takes it: its `kind` and, for ALiBi or RoPE, the parameters."""
     config = config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     nested = getattr(config, "attn_config", None)
     if config.model_type == "bloom" or getattr(config, "alibi", False) or getattr(nested, "alibi", False):
-        # Falcon divides its biases by sqrt(d) with the scores.
+        # Falcon divides its biases by sqrt(d), together with the scores.
         divisor = np.sqrt(size) if config.model_type == "falcon" else 1.0
         return {"kind": "alibi", "slopes": (alibi_slopes(heads) / divisor).tolist()}
     if rope := getattr(config, "rope_parameters", None):

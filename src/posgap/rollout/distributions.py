@@ -1,17 +1,17 @@
-"""What a distribution over input positions looks like, and how far two of them are apart.
+"""The shape of a distribution over input positions, and the distance between two of them.
 
-A distribution [N] has the first token's share first and sums to one.
+A distribution [N] begins with the first token's share and sums to one.
 """
 
 import numpy as np
 from scipy.stats import rankdata
 
-END, STRETCH = 0.02, 0.1  # share of the positions that an end is, and a stretch that is compared with it
-CLEARLY = 1.2  # how many times another is clearly more
+END, STRETCH = 0.02, 0.1  # shares of the positions that make up one end, and a stretch between the ends
+CLEARLY = 1.2  # a mean share is clearly greater than another from this ratio on
 
 
 def normalized(values: np.ndarray) -> np.ndarray:
-    """Non-negative `values [..., N]` as distributions; all-zero rows become uniform."""
+    """Divides non-negative `values [..., N]` by their sums; rows of zeros become uniform."""
     sums = values.sum(axis=-1, keepdims=True)
     return np.where(sums > 0, values / np.where(sums > 0, sums, 1.0), 1 / values.shape[-1])
 
@@ -25,13 +25,16 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def wasserstein(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Wasserstein-1 distance in tokens: `a [..., N]` to `b [N]`, the sum over |difference of the cumulative sums|."""
+    """Wasserstein-1 distance in tokens from `a [..., N]` to `b [N]`: the summed |difference of cumulative sums|."""
     return np.abs(np.cumsum(a - b, axis=-1)).sum(axis=-1)
 
 
 def profile(distribution: np.ndarray) -> dict[str, float]:
-    """Mean shares, relative to a uniform one: of the ends (2 % of the positions, at least one token each),
-    and of the stretches (10 %) between them that draw least and most."""
+    """Mean shares relative to the uniform distribution's, in four places.
+
+    `first` and `last` are the two ends (2 % of the positions each, at least one token), `trough` and `crest` the
+    stretches between them (10 %) with the smallest and the greatest share.
+    """
     n = len(distribution)
     end, stretch = max(1, round(END * n)), max(1, round(STRETCH * n))
     between = distribution[end : n - end] if n > 2 * end else distribution
@@ -47,10 +50,10 @@ def profile(distribution: np.ndarray) -> dict[str, float]:
 
 
 def shape(distribution: np.ndarray) -> str:
-    """U-shaped, primacy, recency, middle-heavy or flat, by whether each end draws more than the trough."""
-    found = profile(distribution)
-    first, last = found["first"] > CLEARLY * found["trough"], found["last"] > CLEARLY * found["trough"]
-    if found["crest"] > CLEARLY * max(found["first"], found["last"]):
+    """The name of the shape: U-shaped, primacy, recency, greatest in the middle, or flat; see `profile`."""
+    shares = profile(distribution)
+    first, last = shares["first"] > CLEARLY * shares["trough"], shares["last"] > CLEARLY * shares["trough"]
+    if shares["crest"] > CLEARLY * max(shares["first"], shares["last"]):
         return "greatest between the ends"
     if first and last:
         return "U-shaped"
@@ -60,26 +63,27 @@ def shape(distribution: np.ndarray) -> str:
 
 
 def describe(distribution: np.ndarray) -> dict:
-    """The shape and the shares by which one reads it."""
-    n, found = len(distribution), profile(distribution)
+    """The shape, and the shares that it was read from."""
+    n, shares = len(distribution), profile(distribution)
     return {
         "shape": shape(distribution),
         "first_token": float(distribution[0]),
         "first_token_times_uniform": float(distribution[0] * n),
         "last_token": float(distribution[-1]),
         "last_token_times_uniform": float(distribution[-1] * n),
-        "trough_times_uniform": found["trough"],
-        "crest_times_uniform": found["crest"],
+        "trough_times_uniform": shares["trough"],
+        "crest_times_uniform": shares["crest"],
     }
 
 
 def reading(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
-    """One sentence on why a rollout looks as it does.
+    """One sentence on the rollout's shape and its causes.
 
-    `lambdas` [L] are the residual strengths it has, `without_residuals` [N] the rollout that the same
-    attention would have with none.
+    `lambdas` [L] are its residual strengths, `without_residuals` [N] is the rollout of the same attention without
+    residual connections.
     """
-    found = describe(distribution)
+    description = describe(distribution)
+    shape_name = description["shape"]
     first, last = lambdas[0], lambdas[-1]
     if abs(first - last) < 0.01:
         strengths = f"residual strength {first:.2f} at the first layer and the last"
@@ -87,8 +91,8 @@ def reading(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np
         moves = "falls" if last < first else "rises"
         strengths = f"residual strength {moves} from {first:.2f} to {last:.2f} over depth"
     return (
-        f"{found['shape'][0].upper()}{found['shape'][1:]}; the first token draws "
-        f"{found['first_token_times_uniform']:.1f} times its share, the last {found['last_token_times_uniform']:.1f} "
-        f"times; {strengths}; without residuals the same attention would put {100 * without_residuals[0]:.0f} % on "
-        f"token 1 and {100 * without_residuals[-1]:.0f} % on the last"
+        f"{shape_name[0].upper()}{shape_name[1:]}; the first token draws "
+        f"{description['first_token_times_uniform']:.1f} times its share, the last "
+        f"{description['last_token_times_uniform']:.1f} times; {strengths}; without residuals the same attention "
+        f"would put {100 * without_residuals[0]:.0f} % on token 1 and {100 * without_residuals[-1]:.0f} % on the last"
     )

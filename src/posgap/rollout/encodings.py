@@ -1,4 +1,4 @@
-"""What positions alone add to an attention score: ALiBi slopes, RoPE's expected score, residual schedules."""
+"""Position's part in the theory: ALiBi's slopes, RoPE's expected score; and residual strengths by layer."""
 
 import math
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from posgap.errors import PosgapError
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:
-    """Slopes [H] of ALiBi (Press et al. 2022): geometric from 2^(-8/H) for a power of two.
+    """Slopes [H] of ALiBi (Press et al. 2022): for H a power of two, a geometric series that starts at 2^(-8/H).
 
-    For other H, those of the power of two below, then every other one of the power of two above.
+    Other H take all slopes of the next lower power of two, and then every second slope of the next higher one.
     """
     below = 2 ** math.floor(math.log2(n_heads))
     slopes = 2.0 ** (-8 / below * np.arange(1, below + 1))
@@ -27,10 +27,10 @@ def rope_angles(theta: float, head_size: int) -> np.ndarray:
 def rope_scores(
     distances: np.ndarray, theta: float, head_size: int, angle: float = 0.0, strength: float = 1.0
 ) -> np.ndarray:
-    """Score of a query and a key at signed `distances` i - j, of the same shape.
+    """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`.
 
-    Query and key stand at `angle` (radians) before rotation in each of the d/2 planes, which share their
-    norm evenly: strength * mean_l cos(angle - (i - j) theta_l), where `strength` is |q| |k| / sqrt(d).
+    Before rotation, query and key form `angle` (radians) in each of the d/2 planes, and their norms are spread evenly
+    over the planes. The score is strength * mean_l cos(angle - (i - j) theta_l), with `strength` = |q| |k| / sqrt(d).
     With d = 2 this is Lemma 4.6's score, in general appendix I's (Wu et al. 2025).
     """
     distances = np.asarray(distances, dtype=float)
@@ -47,12 +47,12 @@ def constant_schedule(strength: float, n_layers: int) -> np.ndarray:
 
 
 def power_schedule(strength: float, power: float, n_layers: int) -> np.ndarray:
-    """Residual strength that falls with depth as strength * l^(-power), l = 1 .. L: [L]."""
+    """Residual strengths [L] that fall with depth: strength * l^(-power) at layer l = 1 .. L."""
     return strength * np.arange(1, n_layers + 1, dtype=float) ** -power
 
 
 def checked_lambdas(lambdas: Sequence[float]) -> np.ndarray:
-    """The schedule [L] as floats; `PosgapError` where one lies outside [0, 1]."""
+    """The schedule [L] as floats; raises `PosgapError` if any of them lies outside [0, 1]."""
     values = np.asarray(lambdas, dtype=float)
     outside = np.flatnonzero((values < 0) | (values > 1) | np.isnan(values))
     if len(outside):

@@ -1,4 +1,4 @@
-"""The experiments' figures: gaps as bars, attention sinks by token, attention maps."""
+"""The experiments' figures: gaps as bars, attention sinks by token, and attention maps."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from posgap.rollout.plots import COLORS, styled
 
 
 def draw(shows: str, summary: list[dict]) -> Figure:
-    """The figure that a preset shows, from the experiment's summary."""
+    """Draws an experiment's summary as the kind of figure that its preset names in `shows`."""
     drawn: dict[str, Callable[[list[dict]], Figure]] = {"gaps": gap_bars, "sinks": sink_bars, "maps": attention_maps}
     return drawn[shows](summary)
 
@@ -24,7 +24,7 @@ def _panels(summary: list[dict]) -> dict[str, list[dict]]:
 
 
 def gap_bars(summary: list[dict]) -> Figure:
-    """[a, b] - [b, a] of each pair of places: a group of bars a setting, a dot a seed, a panel a condition."""
+    """Gaps [a, b] - [b, a] by pair of places: one panel per condition, bars per setting, one dot per seed."""
     panels = _panels(summary)
     figure, rows = plt.subplots(
         len(panels), 1, squeeze=False, sharey=True, dpi=144, layout="constrained",
@@ -45,7 +45,7 @@ def gap_bars(summary: list[dict]) -> Figure:
 
 
 def sink_bars(summary: list[dict]) -> Figure:
-    """The sink metric of every token, a panel a kind of mask."""
+    """The sink metric of every token, one panel for each kind of mask."""
     panels = _panels(summary)
     figure, (row,) = plt.subplots(
         1, len(panels), squeeze=False, sharey=True, figsize=(4.2 * len(panels), 3.4), dpi=144, layout="constrained"
@@ -63,7 +63,7 @@ def sink_bars(summary: list[dict]) -> Figure:
 
 
 def attention_maps(summary: list[dict]) -> Figure:
-    """Mean attention of every layer, a row a setting."""
+    """Mean attention of every layer, one row for each setting."""
     depth = max(len(cell["attention"]) for cell in summary)
     figure, rows = plt.subplots(
         len(summary), depth, squeeze=False, figsize=(3.6 * depth, 3.3 * len(summary)), dpi=144, layout="constrained"

@@ -1,4 +1,4 @@
-"""The files of the rollout verbs: `prediction.json` and `measurement.json`, each with arrays beside it."""
+"""The files of the rollout verbs: `prediction.json`, and `measurement.json` with its arrays beside it."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Prediction(BaseModel):
-    """A predicted rollout. `distribution` [N] and, with lambda = 1 at every layer, `without_residuals` [N]."""
+    """A predicted rollout: `distribution` [N] and, for lambda = 1 at every layer, `without_residuals` [N]."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,12 +31,12 @@ class Prediction(BaseModel):
 
 
 class Measurement(BaseModel):
-    """What was measured of a model over texts of equal length.
+    """A model's attention and influence, measured over texts of equal length.
 
-    Per layer: `lambdas` [L]. Per layer and head: `content`, `first_mass`, `diagonal_mass`, `entropy` (nats),
-    `first_sink`, each [L, H]. `encoding` is what `predict` needs to know of the model's positions. `influence` holds a
-    distribution over positions [N] for each measure, averaged over texts; the texts' own are in the arrays,
-    with masses by distance and the sink metric of every position.
+    `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
+    each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `influence` holds, for
+    each measure, a distribution over positions [N] averaged over texts. The distributions of single texts, the
+    attention by distance and the sink metric of every position are in the arrays beside it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,23 +61,23 @@ class Measurement(BaseModel):
 
 
 def read_measurement(path: Path) -> Measurement:
-    """Reads the folder `rollout measure` wrote."""
+    """Reads a folder that `rollout measure` wrote, or its `measurement.json`."""
     return _read(Measurement, path, MEASUREMENT_FILE)
 
 
 def read_prediction(path: Path) -> Prediction:
-    """Reads the folder `rollout predict` wrote."""
+    """Reads a folder that `rollout predict` wrote, or its `prediction.json`."""
     return _read(Prediction, path, PREDICTION_FILE)
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes named arrays as `arrays.npz`."""
     with atomic(folder / ARRAYS_FILE) as partial:
-        np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]  # numpy: any of them may be `allow_pickle`
+        np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]  # mypy: a name could be `allow_pickle`
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays beside a measurement."""
+    """Reads the arrays beside a measurement, by name."""
     try:
         with np.load(folder / ARRAYS_FILE) as arrays:
             return dict(arrays)

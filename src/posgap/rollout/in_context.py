@@ -1,7 +1,7 @@
 """The in-context classification task of Reddy (ICLR 2024), as Wu et al. (ICML 2025) use it for position bias.
 
-A sequence is n items, each followed by its label's vector, and a query: 2 n + 1 vectors of size d. The
-query's class occurs among the items, and the network must name its label. Whole batches are drawn at once.
+A sequence is n items, each followed by its label's vector, and then a query: 2 n + 1 vectors of size d. The
+query's class occurs among the items, and the network must name that class's label. Whole batches are drawn at once.
 """
 
 import math
@@ -18,12 +18,13 @@ PAIRS = tuple(permutations(PLACES, 2))
 
 @dataclass(frozen=True)
 class TaskSizes:
-    """Appendix J's: n items of size d, B of each of n / B classes, K classes with one of L labels each.
+    """The task's sizes, by default those of appendix J.
 
-    Items are Gaussian mixtures with within-class variability `spread` (the paper's gamma), or, with
-    `vocabulary`, class vectors that share a component of strength `spread` (appendix L's lambda).
-    Components have variance 1/d, and the middle is item n/2, as the paper says; with `as_coded`
-    standard deviation 1/d and item n/2 + 1, as its public code has them.
+    A sequence has n `items` of `size` d: `burstiness` (B) items of each of n / B classes. The classes are drawn from
+    `classes` (K) in all, and each has one of `labels` (L) labels. Items are Gaussian mixtures with within-class
+    variability `spread` (the paper's gamma) or, with `vocabulary`, class vectors that share a component of strength
+    `spread` (appendix L's lambda). Components have variance 1/d and the middle is item n/2, as in the paper's text;
+    `as_coded` takes standard deviation 1/d and item n/2 + 1 instead, as in its public code.
     """
 
     items: int = 8
@@ -37,15 +38,16 @@ class TaskSizes:
 
     @property
     def tokens(self) -> int:
+        """The length of a sequence, T = 2 n + 1."""
         return 2 * self.items + 1
 
     def place(self, name: str) -> int:
-        """The index of an item from 0 by its name."""
+        """The index, counted from 0, of the item called "first", "middle" or "last"."""
         return {"first": 0, "middle": self.items // 2 - (not self.as_coded), "last": self.items - 1}[name]
 
 
 class InContextTask:
-    """Draws sequences. Class means, their labels and the labels' vectors are drawn once, by `rng`."""
+    """Draws sequences of one task, whose class means, classes' labels and label vectors `rng` draws once."""
 
     def __init__(self, sizes: TaskSizes, rng: Generator):
         self.sizes = sizes
@@ -59,32 +61,32 @@ class InContextTask:
         return self.deviation * torch.randn(*shape, self.sizes.size, generator=rng, device=rng.device)
 
     def training(self, batch: int, rng: Generator, places: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Sequences [batch, 2 n + 1, d] with their query's label [batch].
+        """Sequences [batch, 2 n + 1, d] and the labels of their queries [batch].
 
-        The query's class is that of an item drawn evenly from `places`, or from all where there are none.
+        The query has the class of an item that is drawn evenly from `places`, or from all items if it is empty.
         """
         s = self.sizes
         classes = distinct(batch, s.items // s.burstiness, s.classes, rng)
         order = self._order(batch, rng)
         choice = torch.tensor(places or range(s.items), device=rng.device)
-        asked = choice[torch.randint(len(choice), (batch, 1), generator=rng, device=rng.device)]
-        return self._sequences(self.means[classes], self.labels[classes], order, order.gather(1, asked)[:, 0], rng)
+        item = choice[torch.randint(len(choice), (batch, 1), generator=rng, device=rng.device)]
+        return self._sequences(self.means[classes], self.labels[classes], order, order.gather(1, item)[:, 0], rng)
 
     def novel(self, batch: int, rng: Generator, pair: tuple[str, str] | None = None) -> tuple[Tensor, Tensor]:
-        """Sequences of classes never seen in training; of those labels that differ.
+        """Sequences, and the labels of their queries, of classes never seen in training, with labels that differ.
 
-        With `pair` = (a, b) a test of section 5.1's form [a, b]: the query is of a's class, and the items
-        at a and b are the same vector, b with another label. Without, the query is any item's.
+        `pair` = (a, b) makes a test of section 5.1's form [a, b]: the query is of a's class, and the items at a and b
+        are the same vector with different labels. Without a pair, the query is of any item's class.
         """
         s = self.sizes
         m = s.items // s.burstiness
         means, labels = self._vectors(rng, batch, m), distinct(batch, m, s.labels, rng)
         order = self._order(batch, rng)
         if pair is None:
-            asked = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
-            return self._sequences(means, labels, order, order.gather(1, asked)[:, 0], rng)
+            item = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
+            return self._sequences(means, labels, order, order.gather(1, item)[:, 0], rng)
         a, b = map(s.place, pair)
-        # What stands at a becomes class 0, then what stands at b class 1; the classes swap their places.
+        # An item of class 0 moves to a, then one of class 1 to b; the items that stood there take their places.
         order = _swapped(order, a, 0)
         order = _swapped(order, b, 1, keep=a)
         inputs, answers = self._sequences(means, labels, order, order.new_zeros(batch), rng)
@@ -92,33 +94,33 @@ class InContextTask:
         return inputs, answers
 
     def _order(self, batch: int, rng: Generator) -> Tensor:
-        """Which of the n / B classes each item is of, [batch, n]: each of B items, in random order."""
+        """The class of each item, [batch, n]: B items of each of n / B classes, in random order."""
         s = self.sizes
         return torch.rand(batch, s.items, generator=rng, device=rng.device).argsort(1) % (s.items // s.burstiness)
 
     def _sequences(
-        self, means: Tensor, labels: Tensor, order: Tensor, asked: Tensor, rng: Generator
+        self, means: Tensor, labels: Tensor, order: Tensor, query: Tensor, rng: Generator
     ) -> tuple[Tensor, Tensor]:
-        """Writes out sequences of m classes with `means` [batch, m, d] and `labels` [batch, m].
+        """The vectors of sequences of m classes with `means` [batch, m, d] and `labels` [batch, m], and the answers.
 
-        `order` [batch, n] says which of the classes each item is of, `asked` [batch] the query's.
+        `order` [batch, n] holds the class of each item, `query` [batch] that of the query.
         """
         s, batch = self.sizes, len(order)
-        of = torch.cat([order, asked[:, None]], dim=1)
+        of = torch.cat([order, query[:, None]], dim=1)
         noise = self.shared if s.vocabulary else self._vectors(rng, batch, s.items + 1)
         items = means.gather(1, of[:, :, None].expand(-1, -1, s.size)) + s.spread * noise
         inputs = items.new_empty(batch, s.tokens, s.size)
         inputs[:, ::2] = items / math.sqrt(1 + s.spread**2)
         inputs[:, 1::2] = self.label_vectors[labels.gather(1, order)]
-        return inputs, labels.gather(1, asked[:, None])[:, 0]
+        return inputs, labels.gather(1, query[:, None])[:, 0]
 
 
 def distinct(batch: int, count: int, below: int, rng: Generator) -> Tensor:
-    """`count` different integers from 0 to `below` - 1 in every row, [batch, count], in random order."""
+    """Rows of `count` different integers from 0 to `below` - 1 in random order, [batch, count]."""
     drawn = torch.empty(batch, 0, dtype=torch.long, device=rng.device)
     for taken in range(count):
         following = torch.randint(below - taken, (batch, 1), generator=rng, device=rng.device)
-        # The r-th of those not yet taken: step over each taken one that is not above.
+        # `following` counts among the integers not yet taken: each taken integer at or below it moves it up by 1.
         for other in drawn.sort(1).values.unbind(1):
             following += following >= other[:, None]
         drawn = torch.cat([drawn, following], dim=1)
@@ -126,7 +128,7 @@ def distinct(batch: int, count: int, below: int, rng: Generator) -> Tensor:
 
 
 def _swapped(order: Tensor, at: int, wanted: int, keep: int | None = None) -> Tensor:
-    """`order` [batch, n] with class `wanted` at `at`: that item changes places with one of its class."""
+    """`order` [batch, n] with class `wanted` at index `at`: the item there changes places with one of that class."""
     order = order.clone()
     is_wanted = order == wanted
     if keep is not None:

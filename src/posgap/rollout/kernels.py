@@ -1,8 +1,8 @@
-"""Sums over distances, the inner loop of a rollout: what each token receives from those that attend to it.
+"""Sums over distances, the inner loop of a rollout: how much each token receives from those that attend to it.
 
-A kernel holds the weights k(i - j) before the softmax's normalisation for G groups of heads and has
+A kernel holds the softmax's weights k(i - j), before they are normalised, for G groups of heads. It has
 
-    own [G]             the weight k(0) of a token on itself, which the sums leave out
+    own [G]             the weight k(0) of a token on itself, which the sums below leave out
     back(u, width)      y_j = sum of u_i k(i - j) over i = j + 1 .. j + width - 1, `u [G, N]` to `[G, N]`
     ahead(u)            y_j = sum of u_i k(i - j) over i < j
 
@@ -16,6 +16,8 @@ from scipy.signal import convolve, lfilter
 
 
 class Kernel(Protocol):
+    """The weights of attention by distance; see this module's docstring."""
+
     own: np.ndarray
 
     def back(self, u: np.ndarray, width: int) -> np.ndarray: ...
@@ -24,10 +26,10 @@ class Kernel(Protocol):
 
 
 class ExponentialKernel:
-    """k = exp(-slope |i - j|), one slope a group: no encoding (slope 0), decay, ALiBi.
+    """k = exp(-slope |i - j|) with one slope per group: no encoding (slope 0), decay, ALiBi.
 
-    Such sums are linear recurrences in the position: O(N) each, and no terms cancel, so that the
-    tiniest weights keep their relative precision.
+    Such sums are linear recurrences in the position: each takes O(N), and no terms cancel, so even the
+    smallest weights keep their relative precision.
     """
 
     def __init__(self, slopes: np.ndarray):
@@ -59,18 +61,18 @@ class ExponentialKernel:
         sums[:, :-1, 1:] += heads[:, 1:, :-1] * rates ** (width - offsets[1:])
         return sums.reshape(len(u), -1)[:, :n]
 
-    def _recur(self, u: np.ndarray, given: list[float]) -> np.ndarray:
-        """y_t = sum_s given_s rate^s u_(t-s) + rate y_(t-1), along the last axis."""
+    def _recur(self, u: np.ndarray, taps: list[float]) -> np.ndarray:
+        """y_t = sum_s taps_s rate^s u_(t-s) + rate y_(t-1), along the last axis."""
         out = np.empty(u.shape)
         for group, rate in enumerate(self.rates):
-            out[group] = lfilter(given * rate ** np.arange(len(given)), [1.0, -rate], u[group])
+            out[group] = lfilter(taps * rate ** np.arange(len(taps)), [1.0, -rate], u[group])
         return out
 
 
 class TabulatedKernel:
-    """k given at every distance, one group: RoPE. `scores [2 N - 1]` at distances -(N - 1) .. N - 1.
+    """k from a table of `scores [2 N - 1]` at distances -(N - 1) .. N - 1, for a single group: RoPE.
 
-    Convolutions, direct where they are short and by FFT, O(N log N), where they are long.
+    The sums are convolutions, computed directly where they are short and by FFT, in O(N log N), where they are long.
     """
 
     def __init__(self, scores: np.ndarray):
@@ -88,5 +90,5 @@ class TabulatedKernel:
 
     @staticmethod
     def _sums(u: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        # An FFT leaves rounding errors of either sign where sums of non-negative terms vanish.
+        # All terms are non-negative, but an FFT can leave rounding errors below 0 where their sum vanishes.
         return np.maximum(convolve(u, weights[: len(u)])[: len(u)], 0.0)

@@ -16,9 +16,9 @@ INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_re
 
 
 class Statistics:
-    """Sums over texts of what the attention matrices say, per layer and head.
+    """Collects attention statistics by layer and head, as sums over texts.
 
-    Of the queries the first is left out wherever a mean over queries is taken: it sees itself alone.
+    Means over queries leave out the first query, which sees only itself.
     """
 
     def __init__(self, n_layers: int, n_heads: int, n: int, slopes: Tensor, threshold: float):
@@ -30,33 +30,33 @@ class Statistics:
         self.distance = (steps[:, None] - steps[None, :]).clamp(min=0)
 
     def add_strengths(self, strengths: Tensor) -> None:
-        """Residual strengths [L, B, N] of a batch; begins the batch."""
+        """Adds the residual strengths [L, B, N] of a batch; called before the batch's `add`."""
         self.texts += strengths.shape[1]
         self.lambdas += strengths.double().mean(dim=2).sum(dim=1).cpu().numpy()
 
     def add(self, layer: int, a: Tensor) -> None:
-        """Attention matrices `a [B, H, N, N]` of one layer."""
+        """Adds the attention matrices `a [B, H, N, N]` of one layer."""
         n, later = self.n, a[:, :, 1:]
         logs = torch.where(later > 0, later, 1.0).log()
-        found = {
+        per_text = {
             "first_mass": later[..., 0].mean(dim=2),
             "diagonal_mass": later.diagonal(1, 2, 3).mean(dim=2),
             "entropy": -(later * logs).sum(dim=3).mean(dim=2),
             "content": self._content(later, logs),
-            # Query i stands in row i: key j can be seen by N - j of them, distance d by N - d.
+            # Key j can be seen by N - j queries (below: distance d occurs at N - d of them).
             "sink": (a > self.threshold).sum(dim=2) / torch.arange(n, 0, -1, device=a.device),
         }
-        for name, values in found.items():
+        for name, values in per_text.items():
             self.sums[name][layer] += values.double().sum(dim=0).cpu().numpy()
         by_distance = torch.zeros(a.shape[1], n, dtype=torch.float64, device=a.device)
         by_distance.index_add_(1, self.distance.flatten(), a.double().sum(dim=0).flatten(1))
         self.sums["distance"][layer] += (by_distance / torch.arange(n, 0, -1, device=a.device)).cpu().numpy()
 
     def _content(self, later: Tensor, logs: Tensor) -> Tensor:
-        """Mean over queries of the diagonal's score minus the others' mean score, [B, H].
+        """The score of a token on itself minus its mean score on others, averaged over queries, [B, H].
 
-        Logarithms of softmax weights differ as the scores do; ALiBi's biases are taken out of them.
-        Tokens that draw no weight at all (masked, or underflown) are left out of the mean.
+        Scores are read off the logarithms of the softmax's weights, which differ by the same amounts, and ALiBi's
+        biases are taken out. Keys without any weight (masked, or underflown) are left out of the mean.
         """
         distance = self.distance[1:]
         others = (later > 0) & (distance > 0)
@@ -71,12 +71,12 @@ class Statistics:
 
 
 def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """How each input embedding moves the most probable next token, [B, N] each.
+    """How strongly each input embedding moves the most probable next token: two measures, [B, N] each.
 
-    The L2 norms of the gradient with respect to the embedding, and of gradient times embedding, element
-    by element (their sum would vanish where embeddings are normalised first, as in BLOOM). The gradient
-    is that of the logarithm of the probability, which is the probability's own divided by a number per
-    text: as distributions they are equal, and the logarithm does not vanish where the model is certain.
+    They are the L2 norms of the gradient with respect to the embedding, and of the elementwise product of gradient
+    and embedding (whose plain sum would vanish where embeddings are normalised first, as in BLOOM). The gradient
+    is that of the log-probability. It equals the probability's gradient up to one factor per text, so the
+    distributions over positions are the same, and it does not vanish where the model is certain.
     """
     embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -91,12 +91,12 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 def measure(
     model: PreTrainedModel, batches: Iterable[Tensor], n: int, slopes: np.ndarray, threshold: float
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Statistics over batches of `ids [B, N]`, and each text's influence by position.
+    """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
 
-    `slopes` [H] are ALiBi's, zeros without. Returns `Statistics.means` and, for each of `INFLUENCES`,
-    distributions [E, N] over the E texts' positions. Beside the model there is memory for the layers' inputs, L B N D,
-    and for one layer's matrices, B H N^2: the rollout's row goes from the last layer down, so the
-    layers are called again in that order.
+    `slopes` [H] are ALiBi's, or zeros. Returns `Statistics.means` and, for each of `INFLUENCES`, the distributions
+    [E, N] of the E texts over positions. Beside the model this needs memory for the layers' inputs, L B N D, and for
+    the matrices of one layer, B H N^2: the rollout is computed from the last layer down, so the layers are called
+    a second time in that order.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
@@ -105,7 +105,7 @@ def measure(
     influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
     for ids in batches:
         ids = ids.to(model.device)
-        found = dict(zip(INFLUENCES, gradients(model, ids)))
+        by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
         with eager_attention(model):
             calls, strengths = decoder.read(ids)
             statistics.add_strengths(strengths)
@@ -120,7 +120,7 @@ def measure(
                 carried = (with_residuals[:, None] @ mean)[:, 0]
                 with_residuals = (1 - strength) * with_residuals + strength * carried
                 without = (without[:, None] @ mean)[:, 0]
-        found |= {"rollout": with_residuals, "rollout_without_residuals": without}
-        for name, values in found.items():
+        by_measure |= {"rollout": with_residuals, "rollout_without_residuals": without}
+        for name, values in by_measure.items():
             influence[name].append(normalized(values.double().cpu().numpy()))
     return statistics.means(), {name: np.concatenate(rows) for name, rows in influence.items()}

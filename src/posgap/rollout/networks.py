@@ -1,8 +1,8 @@
 """Attention-only networks (Wu et al. 2025, section 5), many of them trained side by side as one.
 
-Networks of one depth differ in numbers alone: what a mask forbids and a decay takes is a bias on the
-scores, RoPE a table of angles, sinusoids a table of vectors, residuals a factor of 0 or 1. So R runs
-are one stack of parameters with a leading dimension R, and their updates do not touch each other.
+Networks of equal depth differ only in their tables of numbers: masks and decay are a bias on the scores, RoPE is a
+table of angles, sinusoids are a table of vectors, and residual connections a factor of 0 or 1. So R networks are one
+stack of parameters with a leading dimension R, and training one of them does not affect the others.
 """
 
 import math
@@ -22,7 +22,7 @@ Encoding = Literal["none", "sin", "rope", "decay"]
 
 @dataclass(frozen=True)
 class Design:
-    """One network: `width` is the window's (w), `prefix` the prefix's (K), `slope` the decay's (m)."""
+    """One network. `width` (w) belongs to mask "window", `prefix` (K) to "prefix", `slope` (m) to encoding "decay"."""
 
     depth: int
     mask: Literal["full", "causal", "window", "prefix"] = "causal"
@@ -33,7 +33,7 @@ class Design:
     slope: float = -math.log(0.8)
 
     def bias(self, tokens: int) -> Tensor:
-        """What is added to the scores [T, T]: -inf where the mask forbids, less with distance under a decay."""
+        """The bias on the scores [T, T]: -inf where the mask forbids, and a decay's loss by distance elsewhere."""
         i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
         allowed = {
             "full": torch.ones(tokens, tokens, dtype=torch.bool),
@@ -45,12 +45,12 @@ class Design:
         return decay.masked_fill(~allowed, -math.inf)
 
     def angles(self, tokens: int, size: int) -> Tensor:
-        """RoPE's angles [T, d/2]; zeros, which turn nothing, for the others."""
+        """RoPE's angles [T, d/2]; zeros, which rotate nothing, for other encodings."""
         base = torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
         return torch.arange(tokens)[:, None] * base * (self.encoding == "rope")
 
     def vectors(self, tokens: int, size: int) -> Tensor:
-        """Sinusoidal position vectors [T, d] (Vaswani et al. 2017); zeros for the others."""
+        """Sinusoidal position vectors [T, d] (Vaswani et al. 2017); zeros for other encodings."""
         angles = torch.arange(tokens)[:, None] * torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
         return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) * (self.encoding == "sin")
 
@@ -59,8 +59,8 @@ class NetworkStack(nn.Module):
     """R attention-only networks of equal depth and size, each followed by its own classifier.
 
     A layer is X <- [X] + softmax(X W_Q (X W_K)^T / sqrt(d) + bias) X W_V with one head. The classifier
-    reads the last token: three hidden layers with ReLU, then the labels' logits. `rngs` draw each
-    network's parameters, so that they do not depend on what runs beside it.
+    reads the last token through three hidden layers with ReLU and returns the labels' logits. Each network's
+    parameters are drawn by its own generator of `rngs`, so they do not depend on the networks trained beside it.
     """
 
     bias: Tensor
@@ -93,11 +93,11 @@ class NetworkStack(nn.Module):
         self.register_buffer("residual", torch.tensor([float(d.residual) for d in designs])[:, None, None, None])
 
     def forward(self, inputs: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        """`inputs` [R, B, T, d] to logits [R, B, labels]. Attention [R, B, T, T] of each layer goes to `seen`."""
+        """Logits [R, B, labels] of `inputs` [R, B, T, d]; each layer's attention [R, B, T, T] is appended to `seen`."""
         x = inputs + self.vectors
         for layer, maps in enumerate(self.maps):
-            # Of the last layer only the last token is read: maps go to its side of each product, which
-            # then costs next to nothing.
+            # Only the last token of the last layer is read, so there the maps are applied to the last token's
+            # side of each product, which then costs next to nothing.
             queries = slice(-1, None) if layer == self.depth - 1 and seen is None else slice(None)
             to_query, to_key, to_value = maps.unbind(1)
             query = _mapped(x[:, :, queries], to_query)
@@ -117,12 +117,12 @@ class NetworkStack(nn.Module):
         return hidden @ self.weights[-1] + self.biases[-1]
 
     def _turned(self, x: Tensor, tokens: slice) -> Tensor:
-        """RoPE on queries or keys `x` [R, B, T, d] of `tokens`."""
+        """Queries or keys `x` [R, B, T, d] at `tokens`, rotated by RoPE."""
         even, odd = x[..., 0::2], x[..., 1::2]
         cos, sin = self.angles[:, :, tokens].cos(), self.angles[:, :, tokens].sin()
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
 def _mapped(x: Tensor, maps: Tensor) -> Tensor:
-    """Each network's `x` [R, B, T, d] through its own map [R, d, d]."""
+    """Each network's `x` [R, B, T, d] times its own matrix [R, d, d]."""
     return (x.flatten(1, 2) @ maps).unflatten(1, x.shape[1:3])

@@ -1,4 +1,4 @@
-"""Pictures of rollouts, in one style."""
+"""Plots of rollouts, in one style."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,11 @@ from posgap.files import atomic
 from posgap.rollout.files import Measurement
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
-LEAST_DECADES = 6  # shares below 10^-6 of a uniform one are not told apart
+LEAST_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
 
 def styled(axes: Axes, **labels) -> Axes:
+    """Sets `labels` (title, axis labels, limits) and the common style on `axes`."""
     axes.set(**labels)
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -26,7 +27,7 @@ def styled(axes: Axes, **labels) -> Axes:
 
 
 def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share of the last token") -> Figure:
-    """Distributions [N] over positions on a logarithmic scale, with the uniform one for comparison."""
+    """Plots distributions [N] over positions on a logarithmic scale, with the uniform one for comparison."""
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
     n = len(next(iter(curves.values())))
     for (label, distribution), color in zip(curves.items(), COLORS * len(curves)):
@@ -44,7 +45,7 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
 
 
 def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Figure:
-    """Over depth: residual strength, where attention goes, sinks; and attention by distance, a line a layer."""
+    """Plots residual strength, attention and sinks by layer, and attention by distance with one line per layer."""
     figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), dpi=144, layout="constrained")
     (strengths, masses), (sinks, distances) = rows
     layers = np.arange(1, measured.layers + 1)

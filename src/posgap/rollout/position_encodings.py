@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Encoded(NamedTuple):
-    """What position adds to the score of a query at i and a key at j.
+    """The part of an attention score that the positions i of the query and j of the key decide.
 
-    Either `slopes`, one a head or one for all, each taking slope * |i - j| from the score; or `scores`, from signed
-    distances i - j of any shape to scores of that shape, whose distances `factors` divide layer by layer.
+    Either `slopes`, one per head or a single one for all heads, which subtract slope * |i - j| from the score; or
+    `scores`, a function from signed distances i - j of any shape to scores of that shape. `factors`, one per layer,
+    divide the distances of `scores`.
     """
 
     slopes: Sequence[float] = (0.0,)
@@ -27,8 +28,12 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class PositionEncoding:
-    """`encode(parameters, measured, n_heads)` is what position adds to scores; `measured` holds what was measured of a
-    model whose encoding this is, and is empty where none was. An encoding may be `of_measurement`: the model's own."""
+    """A position encoding that a prediction can assume.
+
+    `encode(parameters, measured, n_heads)` returns its part of the scores; `measured` is the encoding as it was
+    measured on a model (see `Measurement.encoding`), empty if none was measured. `of_measurement` marks the choice of
+    whichever encoding the measured model has.
+    """
 
     name: str
     help: str
@@ -38,7 +43,7 @@ class PositionEncoding:
 
 
 class Slope(Parameters):
-    slope: float = Field(0.223, ge=0, description="decay: score lost per token of distance (m)")
+    slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
 
 
 def _split(value: Any) -> Any:
@@ -46,12 +51,14 @@ def _split(value: Any) -> Any:
 
 
 class Rotation(Parameters):
-    rope_theta: float = Field(10000.0, gt=0, description="rope: base of the angles")
+    rope_theta: float = Field(10000.0, gt=0, description="rope: base of RoPE's angles (theta)")
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
     rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
-    rope_strength: float = Field(1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of parallel ones")
+    rope_strength: float = Field(
+        1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of a parallel query and key"
+    )
     rope_factors: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_split)] = Field(
-        [], description="rope: factor per layer that divides positions (LPES); empty: none, or the measured model's"
+        [], description="rope: one factor per layer that divides positions (LPES); empty: the measured model's, or none"
     )
 
 
@@ -67,7 +74,10 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> En
     theta, size = measured.get("theta", parameters.rope_theta), measured.get("head_size", parameters.head_size)
     factors = parameters.rope_factors or measured.get("factors", [])
     if any(isinstance(factor, list) for factor in factors):
-        raise PosgapError("encoding: the measured model has RoPE factors by head: give `rope_factors` by layer")
+        raise PosgapError(
+            "encoding: the measured model has a RoPE factor per head, but a prediction takes one per layer: give "
+            "`rope_factors`"
+        )
 
     def scores(distances: "np.ndarray") -> "np.ndarray":
         return rope_scores(distances, theta, size, parameters.rope_angle, parameters.rope_strength)
@@ -80,14 +90,14 @@ def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) 
 
 
 def of_model(measured: Mapping[str, Any]) -> PositionEncoding:
-    """The encoding measured of a model; learned positions are nothing that an architecture decides, so none."""
+    """The encoding that was measured on a model; none for learned positions, which no architecture determines."""
     return POSITION_ENCODINGS[measured["kind"]] if measured["kind"] in POSITION_ENCODINGS.names() else NONE
 
 
-MEASURED = PositionEncoding("measured", "that of the measured model", _nothing, of_measurement=True)
-NONE = PositionEncoding("none", "no position at all", _nothing)
+MEASURED = PositionEncoding("measured", "the measured model's encoding", _nothing, of_measurement=True)
+NONE = PositionEncoding("none", "no position encoding", _nothing)
 DECAY = PositionEncoding(
-    "decay", "scores fall with distance", lambda p, measured, n_heads: Encoded(slopes=(p.slope,)), Slope
+    "decay", "scores fall linearly with distance", lambda p, measured, n_heads: Encoded(slopes=(p.slope,)), Slope
 )
-ALIBI = PositionEncoding("alibi", "they fall at ALiBi's slope of each head", _alibi)
-ROPE = PositionEncoding("rope", "queries and keys turn with their positions", _rope, Rotation)
+ALIBI = PositionEncoding("alibi", "the same, with ALiBi's slope for each head", _alibi)
+ROPE = PositionEncoding("rope", "queries and keys are rotated by their positions", _rope, Rotation)

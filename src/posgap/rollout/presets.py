@@ -1,4 +1,4 @@
-"""The experiments of Wu et al. (ICML 2025) by figure, and a quick one."""
+"""The experiments of Wu et al. (ICML 2025), one preset per figure, and a quick one."""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +9,7 @@ from posgap.rollout.trials import Training, Trial
 
 @dataclass(frozen=True)
 class Cell:
-    """One bar group, table row or map of a figure: trials that differ in their seed alone."""
+    """One bar group, table row or map of a figure: trials that differ only in their seed."""
 
     panel: str
     name: str
@@ -19,7 +19,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Preset:
-    """`shows` is what the figure draws: gaps, sinks or attention maps."""
+    """An experiment: its cells, and the kind of figure it `shows` ("gaps", "sinks" or "maps")."""
 
     cells: tuple[Cell, ...]
     shows: str = "gaps"
@@ -28,7 +28,7 @@ class Preset:
     seeds: int = 5
 
     def trials(self, first: int, seeds: int) -> list[tuple[Cell, Trial]]:
-        """Every cell with `seeds` seeds from `first`."""
+        """A trial of every cell for each of `seeds` seeds, counted up from `first`."""
         return [
             (cell, Trial(cell.design, self.sizes, seed, cell.places))
             for cell in self.cells
@@ -80,7 +80,7 @@ PRESETS = {
     "figure11": Preset(_biased(22, _ENDS, *_ONE_PLACE), sizes=_VOCABULARY),
     "figure12": Preset(_SINKS[:1], "maps", _VOCABULARY, seeds=1),
     "figure13": Preset(_SINKS, "sinks", _VOCABULARY),
-    # Smaller and shorter: enough for the signs of the paper's findings, not for their sizes.
+    # Smaller and trained shorter: enough for the signs of the paper's gaps, not for their sizes.
     "quick": Preset(
         (
             *_depths(False, (1, 2, 3), ("none",)),
@@ -95,6 +95,6 @@ PRESETS = {
 
 
 def preset(name: str, **changes) -> Preset:
-    """The preset of that name; `changes` to its training that are 0 leave it as it is."""
-    found = PRESETS[name]
-    return replace(found, training=replace(found.training, **{k: v for k, v in changes.items() if v}))
+    """The preset called `name`, its training changed by those of `changes` that are not 0."""
+    chosen = PRESETS[name]
+    return replace(chosen, training=replace(chosen.training, **{k: v for k, v in changes.items() if v}))

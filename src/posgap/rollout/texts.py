@@ -1,4 +1,4 @@
-"""Token sequences of one length to measure a model on: from a text, from texts, or from prompts."""
+"""Token sequences of equal length to measure a model on, from one text, from many texts, or from prompts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,37 +23,40 @@ READ_AT_ONCE = 1 << 16  # characters of a text file
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of `length` tokens each, read as they are asked for; at most `most` of them, 0: nobody knows."""
+    """Sequences of `length` tokens each, read lazily; there are at most `most` of them (0: unknown)."""
 
     length: int
     most: int
     stream: Iterator[list[int]]
 
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
-        """Batches of `ids [B, N]` of at most `batch_tokens`, at least one sequence each."""
+        """Batches of `ids [B, N]` with at most `batch_tokens` tokens, but at least one sequence, in each.
+
+        `what` names the work in the progress line.
+        """
         stream = track(self.stream, self.most, what)
         while batch := list(islice(stream, max(1, batch_tokens // self.length))):
             yield torch.tensor(batch)
 
 
 def read_text(path: Path, tokenizer: PreTrainedTokenizerBase, length: int, limit: int) -> Sequences:
-    """Sequences of `length` tokens (0: 256): a text file cut into pieces, or the heads of a .jsonl's texts.
+    """Sequences of `length` tokens (0: 256): a text file cut into pieces, or the first tokens of a .jsonl's texts.
 
-    Each begins with what the tokenizer begins a text with. Texts that are too short are left out.
+    Each begins with the tokenizer's begin-of-sequence token, if it has one. Texts that are too short are left out.
     """
     length = length or DEFAULT_LENGTH
     begin = tokenizer("")["input_ids"][:1]
     begin = begin if begin == [tokenizer.bos_token_id] else []
     read = _heads if path.suffix in (".jsonl", ".gz") else _pieces
-    found = (begin + ids for ids in read(path, tokenizer, length - len(begin)))
-    return _sequences(found, path, "text", length, limit)
+    texts = (begin + ids for ids in read(path, tokenizer, length - len(begin)))
+    return _sequences(texts, path, "text", length, limit)
 
 
 def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, limit: int) -> Sequences:
-    """Prompts of the examples, each at one placement in turn, all of `length` tokens (0: the shortest's).
+    """Prompts of `length` tokens (0: that of the shortest prompt), the placements taken in turn, one per example.
 
-    A longer prompt loses tokens right behind its first one, so that first token and question stay;
-    a shorter one is left out.
+    A longer prompt loses tokens right behind its first one, so that the first token and the question stay.
+    A shorter prompt is left out.
     """
     examples = read_examples(path)[: limit or None]
     placements = all_placements(n_docs, build.task.n_gold)
@@ -63,11 +66,11 @@ def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, lim
     return _sequences(fitting, path, "prompt", length, len(prompts))
 
 
-def _sequences(found: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:
-    first = next(found, None)
+def _sequences(texts: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:
+    first = next(texts, None)
     if first is None:
         raise PosgapError(f"{path}: no {what} of {length} tokens; lower `length`")
-    return Sequences(length, most, islice(chain([first], found), most or None))
+    return Sequences(length, most, islice(chain([first], texts), most or None))
 
 
 def _pieces(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterator[list[int]]:
@@ -99,7 +102,7 @@ def _heads(path: Path, tokenizer: PreTrainedTokenizerBase, size: int) -> Iterato
     """The first `size` tokens of every text of a .jsonl file."""
     for number, row in read_jsonl(path):
         if not isinstance(row.get("text"), str):
-            raise PosgapError(f"{path}:{number}: field `text` is missing; for examples give a `task`")
+            raise PosgapError(f"{path}:{number}: field `text` is missing; to read examples, give their `task`")
         ids = _tokens(row["text"], tokenizer)
         if len(ids) >= size:
             yield ids[:size]

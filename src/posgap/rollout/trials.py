@@ -1,4 +1,4 @@
-"""Training and testing attention-only networks: stacks of trials, resumable, each trial's result its own file."""
+"""Trains and tests attention-only networks, in stacks that can be resumed; every trial's result has its own file."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +17,13 @@ from posgap.rollout.networks import Design, NetworkStack
 from posgap.storage.folders import Kept
 
 SINK_THRESHOLD = 0.2
-EVALUATED_AT_ONCE = 1000  # sequences of each trial
+EVALUATED_AT_ONCE = 1000  # test sequences in a batch, for each trial
 CHECKPOINTS = 20
 
 
 @dataclass(frozen=True)
 class Training:
-    """Appendix J's: AdamW, no warm-up, no decay of the learning rate."""
+    """Hyperparameters of appendix J: AdamW without warm-up or decay of the learning rate."""
 
     iterations: int = 100_000
     batch: int = 128
@@ -36,7 +36,7 @@ class Training:
 class Trial:
     """One network trained once: its design, its data, and the seed of both.
 
-    `places` are those of the item whose class the query has in training; empty: any.
+    In training the query has the class of an item at one of `places`; empty means at any place.
     """
 
     design: Design
@@ -46,9 +46,9 @@ class Trial:
 
 
 def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, work: Location) -> list[dict]:
-    """Results in the order of `trials`; see `tested`. What is complete in `work` is not run again.
+    """Results of `trials`, in their order; see `tested`. Trials whose result is in `work` are not run again.
 
-    Trials of equal depth and sizes train as one stack of at most `side_by_side`.
+    Trials of equal depth and sizes train together, in stacks of at most `side_by_side`.
     """
     kept = Kept(work)
     kept.pull()
@@ -57,7 +57,7 @@ def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, w
     for trial in trials:
         stacks.setdefault((trial.design.depth, trial.sizes), []).append(trial)
     for alike in stacks.values():
-        # Stacks are cut before what is complete is left out, so that a resumed one is the one interrupted.
+        # Stacks are formed before finished trials are left out, so that a resumed stack matches its checkpoint.
         for at in range(0, len(alike), side_by_side):
             stack = alike[at : at + side_by_side]
             if all(paths[trial].is_file() for trial in stack):
@@ -75,7 +75,7 @@ def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, w
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """On the CPU such small networks spend more on waking threads than these take off."""
+    """Limits torch to one thread: on the CPU, waking more costs such small networks more time than they save."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -90,9 +90,9 @@ def trained(
     checkpoint: Path,
     written: Callable[[list[Path]], None] = lambda paths: None,
 ) -> tuple[NetworkStack, list[InContextTask], list[float]]:
-    """The stack after training, its tasks, and each trial's loss over the last tenth of the iterations.
+    """The stack after training, its tasks, and each trial's mean loss over the last tenth of the iterations.
 
-    `written` is told each time that `checkpoint` is.
+    Training goes on from `checkpoint` if it exists; `written` is called with its path whenever it was written.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
@@ -144,11 +144,11 @@ def trained(
 def tested(
     stack: Sequence[Trial], net: NetworkStack, tasks: Sequence[InContextTask], losses: Sequence[float], tests: int
 ) -> list[dict]:
-    """What each network does on sequences of novel classes, the same for equal seeds.
+    """Results of each network on sequences of novel classes, which are the same for equal seeds.
 
-    `accuracy` in points for each pair "a,b" and, under "any", for queries without position bias; `gaps`
-    [a, b] - [b, a] in points; `sinks` [T] of Gu et al.'s metric (appendix K.4), and mean `attention`
-    [depth, T, T], both over the sequences without bias.
+    `accuracy` is in points, for each pair "a,b" and, under "any", for queries without position bias; `gaps` are
+    [a, b] - [b, a] in points. `sinks` [T] (Gu et al.'s metric, appendix K.4) and the mean `attention` [depth, T, T]
+    are taken over the sequences without bias.
     """
     device = next(net.parameters()).device
     sums = {key: torch.zeros(len(stack), device=device) for key in ("any", *map(",".join, PAIRS))}

@@ -1,4 +1,4 @@
-"""rollout compare: does the architecture explain what was measured, and the accuracy by position?"""
+"""rollout compare: how well the predicted rollout agrees with the measured influence, and with a sweep's accuracy."""
 
 import logging
 from pathlib import Path
@@ -25,12 +25,14 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
     prediction, measurement = read_prediction(config.prediction), read_measurement(config.measurement)
     if prediction.sequence_length != measurement.sequence_length:
         raise PosgapError(
-            f"{config.prediction}: predicted for {prediction.sequence_length} tokens, but measured over "
-            f"{measurement.sequence_length}; predict again with `measurement`"
+            f"{config.prediction}: predicted for {prediction.sequence_length} tokens, but {config.measurement} was "
+            f"measured over {measurement.sequence_length}; predict again with `measurement`"
         )
     sweep = read_sweep(config.sweep) if config.sweep else None
     if sweep and sweep.categories:
-        raise PosgapError(f"{config.sweep}: a sweep of pairs has no curve over positions")
+        raise PosgapError(
+            f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
+        )
     predicted, texts = np.array(prediction.distribution), read_arrays(config.measurement)
     figures = {
         name: compare(predicted, texts[name], config.resamples, np.random.default_rng(config.seed))
@@ -58,7 +60,9 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
     write_json(out / "comparison.json", result)
     curves = {prediction.label: predicted, f"{measurement.label}, {config.influence.replace('_', ' ')}": chosen}
     save(comparison_curves(curves, sweep), out / "comparison.png")
-    for name, found in figures.items():
-        run.metrics({f"{name}_{key}": found[key] for key in ("spearman", "wasserstein") if np.isfinite(found[key])})
+    for name, agreement in figures.items():
+        run.metrics(
+            {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein") if np.isfinite(agreement[key])}
+        )
     run.artifact(out)
     log.info("%s", result["reading"])

@@ -1,4 +1,4 @@
-"""rollout experiment: mask, encoding, depth, residuals and training data, one switched on at a time."""
+"""rollout experiment: trains small networks with one cause of position bias (mask, encoding, data ...) at a time."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""rollout measure: residual strengths, attention, and what of the input reaches the last token."""
+"""rollout measure: residual strengths, attention, and the influence of each input position on the last token."""
 
 import logging
 from pathlib import Path
@@ -40,7 +40,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     if factors := config_factors(model.config):
         encoding["factors"] = factors
     heads = model.config.get_text_config().num_attention_heads
-    found, influence = measure(
+    statistics, influence = measure(
         model,
         sequences.batches(config.batch_tokens, f"measure {config.label}"),
         n,
@@ -53,22 +53,22 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         model=with_uris(config.model),
         n_texts=len(influence["rollout"]),
         sequence_length=n,
-        layers=len(found["lambdas"]),
+        layers=len(statistics["lambdas"]),
         heads=heads,
         encoding=encoding,
-        lambdas=found["lambdas"].tolist(),
-        **{name: found[name].tolist() for name in PER_HEAD},
-        first_sink=found["sink"][:, :, 0].tolist(),
+        lambdas=statistics["lambdas"].tolist(),
+        **{name: statistics[name].tolist() for name in PER_HEAD},
+        first_sink=statistics["sink"][:, :, 0].tolist(),
         influence={name: values.tolist() for name, values in mean.items()},
         descriptions={name: describe(values) for name, values in mean.items()},
-        reading=reading(mean["rollout"], found["lambdas"], mean["rollout_without_residuals"]),
+        reading=reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"]),
         settings={name: getattr(config, name) for name in config.parameters()},
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
-    write_arrays(out, {"distance": found["distance"], "sink": found["sink"], **influence})
+    write_arrays(out, {"distance": statistics["distance"], "sink": statistics["sink"], **influence})
     curves = {name.replace("_", " "): values for name, values in mean.items()}
     save(distribution_curves(curves, "share of the influence"), out / "influence.png")
-    save(layer_panels(result, found), out / "layers.png")
+    save(layer_panels(result, statistics), out / "layers.png")
     for layer, strength in enumerate(result.lambdas, start=1):
         run.metrics({"residual_strength": strength}, step=layer)
     for name, description in result.descriptions.items():

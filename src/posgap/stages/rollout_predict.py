@@ -1,4 +1,4 @@
-"""rollout predict: what mask, position encoding, residuals and depth make of the input positions."""
+"""rollout predict: each input position's share in the last token, from mask, encoding, residuals and depth alone."""
 
 import dataclasses
 import logging
@@ -57,7 +57,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         if value:
             return value
         if measured is None:
-            raise PosgapError(f"{name}: not given: give it, or a `measurement` to take it from")
+            raise PosgapError(f"{name}: must be given, or taken from a `measurement`")
         return getattr(measured, name)
 
     n = from_measurement(config.sequence_length, "sequence_length")
@@ -69,10 +69,10 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     }
     if measured is None and any(of_measurement.values()):
         wanting = next(name for name, wants in of_measurement.items() if wants)
-        raise PosgapError(f"{wanting}: asks for measured values: give a `measurement`")
+        raise PosgapError(f"{wanting}: needs measured values: give a `measurement`")
     encoded = _encoding(config, measured, n_heads)
     if config.rope_factors and encoded.scores is None:
-        raise PosgapError("rope_factors: without RoPE there is nothing to divide: give `encoding` rope")
+        raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
     if encoded.factors and len(encoded.factors) != n_layers:
         raise PosgapError(f"rope_factors: {len(encoded.factors)} given for {n_layers} layers")
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
@@ -93,7 +93,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
 
 def _mask(config: RolloutPredictConfig, n: int) -> Mask:
     if config.mask in ("window", "prefix") and not getattr(config, config.mask):
-        raise PosgapError(f"{config.mask}: not given: give at least 1 token")
+        raise PosgapError(f"{config.mask}: mask {config.mask} needs a size: give at least 1 token")
     return {
         "causal": lambda: Mask.causal(n),
         "full": lambda: Mask.full(n),
@@ -103,7 +103,7 @@ def _mask(config: RolloutPredictConfig, n: int) -> Mask:
 
 
 def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_heads: int) -> Encoded:
-    """What position adds to scores, by the config or as it was measured of the model."""
+    """The position encoding's part of the scores, from the config or as it was measured on the model."""
     encoding, facts = POSITION_ENCODINGS[config.encoding], {}
     if measured and encoding.of_measurement:
         encoding, facts = of_model(measured.encoding), measured.encoding
@@ -121,7 +121,7 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
 
 
 def _content(config: RolloutPredictConfig, measured: Measurement | None) -> np.ndarray:
-    """Extra scores on the diagonal, for all layers and heads or for each."""
+    """The extra scores of tokens on themselves: [1, 1] for all layers and heads, or [L, H]."""
     match config.content:
         case "constant":
             return np.array([[config.content_score]])
