@@ -81,6 +81,7 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
             SimpleNamespace(id=str(i)),
             Response(
                 id=str(i),
+                content=str(i),
                 placement=list(BEST),
                 n_docs=N_DOCS,
                 response="",

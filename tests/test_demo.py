@@ -13,13 +13,13 @@ from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
-from posgap.data.expectations import content_digest
 from posgap.demo.summary import steps
 from posgap.files import read_json
 from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import read_correct, read_sweep
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
+from posgap.tasks.content import among, contents
 from posgap.tasks.examples import read_examples
 
 pytestmark = pytest.mark.slow
@@ -80,7 +80,7 @@ def test_the_summary_is_what_the_sweeps_say(demo):
 def test_training_never_saw_the_evaluation_records(demo):
     train, held_out = (read_examples(demo.steps[folder]) for folder in ("validate_train", "validate_eval"))
     keys = [{(k, v) for k, v in e.records} for e in held_out]
-    assert not {content_digest(e) for e in train} & {content_digest(e) for e in held_out}
+    assert not among(held_out, contents(train))
     assert all({(k, v) for k, v in e.records} not in keys for e in train)
 
 

@@ -11,6 +11,7 @@ from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, read_jsonl, write_jsonl
 from posgap.models.loading import load_model, load_tokenizer
 from posgap.stages.distill import distill
+from posgap.tasks.content import content
 from posgap.tasks.examples import read_examples, write_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.setup import prompt_builder
@@ -21,7 +22,8 @@ def config(tmp_path, model_folder):
     examples = [kv_example(i) for i in range(6)]
     write_examples(tmp_path / "e.jsonl", examples)
     responses = (
-        {"id": e.id, "placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
+        {"id": e.id, "content": content(e)}
+        | {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
         for e in examples
     )
     write_jsonl(tmp_path / "responses.jsonl", responses)

@@ -24,6 +24,7 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Stopped
+from posgap.tasks.content import content
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
@@ -44,6 +45,7 @@ def responses(lengths=(2, 3, 1, 2)) -> list[Pair]:
             kv_example(i),
             Response(
                 id=f"kv-{i}",
+                content=content(kv_example(i)),
                 placement=[1],
                 n_docs=N_DOCS,
                 response="",

@@ -12,6 +12,7 @@ from conftest import ROOT, kv_example, qa_example
 
 from posgap.choices import Choices
 from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
 
 PACKAGE = ROOT / "tests" / "extension"
@@ -68,7 +69,7 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
     examples = [kv_example(i) for i in range(4)]
     write_examples(tmp_path / "e.jsonl", examples)
     responses = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
-    write_jsonl(tmp_path / "responses.jsonl", [{"id": example.id, **responses} for example in examples])
+    write_jsonl(tmp_path / "responses.jsonl", [{"id": e.id, "content": content(e), **responses} for e in examples])
 
     def distill(temperature: float) -> list[object]:
         words = ["distill", "--method", "reverse-kl", "--kl-temperature", temperature, "--k", 2, "--epochs", 1]

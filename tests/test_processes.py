@@ -16,6 +16,7 @@ from posgap.config import DistillConfig
 from posgap.files import read_jsonl, write_jsonl
 from posgap.kfp_steps.launching import on_all_gpus
 from posgap.stages.distill import distill
+from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,7 @@ def config(tmp_path, model_folder):
         (
             {
                 "id": e.id,
+                "content": content(e),
                 "placement": [1],
                 "n_docs": 5,
                 "response": e.value,

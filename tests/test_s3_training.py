@@ -20,6 +20,7 @@ from posgap.files import write_jsonl
 from posgap.rollout.trials import run_trials
 from posgap.stages.distill import distill
 from posgap.storage.cache import fetch
+from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
 
 FIRST, SECOND = "step-2", "step-4"
@@ -34,7 +35,7 @@ def config(tmp_path, model_folder, bucket, monkeypatch) -> DistillConfig:
     write_jsonl(
         tmp_path / "responses.jsonl",
         (
-            {"id": e.id, "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
+            {"id": e.id, "content": content(e), "placement": [1], "n_docs": 5, "response": e.value, "correct": True}
             | {"token_ids": [25 + int(e.value, 16), 2]}
             for e in examples
         ),

@@ -28,7 +28,9 @@ from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
-from posgap.tasks.examples import write_examples
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import contents
+from posgap.tasks.examples import read_examples, write_examples
 from posgap.transfer import Target, Transferred
 
 
@@ -97,19 +99,29 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     assert (scaled / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
     assert "loads the model **unscaled**" in (scaled / "README.md").read_text()
 
-    again = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
-    write_examples(tmp_path / "eval.jsonl", again)
+    unrecorded = tmp_path / "sweepable"  # on the examples of the search
+    shutil.copytree(scaled, unrecorded)
+    (unrecorded / "scaling.json").unlink()
     common = {"n_docs": 4, "max_new_tokens": 1, "resamples": 100}
     for folder, accuracy, applied in (
-        (scaled, scaling.accuracy, {"factors": scaling.factors}),
+        (unrecorded, scaling.accuracy, {"factors": scaling.factors}),
         (model_folder, scaling.unscaled_accuracy, None),
     ):
         out = tmp_path / f"sweep-{folder.name}"
-        swept = read_sweep(sweep(SweepConfig(examples=tmp_path / "eval.jsonl", model=str(folder), out=out, **common)))
+        swept = read_sweep(sweep(SweepConfig(examples=config.examples, model=str(folder), out=out, **common)))
         assert swept.accuracy == pytest.approx(accuracy)
         assert swept.scaling == applied
-    with pytest.raises(PosgapError, match=r"searched on 12 of these examples \(kv-0, ...\); measure it on others"):
-        sweep(SweepConfig(examples=config.examples, model=str(scaled), out=tmp_path / "refused", **common))
+    assert training_examples(scaled) == set(contents(read_examples(config.examples)))
+    renamed = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
+    write_examples(tmp_path / "renamed.jsonl", renamed)
+    refused = SweepConfig(examples=tmp_path / "renamed.jsonl", model=str(scaled), out=tmp_path / "refused", **common)
+    with pytest.raises(PosgapError, match=r"searched on 12 of these examples \(other-0, ...\); measure it on others"):
+        sweep(refused)
+    write_examples(
+        tmp_path / "others.jsonl", [kv_example(12 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(3)]
+    )
+    swept = sweep(refused.model_copy(update={"examples": tmp_path / "others.jsonl"}))
+    assert training_examples(swept) == training_examples(scaled)
 
 
 @pytest.mark.parametrize("halving", [False, True])
@@ -154,7 +166,9 @@ def search_words(config, *more):
 
 
 def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
-    write_examples(tmp_path / "eval.jsonl", [kv_example(i) for i in range(10, 20)])
+    found_elsewhere = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(10, 12)]
+    of_equal_ids = [kv_example(20 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(8)]
+    write_examples(tmp_path / "eval.jsonl", found_elsewhere + of_equal_ids)
     complaint = fails(capsys, *search_words(config, "--exclude", tmp_path / "eval.jsonl", "--n-docs", 4))
     assert "search.jsonl: 2 examples are evaluation examples too (kv-10, ...); search on others" in complaint
 

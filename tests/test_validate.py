@@ -7,10 +7,11 @@ from conftest import kv_example, qa_example
 
 from posgap.choices import TASKS
 from posgap.config import ValidateConfig
-from posgap.data.expectations import check, content_digest, describe, expectations
+from posgap.data.expectations import check, describe, expectations
 from posgap.errors import Rejected
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
+from posgap.tasks.content import content
 from posgap.tasks.examples import Document, read_examples, write_examples
 from posgap.tasks.prompts import PromptBuilder
 
@@ -93,7 +94,7 @@ def test_a_prompt_beyond_the_context_is_named(tokenizer, tmp_path):
 
 
 def test_examples_that_were_trained_on_are_named_whatever_their_id(tokenizer, tmp_path):
-    seen = {content_digest(kv_example(0))}
+    seen = {content(kv_example(0))}
     found = failures([changed(0, id="new"), kv_example(1)], tokenizer, tmp_path, excluded=seen)
     assert found == ["`in_excluded` must be in set {'value_set': [False]}, but not in new (True)"]
 

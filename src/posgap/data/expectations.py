@@ -1,7 +1,5 @@
 """What is expected of examples, checked by Great Expectations."""
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Collection
@@ -10,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from posgap.errors import PosgapError
+from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, KVExample
 from posgap.tasks.metrics import normalize, sub_exact_match
 from posgap.tasks.placements import all_placements
@@ -18,12 +17,6 @@ from posgap.tasks.prompts import PromptBuilder
 # It reports its own set-up at INFO, some loggers at a level of their own; warnings still show.
 logging.getLogger("great_expectations").propagate = False
 ROWS_NAMED = 5
-
-
-def content_digest(example: AnyExample) -> str:
-    """Identifies an example by what it asks and holds, whatever its id."""
-    content = example.model_dump(mode="json", exclude={"id"})
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def describe(
@@ -45,7 +38,7 @@ def describe(
             if isinstance(example, KVExample)
             else 1,
             "prompt_tokens": _prompt_tokens(example, build, placement),
-            "in_excluded": bool(excluded) and content_digest(example) in excluded,
+            "in_excluded": bool(excluded) and content(example) in excluded,
         }
         for example in examples
     )

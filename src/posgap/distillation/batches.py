@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posgap.errors import PosgapError
 from posgap.files import digest_of
+from posgap.tasks.content import contents
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
@@ -29,12 +30,12 @@ class Pair:
 
 
 def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> list[Pair]:
-    """Joins responses with their examples by id."""
-    by_id = {example.id: example for example in examples}
-    missing = [response.id for response in responses if response.id not in by_id]
+    """Joins responses with their examples by content."""
+    by_content = dict(zip(contents(examples), examples))
+    missing = [response.id for response in responses if response.content not in by_content]
     if missing:
         raise PosgapError(f"{len(missing)} responses answer examples that are not given, the first {missing[0]}")
-    return [Pair(by_id[response.id], response) for response in responses]
+    return [Pair(by_content[response.content], response) for response in responses]
 
 
 def with_gold(pair: Pair, build: PromptBuilder) -> Pair:

@@ -120,7 +120,9 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
     scaling = read_json(folder / "scaling.json")
     show_pictures(picture, "RoPE factor per layer, and the search that found them", folder / "scaling.png")
     measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
-    describe(out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_ids"]))
+    describe(
+        out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
+    )
 
 
 def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:

@@ -1,6 +1,6 @@
 """The folder of a sweep, whether it was swept at once or merged from parts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posgap.files import write_json, write_jsonl
@@ -8,11 +8,16 @@ from posgap.measurement.cases import Case
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep
+from posgap.storage.lineage import write_training_examples
 
 
-def write_sweep(sweep: Sweep, predictions: Sequence[dict], out: Path, cases: Sequence[Case] = ()) -> None:
-    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`."""
+def write_sweep(
+    sweep: Sweep, predictions: Sequence[dict], learnt: Iterable[str], out: Path, cases: Sequence[Case] = ()
+) -> None:
+    """Writes `sweep.json`, `predictions.jsonl`, `training_examples.json`, `sweep.png`, `sweep.html` and
+    `model_card.md`. `learnt` are the contents of the examples that the model was trained on."""
     write_jsonl(out / PREDICTIONS_FILE, predictions)
+    write_training_examples(out, learnt)
     # A sweep of single positions has no categories, and does not say so.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
     title = f"{sweep.label}: position gap {sweep.gap:.1f} points"

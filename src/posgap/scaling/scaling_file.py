@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,6 +11,9 @@ from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
 from posgap.models import CONFIG_KEY
 from posgap.models.layer_scaling import check_factors
+from posgap.storage.lineage import training_examples, write_training_examples
+from posgap.tasks.content import among
+from posgap.tasks.examples import AnyExample
 
 SCALING_FILE = "scaling.json"
 
@@ -42,7 +45,7 @@ class Scaling(BaseModel):
     forward_passes: int
     history: list[dict]
     examples_digest: str
-    example_ids: list[str]
+    example_contents: list[str]
     prompt_digest: str
     settings: dict
 
@@ -71,24 +74,25 @@ def read_scaling(path: Path) -> Scaling:
 
 
 def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
-    """Copies a model folder into `out`, with the factors in `config.json`, the scaling beside it
-    and a model card that warns whoever loads it without posgap."""
+    """Copies a model folder into `out`, with the factors in `config.json`, the scaling and the examples that it was
+    searched on beside it, and a model card that warns whoever loads it without posgap."""
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
     config = read_json(out / "config.json")
     write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
     write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
+    write_training_examples(out, training_examples(model).union(scaling.example_contents))
     card = out / "README.md"
     front, body = _front_matter(card.read_text(encoding="utf-8") if card.exists() else "")
     warning = WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY)
     card.write_text(front + warning + body, encoding="utf-8")
 
 
-def refuse_searched(model: Path, example_ids: Iterable[str]) -> None:
+def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
     """`PosgapError` where a scaled model is to be measured on examples that its scaling was searched on."""
     file = Path(model) / SCALING_FILE
-    if file.exists() and (seen := set(read_scaling(file).example_ids) & set(example_ids)):
+    if file.exists() and (seen := among(examples, read_scaling(file).example_contents)):
         raise PosgapError(
-            f"{model}: its scaling was searched on {len(seen)} of these examples ({min(seen)}, ...); "
+            f"{model}: its scaling was searched on {len(seen)} of these examples ({seen[0].id}, ...); "
             "measure it on others"
         )
 

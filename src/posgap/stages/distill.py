@@ -31,6 +31,8 @@ from posgap.models.loading import (
 )
 from posgap.stage import is_main_process, stage
 from posgap.storage.folders import Kept
+from posgap.storage.lineage import training_examples, write_training_examples
+from posgap.tasks.content import contents
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.responses import read_responses
@@ -42,7 +44,8 @@ log = logging.getLogger(__name__)
 
 @stage
 def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
-    """Writes the trained model as a Hugging Face folder, and `history.jsonl` with every step.
+    """Writes the trained model as a Hugging Face folder, `history.jsonl` with every step, and
+    `training_examples.json` with the examples that it, and the model it came from, learnt.
 
     Checkpoints and teacher states lie in `config.work` while it runs, by default beside `out`;
     checkpoints are removed by what it returns, when the model is complete.
@@ -79,6 +82,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     state = accelerator.get_state_dict(trained)
     if is_main_process():
         _export(config, student.model, state, collate.build.tokenizer, out)
+        learnt = contents(pair.example for pair in pairs)
+        write_training_examples(out, training_examples(config.model).union(learnt))
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         first, final = history[0]["loss"], history[-1]["loss"]

@@ -10,6 +10,7 @@ from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
 from posgap.storage.cache import MANIFEST
+from posgap.storage.lineage import training_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
@@ -28,6 +29,6 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
-        write_sweep(sweep, predictions, out)
+        write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out)
     log_sweep(sweep, run)
     run.artifact(out)

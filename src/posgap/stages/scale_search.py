@@ -26,6 +26,7 @@ from posgap.scaling.scores import Scores
 from posgap.scaling.search import search
 from posgap.scaling.strategies import CMAES, Genetic, Strategy
 from posgap.stage import stage
+from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.setup import order_of, prompt_builder
@@ -66,7 +67,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "positions": positions,
         "model_digest": model_digest(config.model),
         "examples_digest": digest(examples_file(config.examples)),
-        "example_ids": [example.id for example in examples],
+        "example_contents": contents(examples),
         "prompt_digest": build.digest(),
     }
     state = config.out.with_name(f"{config.out.name}.state.json")
@@ -135,10 +136,10 @@ def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tu
 def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
     """The examples to search on; `PosgapError` where one of them is also an evaluation example."""
     examples = read_examples(config.examples)[: config.limit or None]
-    held_out = {example.id for example in read_examples(config.exclude)} if config.exclude else set()
-    if shared := [example.id for example in examples if example.id in held_out]:
+    held_out = contents(read_examples(config.exclude)) if config.exclude else []
+    if shared := among(examples, held_out):
         raise PosgapError(
-            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0]}, ...); "
+            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
             "search on others"
         )
     return examples

@@ -23,7 +23,8 @@ from posgap.models.loading import load_config
 from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
-from posgap.storage.lineage import method_of
+from posgap.storage.lineage import method_of, training_examples
+from posgap.tasks.content import contents
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
@@ -42,7 +43,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
     examples = read_examples(config.examples)[: config.limit or None]
-    refuse_searched(Path(config.model), (example.id for example in examples))
+    refuse_searched(Path(config.model), examples)
     build, label = BACKENDS[config.backend].builder(config), config.label or method_of(config.model) or "model"
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
     model = Path(config.model)
@@ -55,11 +56,14 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     predictions = [
         {
             "id": example.id,
+            "content": asked,
             "placement": list(placement.positions),
             "response": response,
             "correct": build.task.score(response, example, config.metric),
         }
-        for (example, placement), response in zip(product(examples, placements), responses, strict=True)
+        for ((example, asked), placement), response in zip(
+            product(zip(examples, contents(examples)), placements), responses, strict=True
+        )
     ]
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     result = Sweep(
@@ -74,7 +78,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         settings={name: getattr(config, name) for name in config.parameters()},
     )
     cases = mixed_cases(examples, predictions, config.n_docs, build)
-    write_sweep(result, predictions, out, cases)
+    write_sweep(result, predictions, training_examples(config.model), out, cases)
     log_sweep(result, run)
     run.artifact(out)
 

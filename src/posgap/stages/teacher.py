@@ -14,6 +14,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.positions import format_positions, parse_positions
 from posgap.progress import track
 from posgap.stage import stage
+from posgap.tasks.content import content
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @stage
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
-    """Writes `responses.jsonl`: example id, placement, text, token ids, whether it is correct.
+    """Writes `responses.jsonl`: example id and content, placement, text, token ids, whether it is correct.
 
     A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
     """
@@ -38,6 +39,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     rows: list[dict[str, Any]] = [
         {
             "id": example.id,
+            "content": content(example),
             "placement": list(placement.positions),
             "n_docs": placement.n_docs,
             "response": completion.text,

@@ -4,10 +4,11 @@ import logging
 from pathlib import Path
 
 from posgap.config import ValidateConfig
-from posgap.data.expectations import check, content_digest, describe, expectations
+from posgap.data.expectations import check, describe, expectations
 from posgap.errors import Rejected
 from posgap.files import write_json
 from posgap.stage import stage
+from posgap.tasks.content import contents
 from posgap.tasks.examples import EXAMPLES_FILE, read_examples, write_examples
 from posgap.tasks.setup import order_of, prompt_builder
 from posgap.tracking.runs import Run
@@ -23,7 +24,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     """
     examples = read_examples(config.examples)
     build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
-    excluded = {content_digest(e) for e in read_examples(config.exclude)} if config.exclude else set()
+    excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
     suite = expectations(config.n_docs, build.context - build.max_new_tokens, build.task.n_gold)

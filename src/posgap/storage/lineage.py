@@ -1,9 +1,17 @@
-"""How a model came to be, read off the manifest that lies in its folder."""
+"""How a model came to be, read off what lies in its folder: the manifest, and the examples it was trained on."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from posgap.choices import METHODS
+from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
 from posgap.storage.inputs import read_manifest
+
+TRAINING_EXAMPLES_FILE = "training_examples.json"
+_CONTENTS = TypeAdapter(list[str])
 
 
 def method_of(model: str | Path) -> str:
@@ -11,3 +19,21 @@ def method_of(model: str | Path) -> str:
     manifest = read_manifest(Path(model))
     made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
     return made[0] if made else manifest.get("config", {}).get("method", "")
+
+
+def training_examples(folder: str | Path) -> set[str]:
+    """The contents (`posgap.tasks.content`) of all examples that a model, or one that it was made from, learnt.
+
+    Learnt means trained on, or searched for its scaling. `folder` is the model's or that of a sweep of it. Empty where
+    nothing is known: of a model on the hub, behind an endpoint, or made elsewhere.
+    """
+    file = Path(folder) / TRAINING_EXAMPLES_FILE
+    try:
+        return set(_CONTENTS.validate_python(read_json(file))) if file.is_file() else set()
+    except ValidationError:
+        raise PosgapError(f"{file}: expected a list of contents; make the folder again") from None
+
+
+def write_training_examples(out: Path, contents: Iterable[str]) -> None:
+    """Records in the folder `out`, of a model or of a sweep of it, what `training_examples` reads."""
+    write_json(out / TRAINING_EXAMPLES_FILE, sorted(set(contents)))

@@ -12,11 +12,15 @@ RESPONSES_FILE = "responses.jsonl"
 
 
 class Response(BaseModel):
-    """A response to one example at the advantageous placement; `token_ids` end with the end token."""
+    """A response to one example at the advantageous placement; `token_ids` end with the end token.
+
+    `content` is the example's (`posgap.tasks.content`), by which it is found again.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
+    content: str
     placement: list[int]
     n_docs: int
     response: str

@@ -1,0 +1,46 @@
+"""What an example is, whatever file it is cut from, whatever id it has there and in whatever order its documents stand.
+
+Whether a model was trained on what it is measured on, and whether two models were asked the same, is decided by this.
+"""
+
+import unicodedata
+from collections.abc import Iterable
+from itertools import chain
+
+from posgap.files import digest_of
+from posgap.tasks.examples import AnyExample, Document
+
+DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
+UNMISTAKABLE = 100  # characters of question, answers and gold documents that do not agree by chance
+
+
+def content(example: AnyExample) -> str:
+    """The example's content as 16 hex digits, equal for two examples that ask the same.
+
+    It is that of the question, the answers and the gold documents: other distractors make no other example. Where
+    these are short (a synthetic fact of two words), different examples share them by chance, and the distractors
+    count too. Letters' case, white space and the order of answers and documents make no difference.
+    """
+    asked = [[_plain(example.question)], sorted({_plain(answer) for answer in example.answers}), _told(example.gold)]
+    if len("".join(chain.from_iterable(asked))) < UNMISTAKABLE:
+        asked.append(_told(example.distractors))
+    return digest_of(asked)[:DIGITS]
+
+
+def contents(examples: Iterable[AnyExample]) -> list[str]:
+    """The content of each example, in their order."""
+    return [content(example) for example in examples]
+
+
+def among(examples: Iterable[AnyExample], known: Iterable[str]) -> list[AnyExample]:
+    """Those of the examples whose content is one of `known`."""
+    known = set(known)
+    return [example for example in examples if content(example) in known]
+
+
+def _told(documents: Iterable[Document]) -> list[str]:
+    return sorted(f"{_plain(document.title)}\n{_plain(document.text)}" for document in documents)
+
+
+def _plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
