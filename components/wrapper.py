@@ -1,12 +1,16 @@
 """What all components share: their images, and parameters taken from the stage's config."""
 
-from collections.abc import Callable, Mapping
+import ast
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from posgap import __version__
-from posgap.config import ClusterConfig, Config, Role, role
+from posgap.config import ClusterConfig, Config, Role, plain_type, role
 
 CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
 SETTINGS = "settings"
@@ -19,43 +23,63 @@ def image(kind: str, registry: str = ClusterConfig.default("registry")) -> str:
 
 
 def component(
-    config: type[Config],
-    kind: str = CPU,
-    artifacts: tuple[str, ...] = (),
-    apart: Mapping[str, tuple[str, ...]] | None = None,
+    config: type[Config], kind: str = CPU, apart: Mapping[str, tuple[str, ...]] | None = None
 ) -> Callable[[Callable], BaseComponent]:
-    """Makes a KFP component of a function whose parameters are the fields of `config`.
+    """Makes a KFP component of a function that names its artifacts; the parameters are the fields of `config`.
 
-    The function names the parameters; defaults and descriptions are the config's. KFP keeps only
-    the function's source, so the body imports what it needs. `artifacts` are outputs beyond the
-    stage's folder. `apart` says by which inputs, if any, the function makes a field itself: KFP makes
-    a list of artifacts only in a loop. A parameter `settings` holds others by name. Raises
-    `TypeError` where function and config do not name the same parameters.
+    Each field that is no artifact becomes a parameter of the function, with the type, default and description that the
+    config has, so that `locals()` in its body holds them all. KFP keeps only the function's source, so the body
+    imports what it needs. `apart` says by which inputs, if any, the function makes a field itself: KFP makes a list of
+    artifacts only in a loop. A parameter `settings` holds others by name. Raises `TypeError` where the function
+    takes an input that is no field of the config, or does not take one of its artifacts.
     """
     apart = apart or {}
 
     def wrap(function: Callable) -> BaseComponent:
-        made = dsl.component(function, base_image=image(kind), install_kfp_package=False)
+        named, fields = set(inspect.signature(function).parameters), config.model_fields
+        added = [name for name in fields if name not in named | {"force", *apart}]
+        complete = _with_parameters(function, config, added)
+        made = dsl.component(complete, base_image=image(kind), install_kfp_package=False)
         spec = made.component_spec
-        named = set(spec.inputs or {}) | set(spec.outputs or {}) - {"Output", *artifacts}
-        named.discard(SETTINGS)
-        for field, inputs in apart.items():
-            named = named - set(inputs) | {field}
-        wanted = set(config.model_fields) - {"force"}
-        if named != wanted:
+        replaced = {each: name for name, inputs in apart.items() for each in inputs}
+        unknown = {name for name in spec.inputs or {} if name not in {SETTINGS, *fields, *replaced}}
+        forgotten = {name for name in added if role(fields[name]) in (Role.INPUT, Role.OUTPUT)}
+        if unknown or forgotten:
             raise TypeError(
-                f"component {spec.name}: parameters differ from {config.__name__}: {sorted(named ^ wanted)}"
+                f"component {spec.name}: artifacts differ from {config.__name__}: {sorted(unknown | forgotten)}"
             )
-        for name, info in config.model_fields.items():
-            for one in apart.get(name, (name,)):
-                if one in spec.inputs:
-                    spec.inputs[one].description = info.description
-            if name in spec.inputs and role(info) is not Role.INPUT and not info.is_required():
+        for name, known in (spec.inputs or {}).items():
+            known.description = _SETTINGS if name == SETTINGS else fields[replaced.get(name, name)].description
+            if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 default = config.default(name)
-                spec.inputs[name].default, spec.inputs[name].optional = "" if default is None else default, True
-        if SETTINGS in spec.inputs:
-            spec.inputs[SETTINGS].description = _SETTINGS
+                known.default, known.optional = "" if default is None else default, True
         return made
 
     return wrap
+
+
+def _with_parameters(function: Callable, config: type[Config], added: Iterable[str]) -> Callable:
+    """The function with these fields of the config as parameters, before those that have defaults.
+
+    It is made from its source, and has a source of its own, which KFP writes into the compiled pipeline.
+    """
+    source = textwrap.dedent(inspect.getsource(function))
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.FunctionDef)
+    arguments, defaults = definition.args.args, definition.args.defaults
+    required = len(arguments) - len(defaults)
+    parameters = [
+        *map(ast.unparse, arguments[:required]),
+        *(f"{name}: {plain_type(config.model_fields[name]).__name__}" for name in added),
+        *(f"{ast.unparse(each)} = {ast.unparse(default)}" for each, default in zip(arguments[required:], defaults)),
+    ]
+    returned = f" -> {ast.unparse(definition.returns)}" if definition.returns else ""
+    body = source.splitlines()[definition.body[0].lineno - 1 :]
+    lines = [f"def {function.__name__}(", *(f"    {each}," for each in parameters), f"){returned}:", *body]
+    file, text = f"<component {function.__module__}.{function.__name__}>", "\n".join(lines)
+    # Here inspect looks for the source of what has no file.
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
+    namespace: dict[str, Callable] = {}
+    exec(compile(text, file, "exec"), function.__globals__, namespace)
+    return namespace[function.__name__]

@@ -1,25 +1,38 @@
 """A pipeline's form, from a config."""
 
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
-from posgap.config import Config
+from posgap.config import Config, plain_type
 
 NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
 
 
 def form(config: type[Config]) -> Callable[[Callable], Callable]:
-    """Gives a pipeline function's parameters the config's defaults and descriptions, which KFP reads off the
-    function. Raises `TypeError` where function and config do not name the same parameters."""
+    """Gives the fields of `config` as parameters to a pipeline function that takes them by name (`**parameters`).
+
+    KFP reads names, types and defaults off the signature, and descriptions off the docstring.
+    """
+    fields = {name: field for name, field in config.model_fields.items() if name not in NO_FIELDS}
 
     def wrap(function: Callable) -> Callable:
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        fields = {name: field for name, field in config.model_fields.items() if name not in NO_FIELDS}
-        if differing := set(names) ^ set(fields):
-            raise TypeError(f"pipeline {function.__name__}: parameters differ from {config.__name__}: {differing}")
-        required = [name for name in names if fields[name].is_required()]
-        function.__defaults__ = tuple(config.default(name) for name in names[len(required) :])
-        described = "\n".join(f"    {name}: {fields[name].description}." for name in names)
-        function.__doc__ = f"{function.__doc__}\n\nArgs:\n{described}\n"
-        return function
+        @functools.wraps(function)
+        def pipeline(*values: Any) -> Any:
+            # KFP calls it with a value for every parameter, in the signature's order.
+            return function(**dict(zip(fields, values, strict=True)))
+
+        described = "\n".join(f"    {name}: {field.description}." for name, field in fields.items())
+        pipeline.__doc__ = f"{function.__doc__}\n\nArgs:\n{described}\n"
+        signature = inspect.Signature([_parameter(config, name) for name in fields])
+        pipeline.__signature__ = signature  # type: ignore[attr-defined]
+        return pipeline
 
     return wrap
+
+
+def _parameter(config: type[Config], name: str) -> inspect.Parameter:
+    field = config.model_fields[name]
+    default = inspect.Parameter.empty if field.is_required() else config.default(name)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=plain_type(field))

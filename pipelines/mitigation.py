@@ -34,39 +34,22 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         description="Measure the position gap, close it (Pos2Distill, LPES), promote the model if the gate admits it.",
     )
     @form(PreflightConfig)
-    def mitigation(
-        train_data: str,
-        eval_data: str,
-        model: str,
-        task: str,
-        n_docs: int,
-        methods: str,
-        backend: str,
-        shards: int,
-        max_gap: float,
-        registered_name: str,
-        only_new: bool,
-        webhook_url: str,
-        nodes_train: dict,
-        nodes_inference: dict,
-        nodes_cpu: dict,
-        tolerations: list,
-        gpus_train: str,
-        overrides: dict,
-        seed: int,
-    ):
+    def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base) -> candidates, one a method -> sweep -> compare -> gate -> promote."""
-        given = {name: value for name, value in locals().items() if name != "cluster"}
-        pools = Pools(cluster, nodes_cpu, nodes_inference, nodes_train, tolerations, gpus_train)
-        told = pools.cpu(report(registered_name=registered_name, webhook_url=webhook_url, seed=seed))
-        told.set_caching_options(False)
-        with dsl.ExitHandler(told, name="mitigation"):
-            plan = pools.cpu(preflight(trainer=cluster.trainer, **given)).set_caching_options(False)
-            data = data_version(data=train_data, model=model, name=registered_name, only_new=only_new, seed=seed)
+        model, name, seed = parameters["model"], parameters["registered_name"], parameters["seed"]
+        nodes = parameters["nodes_cpu"], parameters["nodes_inference"], parameters["nodes_train"]
+        pools = Pools(cluster, *nodes, parameters["tolerations"], parameters["gpus_train"])
+        ending = pools.cpu(report(registered_name=name, webhook_url=parameters["webhook_url"], seed=seed))
+        ending.set_caching_options(False)
+        with dsl.ExitHandler(ending, name="mitigation"):
+            plan = pools.cpu(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
+            source = {"data": parameters["train_data"], "only_new": parameters["only_new"]}
+            data = data_version(model=model, name=name, seed=seed, **source)
             pools.cpu(data).after(plan).set_caching_options(False)
             # KFP's local runner, too, takes what a step returns for a loop from a group around it.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
-                _measure_and_mitigate(plan.outputs, pools, data.outputs["uri"], eval_data, model, registered_name, seed)
+                newest, held_out = data.outputs["uri"], parameters["eval_data"]
+                _measure_and_mitigate(plan.outputs, pools, newest, held_out, model, name, seed)
 
     return mitigation
 

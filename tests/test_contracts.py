@@ -1,6 +1,7 @@
 """The four faces of a stage (function, verb, MLproject entry point, KFP component) agree."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -8,12 +9,15 @@ import sys
 import pytest
 import yaml
 from conftest import ROOT
+from kfp import dsl
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.pipelines import forms
+from pydantic import Field
 
 from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
-from posgap.config import PreflightConfig, Role, SweepConfig, role
+from posgap.config import PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
+from posgap.preflight.form import STAGES as GIVEN_STAGES
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
@@ -77,14 +81,6 @@ def test_every_component_s_readme_is_what_its_code_says(name):
     assert (ROOT / "components" / name / "README.md").read_text() == readme(name), "run `make components`"
 
 
-def test_a_pipeline_with_other_parameters_than_its_form_is_refused():
-    def wrong(train_data: str, speed: int):
-        pass
-
-    with pytest.raises(TypeError, match=r"pipeline wrong: parameters differ from PreflightConfig: .*'speed'"):
-        forms.form(PreflightConfig)(wrong)
-
-
 def test_the_form_s_page_says_what_the_form_says():
     page = (ROOT / "docs" / "kubeflow.md").read_text().partition("## The form")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
@@ -92,12 +88,52 @@ def test_the_form_s_page_says_what_the_form_says():
     assert rows == fields and list(rows) == sorted(rows)
 
 
-def test_a_component_with_other_parameters_than_its_config_is_refused():
-    def wrong(positions: list, speed: int):
+def test_a_component_takes_a_field_that_its_config_gets_later():
+    """Such as the parameter of a choice that another package registers."""
+
+    class Wider(PromoteConfig):
+        speed: float = Field(1.5, description="how fast")
+        stops: list[int] = Field(description="where to stop")
+
+    @component(Wider)
+    def promote_fast(
+        model: dsl.Input[dsl.Model],
+        gate: dsl.Input[dsl.Artifact],
+        sweep: dsl.Input[dsl.Artifact],
+        out: dsl.Output[dsl.Artifact],
+        settings: dict = {},  # noqa: B006
+    ):
+        return locals()
+
+    inputs = promote_fast.component_spec.inputs
+    assert (inputs["speed"].type, inputs["speed"].default, inputs["speed"].description) == ("Float", 1.5, "how fast")
+    assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
+    step = dict.fromkeys(("model", "gate", "sweep", "out")) | {"name": "m", "seed": 0, "stops": [1], "speed": 2.0}
+    assert promote_fast.python_func(**step) == step | {"settings": {}}
+    # What KFP has the step run is this function, as text, and nothing else.
+    program = promote_fast.component_spec.implementation.container.command[-1]
+    assert inspect.getsource(promote_fast.python_func) in program
+    compiled: dict = {}
+    exec(program, compiled)
+    assert compiled["promote_fast"](**step) == step | {"settings": {}}
+
+
+def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
+    def other(model: dsl.Input[dsl.Model], scaling: dsl.Input[dsl.Artifact], out: dsl.Output[dsl.Model], speed: int):
         pass
 
-    with pytest.raises(TypeError, match=r"component wrong: parameters differ from SweepConfig: .*'speed'"):
-        component(SweepConfig)(wrong)
+    def fewer(model: dsl.Input[dsl.Model], out: dsl.Output[dsl.Model]):
+        pass
+
+    with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleApplyConfig: \['speed'\]"):
+        component(ScaleApplyConfig)(other)
+    with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleApplyConfig: \['scaling'\]"):
+        component(ScaleApplyConfig)(fewer)
+
+
+def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
+    returned = load("preflight").component_spec.outputs.keys() - {"out", "checks"}
+    assert returned == {"candidates", "parts", *GIVEN_STAGES}
 
 
 def test_help_imports_neither_torch_nor_mlflow_nor_kfp():

@@ -6,14 +6,12 @@ from posgap.components.wrapper import component
 from posgap.config import CompareConfig
 
 
-@component(CompareConfig, artifacts=("page",), apart={"sweeps": ("reference", "candidate")})
+@component(CompareConfig, apart={"sweeps": ("reference", "candidate")})
 def compare(
     reference: dsl.Input[dsl.Artifact],
     candidate: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
     page: dsl.Output[dsl.HTML],
-    resamples: int,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Paired differences of a candidate's sweep from a reference's; the page shows in the run."""

@@ -6,16 +6,11 @@ from posgap.components.wrapper import component
 from posgap.config import DataVersionConfig
 
 
-@component(DataVersionConfig, artifacts=("uri", "version"))
+@component(DataVersionConfig)
 def data_version(
-    data: str,
-    model: str,
     out: dsl.Output[dsl.Artifact],
     uri: dsl.OutputPath(str),
     version: dsl.OutputPath(str),
-    name: str,
-    only_new: bool,
-    seed: int,
 ) -> bool:
     """Picks the newest data version; returns whether there is anything to do: data or base model changed since the
     champion was made, or it does not matter."""

@@ -6,18 +6,13 @@ from posgap.components.wrapper import TRAIN, component
 from posgap.config import DiagnoseConfig
 
 
-@component(DiagnoseConfig, TRAIN, artifacts=("report",))
+@component(DiagnoseConfig, TRAIN)
 def diagnose(
     sweep: dsl.Input[dsl.Artifact],
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
-    tokens: int,
-    attention: int,
-    dtype: str,
-    batch_tokens: int,
-    seed: int,
 ):
     """Why the model errs where it does; the report shows in the run page."""
     arguments = dict(locals())

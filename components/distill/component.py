@@ -6,34 +6,13 @@ from posgap.components.wrapper import TRAIN, component
 from posgap.config import DistillConfig
 
 
-@component(DistillConfig, TRAIN, artifacts=("metrics",))
+@component(DistillConfig, TRAIN)
 def distill(
     examples: dsl.Input[dsl.Dataset],
     responses: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    question: str,
-    shuffle: int,
-    method: str,
-    alignment: str,
-    anchoring: float,
-    k: int,
-    epochs: int,
-    batch_size: int,
-    micro_batch_size: int,
-    learning_rate: float,
-    warmup_steps: int,
-    max_grad_norm: float,
-    lora_rank: int,
-    lora_alpha: int,
-    dtype: str,
-    gradient_checkpointing: bool,
-    deepspeed: str,
-    save_steps: int,
-    work: str,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Trains the model with its own answers from its best position (Pos2Distill)."""

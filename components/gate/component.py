@@ -6,18 +6,13 @@ from posgap.components.wrapper import component
 from posgap.config import GateConfig
 
 
-@component(GateConfig, artifacts=("rules", "metrics"))
+@component(GateConfig)
 def gate(
     candidate: dsl.Input[dsl.Artifact],
     base: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
     rules: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
-    max_gap: float,
-    mean_tolerance: float,
-    advantageous_tolerance: float,
-    resamples: int,
-    seed: int,
     champion: dsl.Input[dsl.Artifact] = None,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ) -> bool:

@@ -6,13 +6,12 @@ from posgap.components.wrapper import component
 from posgap.config import MergeConfig
 
 
-@component(MergeConfig, artifacts=("curve", "metrics"))
+@component(MergeConfig)
 def merge(
     sweeps: dsl.Input[list[dsl.Artifact]],
     out: dsl.Output[dsl.Artifact],
     curve: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-    seed: int,
 ):
     """One sweep of its parts, which were swept side by side; the curve shows in the run page."""
     arguments = dict(locals())

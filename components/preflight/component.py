@@ -6,34 +6,12 @@ from kfp import dsl
 from posgap.components.wrapper import component
 
 from posgap.config import PreflightConfig
-from posgap.preflight.form import STAGES
 
 
-@component(PreflightConfig, artifacts=("checks", "candidates", "parts", *STAGES))
+@component(PreflightConfig)
 def preflight(
-    train_data: str,
-    eval_data: str,
-    model: str,
     out: dsl.Output[dsl.Artifact],
     checks: dsl.Output[dsl.Markdown],
-    task: str,
-    n_docs: int,
-    methods: str,
-    backend: str,
-    shards: int,
-    max_gap: float,
-    registered_name: str,
-    only_new: bool,
-    webhook_url: str,
-    nodes_train: dict,
-    nodes_inference: dict,
-    nodes_cpu: dict,
-    tolerations: list,
-    gpus_train: str,
-    overrides: dict,
-    trainer: bool,
-    gpus_here: int,
-    seed: int,
 ) -> NamedTuple(
     "Plan",
     [

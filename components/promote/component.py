@@ -12,8 +12,6 @@ def promote(
     gate: dsl.Input[dsl.Artifact],
     sweep: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
-    name: str,
-    seed: int,
 ):
     """Registers a model that passed the gate and makes it the champion."""
     arguments = dict(locals())

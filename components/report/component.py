@@ -6,15 +6,11 @@ from posgap.components.wrapper import component
 from posgap.config import ReportConfig
 
 
-@component(ReportConfig, artifacts=("summary",), apart={"state": ("status",), "message": ()})
+@component(ReportConfig, apart={"state": ("status",), "message": ()})
 def report(
     status: dsl.PipelineTaskFinalStatus,
     out: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
-    pipeline_run: str,
-    registered_name: str,
-    webhook_url: str,
-    seed: int,
 ):
     """Says how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
     arguments = dict(locals())

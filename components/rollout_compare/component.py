@@ -6,15 +6,12 @@ from posgap.components.wrapper import component
 from posgap.config import RolloutCompareConfig
 
 
-@component(RolloutCompareConfig, artifacts=("picture",))
+@component(RolloutCompareConfig)
 def rollout_compare(
     prediction: dsl.Input[dsl.Artifact],
     measurement: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
-    influence: str,
-    resamples: int,
-    seed: int,
     sweep: dsl.Input[dsl.Artifact] = None,
 ):
     """How far the architecture explains what was measured, and the accuracy by position."""

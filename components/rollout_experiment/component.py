@@ -6,20 +6,10 @@ from posgap.components.wrapper import TRAIN, component
 from posgap.config import RolloutExperimentConfig
 
 
-@component(RolloutExperimentConfig, TRAIN, artifacts=("picture",))
+@component(RolloutExperimentConfig, TRAIN)
 def rollout_experiment(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
-    preset: str,
-    seeds: int,
-    iterations: int,
-    batch: int,
-    learning_rate: float,
-    tests: int,
-    as_coded: bool,
-    side_by_side: int,
-    work: str,
-    seed: int,
 ):
     """Which cause makes which position bias: attention-only networks in which one at a time is switched on."""
     arguments = dict(locals())

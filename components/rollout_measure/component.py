@@ -6,21 +6,12 @@ from posgap.components.wrapper import TRAIN, component
 from posgap.config import RolloutMeasureConfig
 
 
-@component(RolloutMeasureConfig, TRAIN, artifacts=("picture",))
+@component(RolloutMeasureConfig, TRAIN)
 def rollout_measure(
     texts: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
-    task: str,
-    n_docs: int,
-    length: int,
-    limit: int,
-    batch_tokens: int,
-    dtype: str,
-    sink_threshold: float,
-    label: str,
-    seed: int,
 ):
     """What of each input position reaches the last token of a model, and its residual strengths and attention."""
     arguments = dict(locals())

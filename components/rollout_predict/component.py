@@ -6,32 +6,10 @@ from posgap.components.wrapper import component
 from posgap.config import RolloutPredictConfig
 
 
-@component(RolloutPredictConfig, artifacts=("picture",))
+@component(RolloutPredictConfig)
 def rollout_predict(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
-    sequence_length: int,
-    layers: int,
-    heads: int,
-    mask: str,
-    window: int,
-    prefix: int,
-    encoding: str,
-    slope: float,
-    rope_theta: float,
-    head_size: int,
-    rope_angle: float,
-    rope_strength: float,
-    rope_factors: list,
-    residual: str,
-    residual_strength: float,
-    residual_power: float,
-    content: str,
-    content_score: float,
-    head_weights: list,
-    temperature: float,
-    label: str,
-    seed: int,
     measurement: dsl.Input[dsl.Artifact] = None,
 ):
     """What of each input position reaches the last token by the architecture alone."""

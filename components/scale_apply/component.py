@@ -11,7 +11,6 @@ def scale_apply(
     model: dsl.Input[dsl.Model],
     scaling: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Model],
-    seed: int,
 ):
     """Writes the model with the scaling's factors in its config."""
     arguments = dict(locals())

@@ -6,41 +6,13 @@ from posgap.components.wrapper import TRAIN, component
 from posgap.config import ScaleSearchConfig
 
 
-@component(ScaleSearchConfig, TRAIN, artifacts=("picture", "metrics"))
+@component(ScaleSearchConfig, TRAIN)
 def scale_search(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    n_docs: int,
-    max_new_tokens: int,
-    question: str,
-    shuffle: int,
-    metric: str,
-    dtype: str,
-    batch_tokens: int,
-    positions: list,
-    limit: int,
-    strategy: str,
-    curve: str,
-    order: int,
-    low: float,
-    high: float,
-    monotone: str,
-    population: int,
-    generations: int,
-    patience: int,
-    elite: int,
-    tournament: int,
-    mutation: float,
-    mutation_rate: float,
-    objective: str,
-    weights: str,
-    evaluation: str,
-    halving: bool,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):

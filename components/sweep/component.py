@@ -6,34 +6,13 @@ from posgap.components.wrapper import SERVE, component
 from posgap.config import SweepConfig
 
 
-@component(SweepConfig, SERVE, artifacts=("curve", "metrics"))
+@component(SweepConfig, SERVE)
 def sweep(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Artifact],
     curve: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    n_docs: int,
-    max_new_tokens: int,
-    question: str,
-    shuffle: int,
-    metric: str,
-    dtype: str,
-    backend: str,
-    processes: int,
-    batch_tokens: int,
-    base_url: str,
-    endpoint: str,
-    concurrency: int,
-    timeout: float,
-    retries: int,
-    positions: list,
-    shard: str,
-    limit: int,
-    label: str,
-    resamples: int,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Accuracy with the gold documents at every position; the curve shows in the run page."""

@@ -6,27 +6,13 @@ from posgap.components.wrapper import SERVE, component
 from posgap.config import TeacherConfig
 
 
-@component(TeacherConfig, SERVE, artifacts=("metrics",))
+@component(TeacherConfig, SERVE)
 def teacher(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     sweep: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    n_docs: int,
-    max_new_tokens: int,
-    question: str,
-    shuffle: int,
-    metric: str,
-    dtype: str,
-    backend: str,
-    processes: int,
-    batch_tokens: int,
-    advantageous: str,
-    temperature: float,
-    keep_incorrect: bool,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Samples the model's own responses with the gold documents where it answers best."""

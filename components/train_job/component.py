@@ -6,43 +6,13 @@ from posgap.components.wrapper import component
 from posgap.config import TrainJobConfig
 
 
-@component(TrainJobConfig, artifacts=("metrics",))
+@component(TrainJobConfig)
 def train_job(
     examples: dsl.Input[dsl.Dataset],
     responses: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    question: str,
-    shuffle: int,
-    method: str,
-    alignment: str,
-    anchoring: float,
-    k: int,
-    epochs: int,
-    batch_size: int,
-    micro_batch_size: int,
-    learning_rate: float,
-    warmup_steps: int,
-    max_grad_norm: float,
-    lora_rank: int,
-    lora_alpha: int,
-    dtype: str,
-    gradient_checkpointing: bool,
-    deepspeed: str,
-    save_steps: int,
-    work: str,
-    nodes: int,
-    gpus_per_node: int,
-    cpus_per_node: int,
-    memory_per_node: str,
-    runtime: str,
-    image: str,
-    queue: str,
-    namespace: str,
-    timeout: int,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
     """Has a TrainJob of Kubeflow Trainer distil the model on several machines, and follows it."""

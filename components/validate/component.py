@@ -6,18 +6,12 @@ from posgap.components.wrapper import component
 from posgap.config import ValidateConfig
 
 
-@component(ValidateConfig, artifacts=("metrics",))
+@component(ValidateConfig)
 def validate(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
-    task: str,
-    n_docs: int,
-    max_new_tokens: int,
-    question: str,
-    shuffle: int,
-    seed: int,
     settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):

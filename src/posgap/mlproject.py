@@ -7,7 +7,7 @@ from typing import Any
 
 from posgap import config
 from posgap.cli import STAGES, is_argument, words
-from posgap.config import Config
+from posgap.config import Config, plain_type
 
 _HEAD = """\
 # Written by `make mlproject` from src/posgap/config, where every default is kept. One stage:
@@ -53,7 +53,7 @@ def entry_point(name: str, *steps: Step, **defaults: Any) -> str:
 
 def _parameter(name: str, owner: type[Config], defaults: Mapping[str, Any]) -> str:
     info = owner.model_fields[name]
-    kind = "float" if info.annotation in (int, float) else "string"
+    kind = "float" if plain_type(info) in (int, float) else "string"
     required = info.is_required() and name not in defaults
     default = "" if required else f", default: {_literal(defaults.get(name, owner.default(name)))}"
     return f"      {name}: {{type: {kind}{default}}}"

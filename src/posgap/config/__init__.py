@@ -18,7 +18,7 @@ from posgap.config.data import (
     ValidateConfig,
 )
 from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
-from posgap.config.fields import POSITIONAL, Role, role
+from posgap.config.fields import POSITIONAL, Role, plain_type, role
 from posgap.config.measurement import CompareConfig, DiagnoseConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.config.pipelines import (
     CompiledPipeline,
@@ -102,5 +102,6 @@ __all__ = [
     "TeacherConfig",
     "TrainJobConfig",
     "ValidateConfig",
+    "plain_type",
     "role",
 ]

@@ -3,7 +3,7 @@
 import json
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 from pydantic import AfterValidator, BeforeValidator
 from pydantic.fields import FieldInfo
@@ -139,6 +139,12 @@ Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
 def choices_of(field: FieldInfo) -> Choices[Any] | None:
     """What a field chooses from, or None where it names no choice."""
     return next((m for m in field.metadata if isinstance(m, Choices)), None)
+
+
+def plain_type(field: FieldInfo) -> type:
+    """The type of a field where there are only plain ones, as in KFP: int, float, bool, list, dict, or else str."""
+    kind: Any = get_origin(field.annotation) or field.annotation
+    return kind if kind in (int, float, bool, list, dict) else str
 
 
 def role(field: FieldInfo) -> Role | None:
