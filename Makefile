@@ -34,11 +34,12 @@ lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# mypy knows nothing of package-dir: the package is put together of links.
+# mypy knows nothing of package-dir, so it reads the package as a wheel has it. What setuptools leaves in build/lib would
+# be in the next wheel, whatever has become of it in the tree.
 types: $(VENV)/.installed-test
-	rm -rf build/types
-	mkdir -p build/types/posgap
-	ln -s $(CURDIR)/src/posgap/* $(CURDIR)/components $(CURDIR)/pipelines build/types/posgap/
+	rm -rf build/lib build/types
+	$(PIP) --no-build-isolation --no-deps --target build/types .
+	rm -rf build/lib
 	$(VENV)/bin/mypy
 
 mlproject: $(VENV)/.installed

@@ -11,10 +11,10 @@ import sys
 from datetime import date
 from pathlib import Path
 
-from posgap.pipelines import smoke
 from report import ROOT, spread, write_section
 
 from posgap.files import read_json
+from posgap.pipelines import smoke
 from posgap.tables import markdown
 
 POSITIONS = (1, 5, 10, 15, 20)

@@ -11,10 +11,10 @@ from typing import Any
 import kfp
 import kfp.client
 import kfp_server_api
-from posgap.pipelines.transport import Transport, once
 
 from posgap.config import ServerConfig
 from posgap.errors import PosgapError
+from posgap.pipelines.transport import Transport, once
 
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
 TOKEN_VARIABLE = "KFP_TOKEN"

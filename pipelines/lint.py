@@ -6,15 +6,15 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from posgap.pipelines.arguments import checked
-from posgap.pipelines.compilation import load
-from posgap.pipelines.resources import Resources, most_accelerators, resources
-from posgap.pipelines.steps import Group, Step, tree
 from tabulate import tabulate
 
 from posgap import __version__
 from posgap.config import PipelineLintConfig
 from posgap.errors import LintFindings
+from posgap.pipelines.arguments import checked
+from posgap.pipelines.compilation import load
+from posgap.pipelines.resources import Resources, most_accelerators, resources
+from posgap.pipelines.steps import Group, Step, tree
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
 _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")

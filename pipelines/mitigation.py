@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kfp import dsl
+
 from posgap.components.compare import compare
 from posgap.components.data_version import data_version
 from posgap.components.distill import distill
@@ -19,10 +20,9 @@ from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
+from posgap.config import ClusterConfig, PreflightConfig
 from posgap.pipelines.forms import form
 from posgap.pipelines.pools import Pools, cluster_config
-
-from posgap.config import ClusterConfig, PreflightConfig
 from posgap.scaling.method import LPES
 
 

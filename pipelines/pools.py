@@ -18,9 +18,9 @@ import yaml
 from kfp import kubernetes
 from kfp.dsl import PipelineTask, pipeline_task
 from kfp.dsl.pipeline_channel import PipelineChannel
-from posgap.components.wrapper import image
 from pydantic import ValidationError
 
+from posgap.components.wrapper import image
 from posgap.config import ClusterConfig, PoolConfig
 from posgap.errors import PosgapError, first_fault
 from posgap.tracking.runs import PIPELINE_VARIABLE

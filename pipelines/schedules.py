@@ -7,13 +7,12 @@ run of it is under way: before KFP 2.16 a schedule takes its runs with it.
 
 import logging
 
+from posgap.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
+from posgap.errors import PosgapError
 from posgap.pipelines.client import Client, ensure_experiment, find_experiment
 from posgap.pipelines.submission import ENDED, to_run
 from posgap.pipelines.timetable import RecurringRun, enabled, next_run, ours, table, timetable
 from posgap.pipelines.transport import once
-
-from posgap.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
-from posgap.errors import PosgapError
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ import time
 from datetime import UTC, datetime
 
 import kfp_server_api
+
+from posgap.config import PipelineOnCluster, PipelineSubmitConfig
+from posgap.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
 from posgap.pipelines.arguments import arguments
 from posgap.pipelines.client import Client, ensure_experiment
 from posgap.pipelines.compilation import Compiled, load
 from posgap.pipelines.steps import task_names
 from posgap.pipelines.transport import Unanswered, once
-
-from posgap.config import PipelineOnCluster, PipelineSubmitConfig
-from posgap.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
 
 log = logging.getLogger(__name__)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from kfp_server_api import V2beta1RecurringRun as RecurringRun
-from posgap.pipelines import cron
-from posgap.pipelines.compilation import Compiled
 from tabulate import tabulate
 
 from posgap import __version__, files
 from posgap.config import ScheduleCreateConfig
+from posgap.pipelines import cron
+from posgap.pipelines.compilation import Compiled
 
 log = logging.getLogger(__name__)
 _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); scheduler in (?P<cluster>\S+); posgap \S+ (?P<digest>[0-9a-f]{64})")

@@ -170,6 +170,7 @@ def toy_file(tmp_path_factory) -> Path:
 def no_kfp_settings(tmp_path, monkeypatch):
     """Nothing of this machine's KFP settings, and no waits between tries."""
     import kfp
+
     from posgap.pipelines import transport
 
     monkeypatch.setattr(transport, "FIRST_WAIT", 0.01)

@@ -11,6 +11,7 @@ from container_images import CONFIG, STAND_INS, build_images, require
 from manifests import of_kind, overlay
 from mlflow import MlflowClient
 from ports import free_port
+
 from posgap.components.wrapper import CPU, image
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from conftest import ROOT
 from kfp import dsl
-from posgap.components.readmes import load, names, readme
-from posgap.components.wrapper import component
-from posgap.pipelines import forms
 from pydantic import Field
 
 from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
+from posgap.components.readmes import load, names, readme
+from posgap.components.wrapper import component
 from posgap.config import PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
+from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 
 # Fields that a component makes itself of what KFP gives it.

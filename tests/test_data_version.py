@@ -4,15 +4,15 @@ import mlflow
 import pytest
 from conftest import kv_example
 from kfp import dsl
-from posgap.components.data_version.component import data_version as data_version_component
-from posgap.components.validate.component import validate
-from posgap.pipelines.local import run_locally
 from s3 import put
 from test_gate import copy_of, promotion, write_sweep
 
+from posgap.components.data_version.component import data_version as data_version_component
+from posgap.components.validate.component import validate
 from posgap.config import DataVersionConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
+from posgap.pipelines.local import run_locally
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest

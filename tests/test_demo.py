@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import mlflow
 import pytest
-from posgap.pipelines import smoke
-from posgap.pipelines.local import run_locally
 
 from posgap.config import GateConfig
 from posgap.demo.summary import steps
 from posgap.files import read_json
 from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import read_correct, read_sweep
+from posgap.pipelines import smoke
+from posgap.pipelines.local import run_locally
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import among, contents

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
+
 from posgap.components.wrapper import CPU, image
 
 IMAGES = ROOT / "infra" / "images"

@@ -23,9 +23,9 @@ from manifests import (
     tolerates,
     validate,
 )
-from posgap.components.wrapper import CPU, image
 
 from posgap import __version__
+from posgap.components.wrapper import CPU, image
 
 pytestmark = needs_kubectl
 REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from mlflow import MlflowClient
-from posgap.components.readmes import names
 
 from posgap import __version__
+from posgap.components.readmes import names
 
 # What a checkout gathers and nobody commits.
 GATHERED = (

@@ -10,8 +10,6 @@ import pytest
 import torch
 from conftest import kv_example
 from mlflow import MlflowClient
-from posgap.pipelines.local import run_locally
-from posgap.pipelines.mitigation import mitigation
 
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
@@ -19,6 +17,8 @@ from posgap.files import read_json
 from posgap.gating.rules import read_verdict
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
+from posgap.pipelines.local import run_locally
+from posgap.pipelines.mitigation import mitigation
 from posgap.tasks.examples import write_examples
 
 pytestmark = pytest.mark.slow

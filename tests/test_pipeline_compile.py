@@ -11,9 +11,10 @@ from conftest import ROOT
 from google.protobuf import json_format
 from kfp import components, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+from toy_pipeline import fails, posgap, toy, write_toy
+
 from posgap.pipelines import compilation, smoke
 from posgap.pipelines.compilation import compiled_text, load, parse
-from toy_pipeline import fails, posgap, toy, write_toy
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
 

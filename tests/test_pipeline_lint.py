@@ -4,13 +4,13 @@ import json
 
 import pytest
 from kfp import dsl, kubernetes
+from toy_pipeline import TAINT, fails, on_gpus, posgap, small, step, toy
+
+from posgap import __version__
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
 from posgap.pipelines.resources import most_accelerators
 from posgap.pipelines.steps import Group, tree
-from toy_pipeline import TAINT, fails, on_gpus, posgap, small, step, toy
-
-from posgap import __version__
 
 OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 

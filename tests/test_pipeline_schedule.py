@@ -5,8 +5,9 @@ from datetime import datetime
 
 import pytest
 from kfp_server import Server, served
-from posgap.pipelines import timetable
 from toy_pipeline import GIVEN, fails, posgap
+
+from posgap.pipelines import timetable
 
 pytestmark = pytest.mark.usefixtures("no_kfp_settings")
 WEEKLY = ("weekly", "--cron", "0 3 * * 1")

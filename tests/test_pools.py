@@ -2,16 +2,16 @@
 
 import pytest
 import yaml
+
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
+from posgap.config import ClusterConfig
+from posgap.errors import PosgapError
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
 from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
-
-from posgap.config import ClusterConfig
-from posgap.errors import PosgapError
 
 CLUSTER = ClusterConfig()
 TRAINED, GENERATED = {"distill"}, {"sweep base", "sweep scaled", "sweep distilled", "teacher", "scale-search"}

@@ -1,13 +1,13 @@
 """The rollout components in a pipeline of one's own, run by KFP."""
 
 from kfp import dsl
+
 from posgap.components.rollout_compare import rollout_compare
 from posgap.components.rollout_experiment import rollout_experiment
 from posgap.components.rollout_measure import rollout_measure
 from posgap.components.rollout_predict import rollout_predict
-from posgap.pipelines.local import run_locally
-
 from posgap.files import read_json
+from posgap.pipelines.local import run_locally
 
 
 @dsl.pipeline

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 from kfp import dsl, kubernetes
-from posgap.pipelines.compilation import compiled_text
 
 from posgap import __version__
 from posgap.cli import main
+from posgap.pipelines.compilation import compiled_text
 
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 GIVEN = ("--param", "data=s3://bucket/examples.jsonl.gz")

@@ -1,8 +1,8 @@
 """KFP component of the stage `compare`."""
 
 from kfp import dsl
-from posgap.components.wrapper import component
 
+from posgap.components.wrapper import component
 from posgap.config import CompareConfig
 
 

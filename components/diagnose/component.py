@@ -1,8 +1,8 @@
 """KFP component of the stage `diagnose`."""
 
 from kfp import dsl
-from posgap.components.wrapper import TRAIN, component
 
+from posgap.components.wrapper import TRAIN, component
 from posgap.config import DiagnoseConfig
 
 

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from kfp import dsl
-from posgap.components.wrapper import component
 
+from posgap.components.wrapper import component
 from posgap.config import PreflightConfig
 
 

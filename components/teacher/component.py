@@ -1,8 +1,8 @@
 """KFP component of the stage `teacher`."""
 
 from kfp import dsl
-from posgap.components.wrapper import SERVE, component
 
+from posgap.components.wrapper import SERVE, component
 from posgap.config import TeacherConfig
 
 

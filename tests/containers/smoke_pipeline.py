@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kfp import dsl, local
 from kfp.local import docker_task_handler
-from posgap.pipelines import smoke
 
 from posgap.config import DemoConfig
 from posgap.demo import run as demo
 from posgap.demo import tiny_model
+from posgap.pipelines import smoke
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
 root, tracking, image = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
