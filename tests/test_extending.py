@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 from conftest import ROOT, kv_example, qa_example
 
 from posgap.choices import Choices
@@ -107,6 +108,29 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
         assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4
     else:
         assert "answers not a single question" in done.stderr  # an untrained model; the search ran
+
+
+def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_parameters(posgap, tmp_path, model_folder):
+    for name, first in {"train": 0, "eval": 9}.items():
+        write_examples(tmp_path / f"{name}.jsonl", [kv_example(first + i) for i in range(3)])
+    form = ["preflight", "--train-data", tmp_path / "train.jsonl", "--eval-data", tmp_path / "eval.jsonl"]
+    form += ["--model", model_folder, "--n-docs", 4, "--backend", "transformers", "--methods", "r1+reverse-kl"]
+    form += ["--overrides", json.dumps({"kl_temperature": 2.0, "least_worst": 50}), "--out", tmp_path / "form"]
+    done = posgap(["pipeline", "compile", "--out", tmp_path / "pipeline.yaml"], form)
+    assert codes(done) == [0, 0], done.stderr
+    plan = read_json(tmp_path / "form" / "preflight.json")
+    assert plan["candidates"] == ["r1", "reverse-kl"]
+    assert plan["settings"]["distill"]["kl_temperature"] == 2 and plan["settings"]["gate"]["least_worst"] == 50
+    spec, _ = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
+    assert "reverse-kl" in spec["root"]["inputDefinitions"]["parameters"]["methods"]["description"]
+    parameters = {
+        name: component["inputDefinitions"]["parameters"]
+        for name, component in spec["components"].items()
+        if "executorLabel" in component and "parameters" in component.get("inputDefinitions", {})
+    }
+    assert parameters["comp-distill"]["kl_temperature"]["defaultValue"] == 1
+    assert parameters["comp-gate"]["least_worst"]["parameterType"] == "NUMBER_DOUBLE"
+    assert "notes: the label of a note" in parameters["comp-sweep"]["task"]["description"]
 
 
 def test_a_package_that_is_broken_or_takes_a_name_is_left_out_with_a_warning(posgap):
