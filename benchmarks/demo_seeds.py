@@ -75,8 +75,8 @@ RESULTS = """\
 Written by `benchmarks/demo_seeds.py` on {date}, two CPU cores.
 
 `posgap demo` on {source}: {n} held-out examples a position, 20 records a prompt, greedy, sub_EM.
-Accuracy in points; the gap is the best minus the worst of all 20 positions; its interval is the paired
-bootstrap over examples. The last row of each model is mean ± standard deviation over seeds. The tiny model
+Accuracy in points; the gap is the best minus the worst of all 20 positions; its 95 % interval is that
+of `sweep.json`. The last row of each model is mean ± standard deviation over seeds. The tiny model
 is trained from scratch for each seed, then distilled on 1,000 questions about 100 other lines of the file
 (K = 4, lambda = {anchoring:g}, {epochs} epochs).
 

@@ -66,7 +66,7 @@ class Bench:
     def swept(self, model: Path, name: str, n_docs: int = 20, **how) -> Path:
         return sweep(
             SweepConfig(
-                examples=self.held_out, model=str(model), label=name, n_docs=n_docs, resamples=200,
+                examples=self.held_out, model=str(model), label=name, n_docs=n_docs,
                 out=self.folder / f"sweep-{name}-{n_docs}", **self._shared, **how,
             )
         )  # fmt: skip

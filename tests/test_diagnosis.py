@@ -257,7 +257,7 @@ def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
 @pytest.fixture
 def diagnosed(tmp_path, model_folder):
     """A sweep of an untrained model whose accepted answers are what it says at position 2."""
-    shared = {"model": str(model_folder), "n_docs": 4, "max_new_tokens": 3, "resamples": 100}
+    shared = {"model": str(model_folder), "n_docs": 4, "max_new_tokens": 3}
     examples = [kv_example(i) for i in range(12)]
     write_examples(tmp_path / "plain.jsonl", examples)
     plain = sweep(SweepConfig(examples=tmp_path / "plain.jsonl", out=tmp_path / "plain", **shared))

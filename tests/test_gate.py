@@ -36,7 +36,7 @@ def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None, 
         scaling=None,
         metric="em",
         n_docs=5,
-        **summarize(correct, placements, 500, 0),
+        **summarize(correct, placements, 0),
         examples_digest=examples,
         model_digest=digest(model) if model != "m" else "",
         prompt_digest="p",
@@ -83,7 +83,7 @@ def test_pairs_of_positions_are_judged_like_positions(tmp_path):
 
 
 def test_the_base_model_is_refused_for_its_gap(tmp_path, base):
-    verdict, rules = decide(tmp_path, base, base)
+    verdict, rules = decide(tmp_path, base, base, mean_tolerance=2.0)
     assert not verdict.passed and rules == {"gap": False, "mean": True, "advantageous": True}
 
 

@@ -24,7 +24,7 @@ def sweeps(tmp_path, model_folder):
     def run(name, **more):
         config = SweepConfig(
             **{"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 5, "max_new_tokens": 1}
-            | {"label": "tiny", "resamples": 200, "out": tmp_path / name}
+            | {"label": "tiny", "out": tmp_path / name}
             | more
         )
         return sweep(config)

@@ -41,14 +41,14 @@ def predictions(folder: Path) -> list[dict]:
 
 
 def test_two_processes_give_the_predictions_of_one(options, tmp_path):
-    one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, resamples=100, **options)) for n in (1, 2))
+    one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, **options)) for n in (1, 2))
     assert predictions(one) == predictions(two)
     assert len({row["response"] for row in predictions(one)}) > N
     assert not multiprocessing.active_children()
 
 
 def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, monkeypatch):
-    config = SweepConfig(out=tmp_path / "out", processes=2, resamples=100, **options)
+    config = SweepConfig(out=tmp_path / "out", processes=2, **options)
     add, kept = Unfinished.add, []
 
     def keep(self, example, responses):
@@ -64,7 +64,7 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
     before, kept[:] = list(kept), []
     swept = sweep(config.model_copy(update={"processes": 1}))
     assert sorted(before + kept) == list(range(N))
-    assert predictions(swept) == predictions(sweep(SweepConfig(out=tmp_path / "whole", resamples=100, **options)))
+    assert predictions(swept) == predictions(sweep(SweepConfig(out=tmp_path / "whole", **options)))
 
 
 def test_what_a_process_cannot_do_it_says(options, tmp_path):

@@ -35,19 +35,19 @@ def refused(form, **more) -> str:
 
 def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     given = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
-    given["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5, "resamples": 300}
+    given["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
     plan = read_plan(preflight(form.model_copy(update=given)))
     assert plan["candidates"] == ["r1", "lpes"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
         "validate": prompts,
-        "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5, "resamples": 300},
+        "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32"},
         "distill": {"task": "kv", "seed": 3, "dtype": "float32", "epochs": 1},
         "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "dtype": "float32", "epochs": 1},
         "scale_search": prompts | {"dtype": "float32", "limit": 9},
-        "compare": {"seed": 3, "resamples": 300},
-        "gate": {"seed": 3, "max_gap": 12.0, "resamples": 300},
+        "compare": {"seed": 3},
+        "gate": {"seed": 3, "max_gap": 12.0},
     }
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
 

@@ -25,7 +25,7 @@ N, DOCS = 12, 4
 def options(tmp_path) -> dict:
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
     shared = {"examples": tmp_path / "e.jsonl", "model": "served", "backend": "openai", "n_docs": DOCS}
-    return {**shared, "out": tmp_path / "out", "concurrency": 2, "retries": 0, "resamples": 100}
+    return {**shared, "out": tmp_path / "out", "concurrency": 2, "retries": 0}
 
 
 def test_the_endpoint_is_swept_like_any_model(options, tmp_path):

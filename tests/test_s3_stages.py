@@ -55,7 +55,7 @@ def given(bucket, tmp_path, model_folder) -> str:
 def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeypatch, model_folder, capsys):
     shared = ["--model", f"{given}/models/base", "--n-docs", DOCS, "--max-new-tokens", 2]
     assert run("validate", *shared, "--examples", f"{given}/data/train.jsonl.gz", "--out", f"{given}/run/train") == 0
-    swept = ["sweep", *shared, "--examples", f"{given}/run/train", "--out", f"{given}/run/base", "--resamples", 100]
+    swept = ["sweep", *shared, "--examples", f"{given}/run/train", "--out", f"{given}/run/base"]
     assert run(*swept) == 0
     assert keys(f"{given}/run/base") == [
         f"run/base/{name}"
@@ -81,7 +81,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     local = sweep(
         SweepConfig(
             examples=tmp_path / "train.jsonl.gz", model=str(model_folder), out=tmp_path / "out", n_docs=DOCS,
-            max_new_tokens=2, resamples=100,
+            max_new_tokens=2,
         )
     )  # fmt: skip
     assert read_sweep(local).accuracy == result.accuracy

@@ -102,7 +102,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     unrecorded = tmp_path / "sweepable"  # on the examples of the search
     shutil.copytree(scaled, unrecorded)
     (unrecorded / "scaling.json").unlink()
-    common = {"n_docs": 4, "max_new_tokens": 1, "resamples": 100}
+    common = {"n_docs": 4, "max_new_tokens": 1}
     for folder, accuracy, applied in (
         (unrecorded, scaling.accuracy, {"factors": scaling.factors}),
         (model_folder, scaling.unscaled_accuracy, None),
@@ -261,7 +261,7 @@ def test_a_scaling_is_swept_elsewhere_in_one_command(in_s3, capsys, config, buck
     targets = [tmp_path / "eval.jsonl", f"kv:3:{tmp_path / 'eval.jsonl'}"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(list(map(str, [*words, "--n-positions", 3, "--resamples", 100, *targets])))
+        main(list(map(str, [*words, "--n-positions", 3, *targets])))
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     here, there = read_json(fetch(below(out, "transfer.json")))

@@ -33,7 +33,6 @@ def swept(tmp_path, model_folder):
         n_docs=4,
         max_new_tokens=2,
         label="<tiny>",
-        resamples=200,
     )
     return sweep(config)
 
@@ -127,7 +126,7 @@ def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
 def test_figures_of_categories_are_those_of_their_columns():
     placements = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     scores = np.random.default_rng(0).random((40, 5)) < [0.9, 0.5, 0.6, 0.3, 0.8]
-    found = summarize(scores.astype(float), placements, 500, seed=0)
+    found = summarize(scores.astype(float), placements, seed=0)
     accuracy = 100 * scores.mean(axis=0)
     assert found["categories"] == ["connected", "connected", "disconnected", "reversed", "reversed"]
     for name, columns in {"connected": [0, 1], "disconnected": [2], "reversed": [3, 4]}.items():

@@ -114,7 +114,7 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
                 label=label,
                 positions=spaced_positions(target.n_docs, config.n_positions),
                 out=below(config.out, f"{target.name}-{label}"),
-                **config.model_dump(include={"limit", "dtype", "batch_tokens", "resamples", "seed", "force"}),
+                **config.model_dump(include={"limit", "dtype", "batch_tokens", "seed", "force"}),
             )
         )
         for label, model in (("scaled", scaled), ("unscaled", config.model))
@@ -123,7 +123,6 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
         CompareConfig(
             sweeps=[before, after],
             out=below(config.out, f"{target.name}-comparison"),
-            resamples=config.resamples,
             seed=config.seed,
             force=config.force,
         )

@@ -21,7 +21,6 @@ class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # re
     shard: Shard = Field("", description="sweep one part of the placements: 2/4 is the second of four; empty: all")
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     label: str = Field("", description="what plots and tables call this model; empty: the method that made it")
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
 class MergeConfig(StageConfig):
@@ -54,7 +53,6 @@ class CompareConfig(StageConfig):
     """Paired differences between sweeps of the same examples: every model minus the first."""
 
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(min_length=2, description="sweeps, the reference first")
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
 class DiagnoseConfig(StageConfig):

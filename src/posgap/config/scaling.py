@@ -77,7 +77,6 @@ class ScaleTransferConfig(StageConfig):
     limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
 
 
 class ServeCheckConfig(Config):

@@ -16,8 +16,6 @@ class _Judged(StageConfig):
 class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3 where it may not."""
 
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the examples")
-
 
 class PromoteConfig(StageConfig):
     """Registers a model that passed the gate and makes it the champion."""

@@ -51,8 +51,6 @@ class Case:
     candidate: "Evidence"
     base: "Evidence"
     champion: "Evidence | None"
-    resamples: int
-    seed: int
 
     @property
     def best(self) -> "Evidence":
@@ -99,7 +97,7 @@ def _gap(parameters: MaxGap, case: Case) -> Ruling:
 
 def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
     meaning = f"mean against {'champion' if case.champion else 'base'}"
-    return _difference("mean", meaning, case.candidate.correct, case.best.correct, parameters.mean_tolerance, case)
+    return _difference("mean", meaning, case.candidate.correct, case.best.correct, parameters.mean_tolerance)
 
 
 def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
@@ -111,20 +109,14 @@ def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
         case.candidate.correct[:, column],
         case.base.correct[:, column],
         parameters.advantageous_tolerance,
-        case,
     )
 
 
-def _difference(
-    name: str, meaning: str, candidate: "np.ndarray", reference: "np.ndarray", tolerance: float, case: Case
-) -> Ruling:
+def _difference(name: str, meaning: str, candidate: "np.ndarray", reference: "np.ndarray", tolerance: float) -> Ruling:
     """The paired difference's interval begins at or above minus `tolerance`."""
-    import numpy as np
-
     from posgap.measurement import statistics
 
-    rng = np.random.default_rng(case.seed)
-    estimate, interval = statistics.paired_difference(candidate, reference, case.resamples, rng)
+    estimate, interval = statistics.paired_difference(candidate, reference)
     return Ruling(
         name=name,
         meaning=f"{meaning}: lower end of the difference's interval at least {-tolerance:g}",
@@ -147,9 +139,7 @@ def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Ve
     """Applies all rules, with the thresholds of `config`, to the sweeps at these paths."""
     from posgap.measurement.sweeps import Evidence
 
-    case = Case(
-        Evidence(candidate), Evidence(base), Evidence(champion) if champion else None, config.resamples, config.seed
-    )
+    case = Case(Evidence(candidate), Evidence(base), Evidence(champion) if champion else None)
     case.candidate.require_same_questions(case.base)
     case.candidate.require_same_questions(case.best)
     rulings = [rule.judge(rule.parameters.of(config), case) for rule in GATE_RULES]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 from pydantic import BaseModel
 
 from posgap.measurement import statistics
@@ -53,7 +52,7 @@ def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     return evidence
 
 
-def compare_sweeps(evidence: Sequence[Evidence], resamples: int, seed: int) -> Comparison:
+def compare_sweeps(evidence: Sequence[Evidence]) -> Comparison:
     """Compares every sweep with the first; `PosgapError` where they did not ask the same."""
     reference, *others = evidence
     for other in others:
@@ -65,15 +64,14 @@ def compare_sweeps(evidence: Sequence[Evidence], resamples: int, seed: int) -> C
         n_examples=known.n_examples,
         n_docs=known.n_docs,
         placements=known.placements,
-        differences=[_difference(other, reference, resamples, seed) for other in others],
+        differences=[_difference(other, reference) for other in others],
     )
 
 
-def _difference(candidate: Evidence, reference: Evidence, resamples: int, seed: int) -> Difference:
+def _difference(candidate: Evidence, reference: Evidence) -> Difference:
     new, old, placements = candidate.correct, reference.correct, reference.sweep.placements
-    rng = np.random.default_rng(seed)
-    mean, mean_ci95 = statistics.paired_difference(new, old, resamples, rng)
-    gap, gap_ci95 = statistics.gap_difference(new, old, resamples, rng)
+    mean, mean_ci95 = statistics.paired_difference(new, old)
+    gap, gap_ci95 = statistics.gap_difference(new, old)
     together = statistics.placement_differences(new, old, len(placements))
     figures = {
         "label": candidate.sweep.label,
@@ -91,19 +89,20 @@ def _difference(candidate: Evidence, reference: Evidence, resamples: int, seed: 
 
 def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     """What the intervals say, in words."""
+    label, apart = figures["label"], bool(figures["better"] or figures["worse"])
+    # What differs at a placement can be told from the reference, whatever the means say.
+    unsure = f"{label} may be as good as {reference}" if apart else f"{label} cannot be told from {reference}"
     means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))
-    gaps = _direction(figures["gap_ci95"], ("larger", "smaller"))
+    gaps = _direction(figures["gap_ci95"], ("its gap is larger", "its gap is smaller"))
     told = [
-        f"{figures['label']} {means or 'cannot be told from'} {reference} in the mean "
+        f"{f'{label} {means} {reference}' if means else unsure} in the mean "
         f"({_signed(figures['mean'], figures['mean_ci95'])})",
-        f"its gap is {gaps} ({_signed(figures['gap'], figures['gap_ci95'])})"
-        if gaps
-        else f"whether its gap is smaller or larger cannot be told ({_signed(figures['gap'], figures['gap_ci95'])})",
+        f"{gaps or 'its gap may be as large'} ({_signed(figures['gap'], figures['gap_ci95'])})",
     ]
     for word in ("better", "worse"):
         if found := figures[word]:
             told.append(f"it is {word} at {_where(found, placements)}")
-    if not figures["better"] and not figures["worse"]:
+    if not apart:
         told.append("no single placement differs for certain")
     return "; ".join(told) + "."
 

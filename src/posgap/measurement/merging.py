@@ -29,7 +29,7 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[dict]]:
     correct = np.concatenate([part.correct for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
     known = first.sweep.model_dump(include={"model", "scaling", *_ALIKE})
-    figures = summarize(correct, placements, settings["resamples"], settings["seed"])
+    figures = summarize(correct, placements, settings["seed"])
     return Sweep(**known, **figures, settings=settings), _predictions(parts)
 
 

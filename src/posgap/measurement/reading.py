@@ -17,8 +17,8 @@ def reading(sweep: Sweep) -> list[str]:
     ]
     flat = sweep.flatness
     test = f"Cochran's Q = {flat.q:.1f}, {flat.df} degrees of freedom, {p_value(flat.p)}"
-    told.append(f"Position matters ({test})." if flat.p < 0.05 else f"That position matters cannot be told ({test}).")
-    if (shape := sweep.shape) and flat.p < 0.05:
+    told.append(f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test}).")
+    if (shape := sweep.shape) and flat.refuted:
         first, last = _signed(shape.beginning_over_middle_ci95), _signed(shape.end_over_middle_ci95)
         told.append(
             f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "

@@ -23,9 +23,9 @@ _NAMES = {
 class Shape(BaseModel):
     """The first and the last third of the positions against those between, in points.
 
-    `ends` is how many positions each of the outer thirds has, `middle` how many are between. Intervals are
-    paired bootstraps over examples. The name says what both intervals leave no doubt about: "U-shaped" where
-    both lie above 0 (an intersection-union test at the 5 % level).
+    `ends` is how many positions each of the outer thirds has, `middle` how many are between. The name says what
+    both intervals leave no doubt about: "U-shaped" where both lie above 0 (an intersection-union test at the 5 %
+    level). There is none where accuracy may be the same everywhere.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -39,16 +39,19 @@ class Shape(BaseModel):
     end_over_middle_ci95: tuple[float, float]
 
 
-def shape_of(correct: np.ndarray, positions: Sequence[int], resamples: int, rng: np.random.Generator) -> Shape | None:
-    """The shape of `correct [E, P]` over `positions [P]`, in any order; None for fewer than three."""
+def shape_of(correct: np.ndarray, positions: Sequence[int], uneven: bool) -> Shape | None:
+    """The shape of `correct [E, P]` over `positions [P]`, in any order; None for fewer than three.
+
+    It has a name only where accuracy is known to be `uneven`.
+    """
     if len(positions) < 3:
         return None
     ordered, ends = correct[:, np.argsort(positions)], len(positions) // 3
     middle = ordered[:, ends:-ends].mean(axis=1)
-    first, first_ci95 = statistics.paired_difference(ordered[:, :ends].mean(axis=1), middle, resamples, rng)
-    last, last_ci95 = statistics.paired_difference(ordered[:, -ends:].mean(axis=1), middle, resamples, rng)
+    first, first_ci95 = statistics.paired_difference(ordered[:, :ends].mean(axis=1), middle)
+    last, last_ci95 = statistics.paired_difference(ordered[:, -ends:].mean(axis=1), middle)
     return Shape(
-        name=_NAMES[_side(first_ci95), _side(last_ci95)],
+        name=_NAMES[(_side(first_ci95), _side(last_ci95)) if uneven else (0, 0)],
         ends=ends,
         middle=len(positions) - 2 * ends,
         beginning_over_middle=first,

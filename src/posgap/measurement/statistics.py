@@ -1,14 +1,20 @@
 """Accuracy by position and its uncertainty.
 
-`correct [E, P]` holds one row an example and one column a placement: the score of the response,
-from 0 to 1. One bootstrap resample draws whole rows, so that an example comes with all its placements.
-Everything returned is in points, 0 to 100.
+`correct [E, P]` holds one row an example and one column a placement: the score of the response, from 0 to 1.
+Examples are the sample: a row counts once, however many placements it has. Everything returned is in points,
+0 to 100, unless it is said to be a share. Why each method was chosen is said in docs/gate.md.
 """
 
 import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
+LEVEL = 1 - CONFIDENCE
+EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wrong
+# Means of several placements, and scores between 0 and 1, vary less than rights and wrongs. How much less is
+# estimated, as if two more examples, a right and a wrong one, stood among the sample: their sum of squares about
+# their mean is this. So few examples that happen to agree are not taken for certainty.
+_VARIANCE_OF_TWO = 0.5
 
 
 def accuracy(correct: np.ndarray) -> np.ndarray:
@@ -21,49 +27,124 @@ def gap(accuracies: np.ndarray) -> np.ndarray:
     return accuracies.max(axis=-1) - accuracies.min(axis=-1)
 
 
-def bootstrap_weights(n_examples: int, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """How often each resample drew each example: `[resamples, E]`, rows summing to E."""
-    return rng.multinomial(n_examples, np.full(n_examples, 1 / n_examples), size=resamples)
+def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
+    """Interval `[..., 2]` of the mean of `scores [E, ...]` over the examples; each end is wrong with chance `error`.
 
-
-def bootstrap_accuracy(correct: np.ndarray, resamples: int, rng: np.random.Generator) -> np.ndarray:
-    """Accuracies `[resamples, P]` of bootstrap resamples of the examples."""
-    weights = bootstrap_weights(len(correct), resamples, rng)
-    return 100 * weights @ correct.astype(np.float64) / len(correct)
-
-
-def interval(samples: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval (low, high) of `samples [resamples]`."""
-    tail = 100 * (1 - CONFIDENCE) / 2
-    low, high = np.percentile(samples, [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def wilson_interval(correct: np.ndarray) -> list[list[float]]:
-    """95 % interval `[[low, high], ...]` of the accuracy at each placement.
-
-    Wilson's score interval (1927) does not collapse at 0 and 100 %, as resampling does. Scores
-    between 0 and 1 vary no more than rights and wrongs of the same mean, so that for them it is wide.
+    Wilson's score interval (1927), which does not collapse at 0 and 100 %. Scores between 0 and 1 count as fewer or
+    more examples of rights and wrongs, in the ratio of the variances.
     """
-    n, share, z = len(correct), correct.mean(axis=0), special.ndtri(0.5 + CONFIDENCE / 2)
+    z = -special.ndtri(error)
+    share = scores.mean(axis=0)
+    rights_and_wrongs = len(scores) * share * (1 - share)
+    ratio = (((scores - share) ** 2).sum(axis=0) + _VARIANCE_OF_TWO) / (rights_and_wrongs + _VARIANCE_OF_TWO)
+    n = len(scores) / ratio
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
     # The exact bounds at 0 and 1 are 0 and 1, from which rounding strays.
     low, high = np.minimum(centre - half, share).clip(0), np.maximum(centre + half, share).clip(max=1)
-    return (100 * np.stack([low, high], axis=-1)).tolist()
+    return 100 * np.stack([low, high], axis=-1)
 
 
-def gap_interval(accuracies: np.ndarray, resampled: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the gap, from `accuracies [P]` and those of bootstrap resamples.
+def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error: float) -> np.ndarray:
+    """Upper bound, a share, of the difference of two proportions of the same n examples (Tango 1998).
 
-    The largest of noisy differences is too large, and a resample's is so once more: percentiles
-    of the resampled gap leave out a small gap nearly always. So only the upper end is a percentile.
-    The lower end comes from simultaneous intervals of all pairs of placements: the estimate less
-    what no pair's difference strays in 97.5 % of resamples. Both ends err on the side of caution.
+    `more` examples are right in the first way only and `fewer` in the second only; arrays of one shape. The bound
+    is the largest difference D that the score test does not refute: (n D - more + fewer) at most z times the root
+    of n (2 q + D (1 - D)), with q the likeliest share of `fewer` if D is true, the root of 2 n q^2 + b q = c. It
+    is too low with chance `error`, and at 20 of 20 alike it is z^2 / (20 + z^2), not 0. Swapped counts give the
+    lower bound, with its sign turned.
     """
-    upper = 50 + 50 * CONFIDENCE
-    strayed = np.percentile(gap(resampled - accuracies), upper)
-    return max(0.0, float(gap(accuracies) - strayed)), float(np.percentile(gap(resampled), upper))
+    z = -special.ndtri(error)
+    low = (more - fewer) / n
+    high = np.ones_like(low)
+    for _ in range(40):  # halvings, to the twelfth digit
+        middle = (low + high) / 2
+        b = (2 * n - more + fewer) * middle - more - fewer
+        c = fewer * middle * (1 - middle)
+        root = np.sqrt(b**2 + 8 * n * c)
+        # Two forms of one root, neither of which subtracts what is nearly equal.
+        q = np.where(b > 0, 2 * c / np.where(b > 0, b + root, 1), (root - b) / (4 * n))
+        refuted = n * middle - more + fewer > z * np.sqrt(n * (2 * q + middle * (1 - middle)))
+        low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
+    return high
+
+
+def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int, error: float) -> np.ndarray:
+    """Upper bound, a share, of the mean of n differences between -1 and 1.
+
+    They come as their sum where positive, minus their sum where negative, and the sum of their squares. For rights
+    and wrongs it is Tango's. Other differences have a smaller variance than rights and wrongs of the same positive
+    and negative parts, and count as so many more examples.
+    """
+    ratio = (squares + _VARIANCE_OF_TWO) / (above + below + _VARIANCE_OF_TWO)
+    return tango_bound(above / ratio, below / ratio, n / ratio, error)
+
+
+def difference_interval(differences: np.ndarray, error: float = EACH_END) -> np.ndarray:
+    """Interval `[..., 2]` of the mean of paired `differences [E, ...]`, each between -1 and 1, over the examples.
+
+    Each end is wrong with chance `error`: Tango's score interval (1998), see `tango_bound`.
+    """
+    above, below = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
+    squares, n = (differences**2).sum(axis=0), len(differences)
+    low = -_difference_bound(below, above, squares, n, error)
+    return 100 * np.stack([low, _difference_bound(above, below, squares, n, error)], axis=-1)
+
+
+def paired_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """Mean of `candidate` minus mean of `reference`, with its 95 % interval.
+
+    Both `[E]` or `[E, P]` over the same examples in the same order.
+    """
+    difference = candidate.astype(np.float64) - reference.astype(np.float64)
+    rows = difference.reshape(len(difference), -1).mean(axis=1)
+    low, high = difference_interval(rows)
+    return float(100 * rows.mean()), (float(low), float(high))
+
+
+def placement_differences(candidate: np.ndarray, reference: np.ndarray, comparisons: int = 1) -> np.ndarray:
+    """Interval `[P, 2]` of the difference in accuracy at each placement, of scores `[E, P]` of the same examples.
+
+    `comparisons` of these intervals hold together with 95 % (Bonferroni).
+    """
+    return difference_interval(candidate.astype(np.float64) - reference.astype(np.float64), EACH_END / comparisons)
+
+
+def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = None) -> np.ndarray:
+    """Upper bounds `[P, P]` of accuracy at the row's placement minus that at the column's; NaN on the diagonal.
+
+    Each is too low with chance `error`. Where `less [E]`, from -1 to 1, is taken off every example's difference, a
+    difference of differences is bounded, and may reach from -200 to 200.
+    """
+    scores, placements = correct.astype(np.float64), correct.shape[1]
+    taken_off, scale = (0.0, 1.0) if less is None else (less[:, None], 2.0)
+    above, below, squares = np.empty((3, placements, placements))
+    for i in range(placements):
+        differences = (scores[:, [i]] - scores - taken_off) / scale
+        above[i], below[i] = differences.clip(min=0).sum(axis=0), (-differences).clip(min=0).sum(axis=0)
+        squares[i] = (differences**2).sum(axis=0)
+    bounds = 100 * scale * _difference_bound(above, below, squares, len(scores), error)
+    np.fill_diagonal(bounds, np.nan)
+    return bounds
+
+
+def gap_interval(correct: np.ndarray) -> tuple[float, float]:
+    """Interval of the gap: either end is wrong in at most 5 %, whatever the number of placements.
+
+    The upper end is the largest upper bound of any ordered pair of placements. It covers the gap whenever the bound
+    of the one pair at which the gap is attained does, so that no more is asked of each pair than 95 %
+    (intersection-union: to call the gap at most G where it ends there is a test of level 5 %). The lower end is the
+    largest lower bound of a pair, all of which hold together (Bonferroni), and 0 where Cochran's Q does not refute
+    that accuracy is the same everywhere. One placement says nothing of a gap: 0 to 100.
+    """
+    placements = correct.shape[1]
+    if placements < 2:
+        return 0.0, 100.0
+    high = float(np.nanmax(pair_bounds(correct, LEVEL)))
+    if cochran_q(correct)[2] >= LEVEL:
+        return 0.0, high
+    lower_bounds = -pair_bounds(correct, LEVEL / (placements * (placements - 1)))
+    return max(0.0, float(np.nanmax(lower_bounds))), high
 
 
 def cochran_q(correct: np.ndarray) -> tuple[float, int, float]:
@@ -83,59 +164,47 @@ def cochran_q(correct: np.ndarray) -> tuple[float, int, float]:
     return q, placements - 1, float(special.chdtrc(placements - 1, q))
 
 
-def gap_noise(correct: np.ndarray, resamples: int, rng: np.random.Generator) -> float:
+def gap_noise(correct: np.ndarray, rng: np.random.Generator, permutations: int = 500) -> float:
     """The gap expected from a flat model with the same examples and the same mean.
 
     If position did not matter, each example's outcomes would be exchangeable over placements.
     So outcomes are permuted within each example, and the gap of the result is averaged over
     permutations.
     """
-    gaps = np.empty(resamples)
-    for i in range(resamples):
-        gaps[i] = gap(accuracy(rng.permuted(correct, axis=1)))
-    return float(gaps.mean())
+    return float(np.mean([gap(accuracy(rng.permuted(correct, axis=1))) for _ in range(permutations)]))
 
 
-def paired_difference(
-    candidate: np.ndarray, reference: np.ndarray, resamples: int, rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Mean of `candidate` minus mean of `reference`, with its interval.
+def extremes_elsewhere(correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each example the placements (best [E], worst [E]) that the other half of the examples does best and worst at.
 
-    Both `[E]` or `[E, P]` over the same examples in the same order; a resample draws an example
-    for both.
+    Halves are every second example. What is chosen for being high is too high where it was chosen; judged on
+    examples that had no say in the choice it is what it is.
     """
-    difference = candidate.astype(np.float64) - reference.astype(np.float64)
-    rows = difference.reshape(len(difference), -1).mean(axis=1)
-    weights = bootstrap_weights(len(rows), resamples, rng)
-    return float(100 * rows.mean()), interval(100 * weights @ rows / len(rows))
+    half = np.arange(len(correct)) % 2
+    totals = np.stack([correct[half == 1].sum(axis=0), correct[half == 0].sum(axis=0)])
+    return totals.argmax(axis=1)[half], totals.argmin(axis=1)[half]
 
 
-def placement_differences(candidate: np.ndarray, reference: np.ndarray, comparisons: int = 1) -> np.ndarray:
-    """Interval `[P, 2]` of the difference in accuracy at each placement, of scores `[E, P]` of the same examples.
+def _gap_elsewhere(correct: np.ndarray) -> np.ndarray:
+    """Best minus worst placement of each example [E], from -1 to 1, both chosen by the other half of the examples."""
+    best, worst = (np.take_along_axis(correct, at[:, None], axis=1)[:, 0] for at in extremes_elsewhere(correct))
+    return best - worst
 
-    Agresti and Min (2005): two examples are added that the models answer alike on average, so that
-    the interval does not collapse where the models never differ. `comparisons` of these intervals
-    hold together with 95 % (Bonferroni).
+
+def gap_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float, tuple[float, float]]:
+    """Gap of `candidate` minus gap of `reference`, scores [E, P] of the same examples, with a 95 % interval.
+
+    The best of noisy accuracies is too high and the worst too low, the more so the noisier the model. So a model's
+    best and worst placement are chosen on one half of the examples and compared on the other, and the estimate is
+    the difference of what remains. The interval's upper end is the largest upper bound, over pairs of placements, of
+    the candidate's difference minus the reference's at its chosen pair: that difference is at most the reference's
+    gap, and one of the pairs is the candidate's gap. The lower end is likewise, with the models exchanged.
     """
-    difference = candidate.astype(np.float64) - reference.astype(np.float64)
-    n, z = len(difference) + 2, special.ndtri(1 - (1 - CONFIDENCE) / (2 * comparisons))
-    mean = difference.sum(axis=0) / n
-    half = z * np.sqrt(((difference**2).sum(axis=0) + 1) / n - mean**2) / np.sqrt(n)
-    return 100 * np.stack([mean - half, mean + half], axis=-1).clip(-1, 1)
-
-
-def gap_difference(
-    candidate: np.ndarray, reference: np.ndarray, resamples: int, rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Gap of `candidate` minus gap of `reference`, with a 95 % interval.
-
-    Resampled gaps are too large, more so for the flatter model. The interval spans the percentile
-    and the reverse percentile interval, of which one errs to each side.
-    """
-    weights = bootstrap_weights(len(candidate), resamples, rng)
-    low, high = interval(
-        gap(100 * weights @ candidate.astype(np.float64) / len(candidate))
-        - gap(100 * weights @ reference.astype(np.float64) / len(candidate))
-    )
-    estimate = float(gap(accuracy(candidate)) - gap(accuracy(reference)))
-    return estimate, (min(low, 2 * estimate - high), max(high, 2 * estimate - low))
+    if candidate.shape[1] < 2:
+        return 0.0, (-100.0, 100.0)
+    new, old = candidate.astype(np.float64), reference.astype(np.float64)
+    new_gap, old_gap = _gap_elsewhere(new), _gap_elsewhere(old)
+    estimate = 100 * (max(0.0, float(new_gap.mean())) - max(0.0, float(old_gap.mean())))
+    low = -np.nanmax(pair_bounds(old, EACH_END, less=new_gap))
+    high = np.nanmax(pair_bounds(new, EACH_END, less=old_gap))
+    return estimate, (max(-100.0, float(low)), min(100.0, float(high)))

@@ -29,6 +29,11 @@ class Flatness(BaseModel):
     df: int
     p: float
 
+    @property
+    def refuted(self) -> bool:
+        """Whether position matters, at the 5 % level."""
+        return self.p < statistics.LEVEL
+
 
 class CategoryFigures(BaseModel):
     """Mean accuracy over the placements of a category of pairs, and the gap among them, in points."""
@@ -88,43 +93,43 @@ class Sweep(BaseModel):
         return self.placements[int(np.argmax(self.accuracy))]
 
 
-def summarize(correct: np.ndarray, placements: list[list[int]], resamples: int, seed: int) -> dict:
+def summarize(correct: np.ndarray, placements: list[list[int]], seed: int) -> dict:
     """The statistics of a sweep from `correct [E, P]`, under the field names of `Sweep`."""
-    rng = np.random.default_rng(seed)
     accuracy = statistics.accuracy(correct)
-    resampled = statistics.bootstrap_accuracy(correct, resamples, rng)
     worst = int(np.argmin(accuracy))
+    flatness = Flatness(**dict(zip(("q", "df", "p"), statistics.cochran_q(correct))))
     of_pairs = any(len(placement) > 1 for placement in placements)
     return {
         "n_examples": len(correct),
         "placements": placements,
         "accuracy": accuracy.tolist(),
-        "ci95": statistics.wilson_interval(correct),
+        "ci95": statistics.mean_interval(correct).tolist(),
         "mean": float(accuracy.mean()),
-        "mean_ci95": statistics.interval(resampled.mean(axis=1)),
+        "mean_ci95": statistics.mean_interval(correct.mean(axis=1)).tolist(),
         "gap": float(statistics.gap(accuracy)),
-        "gap_ci95": statistics.gap_interval(accuracy, resampled),
-        "gap_noise": statistics.gap_noise(correct, min(resamples, 500), rng),
-        "flatness": dict(zip(("q", "df", "p"), statistics.cochran_q(correct))),
+        "gap_ci95": statistics.gap_interval(correct),
+        "gap_noise": statistics.gap_noise(correct, np.random.default_rng(seed)),
+        "flatness": flatness,
         "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
         **(
-            _of_categories(accuracy, resampled, placements)
+            _of_categories(correct, placements)
             if of_pairs
-            else {"shape": shape_of(correct, [position for (position,) in placements], resamples, rng)}
+            else {"shape": shape_of(correct, [position for (position,) in placements], uneven=flatness.refuted)}
         ),
     }
 
 
-def _of_categories(accuracy: np.ndarray, resampled: np.ndarray, placements: list[list[int]]) -> dict:
-    """Categories of pairs from `accuracy [P]` and `resampled [resamples, P]`, those there are in order."""
+def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
+    """Categories of pairs from `correct [E, P]`, those there are in order."""
     categories = [category(placement) for placement in placements]
     figures = {}
     for name in (c for c in CATEGORIES if c in categories):
-        columns = [i for i, found in enumerate(categories) if found == name]
+        within = correct[:, [i for i, found in enumerate(categories) if found == name]]
+        accuracy = statistics.accuracy(within)
         figures[name] = {
-            "accuracy": float(accuracy[columns].mean()),
-            "ci95": statistics.interval(resampled[:, columns].mean(axis=1)),
-            "gap": float(statistics.gap(accuracy[columns])),
+            "accuracy": float(accuracy.mean()),
+            "ci95": statistics.mean_interval(within.mean(axis=1)).tolist(),
+            "gap": float(statistics.gap(accuracy)),
         }
     return {"categories": categories, "by_category": figures}
 

@@ -33,7 +33,7 @@ from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response, beside those that change no result at all.
-_WITHOUT_EFFECT = {"metric", "limit", "label", "resamples"}
+_WITHOUT_EFFECT = {"metric", "limit", "label"}
 
 
 @stage
@@ -73,7 +73,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         scaling=_scaling(config),
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
-        **summarize(correct, [list(p.positions) for p in placements], config.resamples, config.seed),
+        **summarize(correct, [list(p.positions) for p in placements], config.seed),
         **digests,
         settings={name: getattr(config, name) for name in config.parameters()},
     )
