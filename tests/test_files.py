@@ -45,7 +45,7 @@ def test_equal_rows_make_equal_archives(tmp_path):
 
 def test_a_broken_json_file_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{")
-    with pytest.raises(PosgapError, match=r"a.json: not a JSON file"):
+    with pytest.raises(PosgapError, match=r"a.json: not JSON"):
         read_json(tmp_path / "a.json")
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pytest
 from conftest import kv_example, qa_example
@@ -112,7 +113,10 @@ def test_lines_are_chosen_by_number(tmp_path):
         ("{not json", r"kv.jsonl:2: not JSON"),
         ("[1, 2]", r"kv.jsonl:2: expected a JSON object"),
         (json.dumps({k: v for k, v in KV_LINE.items() if k != "key"}), r"kv.jsonl:2: field `key` is missing"),
-        (json.dumps(KV_LINE | {"ordered_kv_records": [["a"]]}), r"kv.jsonl:2: field `ordered_kv_records`"),
+        (
+            json.dumps(KV_LINE | {"ordered_kv_records": [["a"]]}),
+            r"kv.jsonl:2: field `ordered_kv_records.0.1`",
+        ),
         (json.dumps(KV_LINE | {"value": "other"}), r"kv.jsonl:2: field `key`: no record holds"),
     ],
 )
@@ -125,7 +129,7 @@ def test_broken_kv_lines_are_named(tmp_path, line, complaint):
 def test_a_qa_line_without_titles_is_named(tmp_path):
     broken = QA_LINE | {"ctxs": [{"text": "me", "isgold": True}]}
     write_jsonl(tmp_path / "qa.jsonl", [QA_LINE, broken])
-    with pytest.raises(PosgapError, match=r"qa.jsonl:2: field `title` is missing"):
+    with pytest.raises(PosgapError, match=r"qa.jsonl:2: field `ctxs.0.title` is missing"):
         list(read_litm_qa(tmp_path / "qa.jsonl"))
 
 
@@ -134,6 +138,31 @@ def test_an_example_with_a_wrong_field_is_named(tmp_path):
     write_jsonl(tmp_path / "e.jsonl", rows)
     with pytest.raises(PosgapError, match=r"e.jsonl:2: field `answers`"):
         read_examples(tmp_path / "e.jsonl")
+
+
+def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
+    own = {"id": "a", "question": "q", "answers": ["x"], "documents": [{"text": "x", "gold": True}]}
+    write_jsonl(tmp_path / "own.jsonl", [own, own | {"id": "b"}, own])
+    complaint = r"own.jsonl:3: the id 'a' is that of line 1 too; give each example an id of its own"
+    with pytest.raises(PosgapError, match=complaint):
+        import_examples(ImportConfig(input=tmp_path / "own.jsonl", out=tmp_path / "e.jsonl", format="own"))
+    assert not (tmp_path / "e.jsonl").exists()
+    write_examples(tmp_path / "e.jsonl", [kv_example(0), kv_example(1), kv_example(1)])
+    with pytest.raises(PosgapError, match=r"e.jsonl:3: the id 'kv-1' is that of line 2 too"):
+        read_examples(tmp_path / "e.jsonl")
+
+
+def test_importing_keeps_no_more_in_memory_however_long_the_file_is(tmp_path):
+    def peak(n_examples):
+        file = make_kv(MakeKVConfig(out=tmp_path / "kv.jsonl", n_examples=n_examples))
+        tracemalloc.start()
+        import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl"))
+        highest = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return highest
+
+    peak(5)  # what is imported and compiled the first time
+    assert peak(200) < peak(50) + 200_000
 
 
 def test_a_missing_file_is_named(tmp_path):

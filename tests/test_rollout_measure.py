@@ -31,7 +31,7 @@ from posgap.models.loading import eager_attention, load_model, load_tokenizer, s
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.encodings import alibi_slopes
-from posgap.rollout.files import read_arrays, read_measurement, read_prediction
+from posgap.rollout.files import read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
@@ -239,7 +239,7 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     )
     measurement = read_measurement(measured)
     assert (measurement.n_texts, measurement.layers, measurement.heads) == (6, 2, 4)
-    assert read_arrays(measured)["rollout"].shape == (6, measurement.sequence_length)
+    assert read_influences(measured, measurement, ["rollout"])["rollout"].shape == (6, measurement.sequence_length)
     np.testing.assert_allclose(sum(measurement.influence["gradient"]), 1)
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",

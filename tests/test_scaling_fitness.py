@@ -158,5 +158,5 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path, halving):
 
 def test_a_broken_state_file_is_named(tmp_path):
     (tmp_path / "state.json").write_text("[]")
-    with pytest.raises(PosgapError, match=r"state.json: not the state of a search; delete it"):
+    with pytest.raises(PosgapError, match=r"state.json: expected a JSON object; delete it"):
         Scores(Table(3, names), np.mean, state=tmp_path / "state.json")

@@ -56,6 +56,10 @@ def first_fault(error: ValidationError) -> str:
     """Field and complaint of the first thing that pydantic found wrong."""
     first = error.errors()[0]
     where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return f"field `{where}` is missing"
+    if first["type"] == "model_type":
+        complaint = "expected a JSON object"
     return f"field `{where}`: {complaint}" if where else complaint
 
 

@@ -6,12 +6,28 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from posgap.errors import PosgapError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from posgap.errors import PosgapError, first_fault
+from posgap.json_text import document, items, lines, parse
 from posgap.locations import blobs
+
+_AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+
+
+class Record(BaseModel):
+    """The base of what is read from files: it does not change, and its figures are finite."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+T = TypeVar("T")
+_adapter = lru_cache(maxsize=None)(TypeAdapter)
 
 
 @contextmanager
@@ -91,57 +107,78 @@ def digest_of(value: object) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes one JSON document, atomically."""
+    """Writes one JSON document, atomically. NaN and infinities, which are no JSON, are a `ValueError`."""
     with atomic(path) as partial:
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(value, indent=2, **_AS_TEXT) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """Reads one JSON document, gzipped where the name ends in `.gz`; a missing or corrupt file is a
-    `PosgapError`."""
-    path = Path(path)
-    try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            return json.load(file)
-    except FileNotFoundError:
-        raise PosgapError(f"{path}: no such file") from None
-    except (OSError, EOFError, ValueError) as error:
-        raise PosgapError(f"{path}: not a JSON file: {error}") from None
+    """Reads one JSON document, gzipped where the name ends in `.gz`, within the limits of `json_text`.
+
+    `PosgapError` where there is none, or none that can be read.
+    """
+    return parse(document(path), str(path))
 
 
-def write_jsonl(path: Path, rows: Iterable[dict]) -> None:
-    """Writes one JSON object a line, atomically; gzipped where the name ends in `.gz`."""
-    with atomic(path) as partial:
-        if path.suffix == ".gz":
-            # No name and no time in the header: equal rows give equal bytes.
-            with open(partial, "wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as packed:
-                for row in rows:
-                    packed.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-        else:
-            with open(partial, "w", encoding="utf-8") as file:
-                for row in rows:
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+def read_object(path: Path) -> dict[str, Any]:
+    """The same of a document that must be a JSON object."""
+    return _object(read_json(path), str(path))
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict]]:
-    """Yields (line number from 1, object) of a `.jsonl` or `.jsonl.gz` file.
+def read_model(kind: type[T], path: Path, name: str) -> T:
+    """Reads a JSON document as `kind`: the file `name` in the folder `path`, or the file `path` itself.
+
+    `PosgapError` names the file, and the first field that is missing or wrong.
+    """
+    file = path / name if path.is_dir() else path
+    return parsed(kind, read_json(file), str(file))
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes one JSON object a line, atomically, gzipped where the name ends in `.gz`; returns how many."""
+    number = 0
+    with atomic(path) as partial, open(partial, "wb") as raw:
+        # No name and no time in the header: equal rows give equal bytes.
+        packing = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if path.suffix == ".gz" else nullcontext(raw)
+        with packing as file:
+            for row in rows:
+                file.write((json.dumps(row, **_AS_TEXT) + "\n").encode())
+                number += 1
+    return number
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number from 1, object) of a `.jsonl` or `.jsonl.gz` file, one line in memory at a time.
 
     A missing file, a broken archive or a line that is no JSON object is a `PosgapError` naming
     the line.
     """
-    path, number = Path(path), 0
+    for number, line in lines(path):
+        where = f"{path}:{number}"
+        yield number, _object(parse(line, where), where)
+
+
+def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]:
+    """Yields (line number, row) of a file of JSON lines as `kind`: `name` in the folder `path`, or `path` itself."""
+    file = path / name if path.is_dir() else path
+    for number, row in read_jsonl(file):
+        yield number, parsed(kind, row, f"{file}:{number}")
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yields (number from 1, row) of a file of JSON lines, where its name says `.jsonl`, or else of a JSON array."""
+    return read_jsonl(path) if ".jsonl" in path.suffixes else items(path)
+
+
+def parsed(kind: type[T], value: object, where: str) -> T:
+    """A value as `kind`; `PosgapError` names the place, and the first field that is missing or wrong."""
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise PosgapError(f"{path}:{number}: expected a JSON object, found {line[:40]!r}")
-                yield number, row
-    except FileNotFoundError:
-        raise PosgapError(f"{path}: no such file") from None
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise PosgapError(f"{path}: cannot be read after line {number}: {error}") from None
-    except json.JSONDecodeError as error:
-        raise PosgapError(f"{path}:{number}: not JSON: {error}") from None
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise PosgapError(f"{where}: {first_fault(error)}") from None
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PosgapError(f"{where}: expected a JSON object, found {json.dumps(value)[:40]}")
+    return value

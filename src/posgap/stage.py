@@ -146,7 +146,7 @@ def is_complete(out: Location, identity: str) -> bool:
     folder: Source = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
     file = None if folder.is_incomplete else folder.read(MANIFEST)
     try:
-        return file is not None and files.read_json(file).get("identity") == identity
+        return file is not None and files.read_object(file).get("identity") == identity
     except PosgapError:
         return False
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from posgap.config import CompareConfig, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
 from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.files import write_json
 from posgap.locations import Location, below
-from posgap.measurement.comparison import COMPARISON_FILE, Comparison
+from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.scaling_file import Scaling, read_scaling
 from posgap.stages.compare import compare
@@ -127,7 +127,7 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
             force=config.force,
         )
     )
-    (difference,) = Comparison.model_validate(read_json(fetch(compared) / COMPARISON_FILE)).differences
+    (difference,) = read_comparison(fetch(compared)).differences
     sweeps = [read_sweep(fetch(folder)) for folder in (before, after)]
     return Transferred(
         target=target,

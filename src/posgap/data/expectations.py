@@ -62,7 +62,6 @@ def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
     import great_expectations.expectations as gxe
 
     return [
-        gxe.ExpectColumnValuesToBeUnique(column="id"),
         gxe.ExpectColumnValuesToMatchRegex(column="question", regex=r"\S"),
         gxe.ExpectColumnValuesToBeBetween(column="n_answers", min_value=1),
         gxe.ExpectColumnValuesToBeBetween(column="shortest_answer", min_value=1),

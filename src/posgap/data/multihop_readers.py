@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
-from posgap.data.rows import parsed, rows
 from posgap.errors import PosgapError
+from posgap.files import parsed, read_rows
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 
@@ -66,8 +66,8 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     of a chain is the one gold paragraph that alone holds the answer; where both or none do, and in
     comparisons, the hops are in the order of the supporting facts.
     """
-    for number, row in rows(path):
-        item = parsed(_Hotpot, path, number, row)
+    for number, row in read_rows(path):
+        item = parsed(_Hotpot, row, f"{path}:{number}")
         documents = [Document(title=t, text=" ".join(s.strip() for s in sentences)) for t, sentences in item.context]
         first = {document.title: i for i, document in reversed(list(enumerate(documents)))}
         titles = list(dict.fromkeys(title for title, _ in item.supporting_facts))
@@ -84,8 +84,8 @@ def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (line, example) of MuSiQue's file: `id, question, answer, answer_aliases,
     paragraphs[{idx, title, paragraph_text, is_supporting}],
     question_decomposition[{paragraph_support_idx}]`, which gives the order of the hops."""
-    for number, row in rows(path):
-        item = parsed(_Musique, path, number, row)
+    for number, row in read_rows(path):
+        item = parsed(_Musique, row, f"{path}:{number}")
         place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}
         support = [hop.paragraph_support_idx for hop in item.question_decomposition]
         if missing := [idx for idx in support if idx is not None and idx not in place]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
-from posgap.data.rows import parsed, rows
 from posgap.errors import PosgapError
+from posgap.files import parsed, read_rows
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 
@@ -43,8 +43,8 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
     files). The gold document is the first passage marked gold or positive, else the first that has
     the answer. Other passages that hold an answer are no distractors. Without a gold document: None.
     """
-    for number, row in rows(path):
-        item = parsed(_Dpr, path, number, row)
+    for number, row in read_rows(path):
+        item = parsed(_Dpr, row, f"{path}:{number}")
         if item.ctxs is None and item.positive_ctxs is None:
             raise PosgapError(f"{path}:{number}: field `ctxs`: neither it nor `positive_ctxs` is there")
         gold, others = item.passages()
@@ -95,8 +95,8 @@ def read_own(path: Path) -> Iterator[tuple[int, Example]]:
     `gold` is true on the gold document, or 1 and 2 on the first and second hop's; `title` and the
     line's `id` may be left out. The contract is told in docs/formats.md.
     """
-    for number, row in rows(path):
-        item = parsed(_Own, path, number, row)
+    for number, row in read_rows(path):
+        item = parsed(_Own, row, f"{path}:{number}")
         hops = [i for i, document in enumerate(item.documents) if document.gold]
         hops.sort(key=lambda i: item.documents[i].gold)
         if [item.documents[i].gold for i in hops] not in ([1], [1, 2]):

@@ -6,8 +6,30 @@ from pathlib import Path
 import numpy as np
 
 from posgap.errors import PosgapError
-from posgap.files import read_jsonl
+from posgap.files import Record, parsed, read_jsonl
 from posgap.tasks.examples import AnyExample, Document, Example, KVExample
+
+
+class _KeyValues(Record):
+    ordered_kv_records: list[tuple[str, str]]
+    key: str
+    value: str
+
+    def cut(self, key_digits: int, value_digits: int) -> list[tuple[str, str]]:
+        """The records with keys and values of so many characters; 0: whole."""
+        return [(k[: key_digits or None], v[: value_digits or None]) for k, v in self.ordered_kv_records]
+
+
+class _Context(Record):
+    title: str
+    text: str
+    isgold: bool
+
+
+class _Question(Record):
+    question: str
+    answers: list[str]
+    ctxs: list[_Context]
 
 
 def read_litm_kv(
@@ -20,9 +42,11 @@ def read_litm_kv(
     `queries` asks for that many keys of each line: the line's own, then others drawn by `seed`.
     """
     for line, row in read_jsonl(path):
-        records, key = _kv_fields(path, line, row)
-        cut = [(k[: key_digits or None], v[: value_digits or None]) for k, v in records]
-        own = [k for k, _ in records].index(key)
+        item = parsed(_KeyValues, row, f"{path}:{line}")
+        records, cut = item.ordered_kv_records, item.cut(key_digits, value_digits)
+        if (item.key, item.value) not in records:
+            raise PosgapError(f"{path}:{line}: field `key`: no record holds the queried key with its value")
+        own = [k for k, _ in records].index(item.key)
         others = np.random.default_rng([seed, line]).permutation([i for i in range(len(records)) if i != own])
         if queries > len(records):
             raise PosgapError(f"{path}:{line}: {queries} queries asked of {len(records)} records")
@@ -41,46 +65,29 @@ def read_litm_kv(
             )
 
 
-def _kv_fields(path: Path, line: int, row: dict) -> tuple[list[tuple[str, str]], str]:
-    for field in ("ordered_kv_records", "key", "value"):
-        if field not in row:
-            raise PosgapError(f"{path}:{line}: field `{field}` is missing: not a lost-in-the-middle key-value file")
-    records = row["ordered_kv_records"]
-    well_formed = isinstance(records, list) and all(
-        isinstance(r, list) and len(r) == 2 and all(isinstance(x, str) for x in r) for r in records
-    )
-    if not well_formed:
-        raise PosgapError(f"{path}:{line}: field `ordered_kv_records`: expected a list of [key, value] strings")
-    if [row["key"], row["value"]] not in records:
-        raise PosgapError(f"{path}:{line}: field `key`: no record holds the queried key with its value")
-    return [tuple(record) for record in records], row["key"]
-
-
 def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
     """Yields (line, example) of the lost-in-the-middle question-answering file:
     `question, answers, ctxs[{title, text, isgold}]`."""
     for line, row in read_jsonl(path):
-        try:
-            contexts = [(bool(c["isgold"]), Document(title=c["title"], text=c["text"])) for c in row["ctxs"]]
-            example = Example(
+        item = parsed(_Question, row, f"{path}:{line}")
+        yield (
+            line,
+            Example(
                 id=f"qa-{line:05d}",
-                question=row["question"],
-                answers=row["answers"],
-                gold=[document for gold, document in contexts if gold],
-                distractors=[document for gold, document in contexts if not gold],
-            )
-        except KeyError as error:
-            raise PosgapError(f"{path}:{line}: field `{error.args[0]}` is missing") from None
-        except (TypeError, ValueError) as error:
-            reason = str(error).splitlines()
-            raise PosgapError(f"{path}:{line}: wrong schema: {' '.join(reason[:3])}") from None
-        yield line, example
+                question=item.question,
+                answers=item.answers,
+                gold=[Document(title=c.title, text=c.text) for c in item.ctxs if c.isgold],
+                distractors=[Document(title=c.title, text=c.text) for c in item.ctxs if not c.isgold],
+            ),
+        )
 
 
-def take_lines(examples: Iterator[tuple[int, AnyExample | None]], first: int, last: int) -> Iterator[AnyExample | None]:
-    """What was read from lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
+def take_lines(
+    examples: Iterator[tuple[int, AnyExample | None]], first: int, last: int
+) -> Iterator[tuple[int, AnyExample | None]]:
+    """(Line, example) of what was read from lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
     for line, example in examples:
         if last and line > last:
             return
         if line >= first:
-            yield example
+            yield line, example

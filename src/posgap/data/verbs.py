@@ -27,7 +27,7 @@ from posgap.files import write_jsonl
 from posgap.locations import Location
 from posgap.storage.inputs import with_local_paths
 from posgap.storage.versions import newest as newest_version
-from posgap.tasks.examples import AnyExample, Example, read_examples, write_examples
+from posgap.tasks.examples import AnyExample, Example, read_examples, told_apart, write_examples
 
 log = logging.getLogger(__name__)
 _NOT_TWO = "that do not rest on two documents"
@@ -115,19 +115,30 @@ def import_examples(config: ImportConfig) -> Path:
         found = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     else:
         found = _READERS[config.format](config.input)
-    taken = list(take_lines(found, config.first, config.last))
-    usable = [example for example in taken if example is not None]
-    examples = [e for e in usable if len(e.gold) + len(e.distractors) >= config.min_docs]
-    if len(usable) < len(taken):
-        without = "without a passage that has the answer" if config.format == "dpr" else _NOT_TWO
-        log.info("left out %d %s", len(taken) - len(usable), without)
-    if len(examples) < len(usable):
-        log.info("left out %d of fewer than %d documents", len(usable) - len(examples), config.min_docs)
-    if not examples:
-        raise PosgapError(
-            f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
-            + (f"; {len(taken)} were left out" if taken else "")
-        )
-    write_examples(config.out, examples)
-    log.info("imported %d examples from %s to %s", len(examples), config.input, config.out)
+    without = "without a passage that has the answer" if config.format == "dpr" else _NOT_TWO
+    small = f"of fewer than {config.min_docs} documents"
+    left_out = {without: 0, small: 0}
+
+    def usable() -> Iterator[tuple[int, AnyExample]]:
+        number = 0
+        for line, example in take_lines(found, config.first, config.last):
+            if example is None:
+                left_out[without] += 1
+            elif len(example.gold) + len(example.distractors) < config.min_docs:
+                left_out[small] += 1
+            else:
+                number += 1
+                yield line, example
+        if not number:
+            raise PosgapError(
+                f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
+                + (f"; {sum(left_out.values())} were left out" if any(left_out.values()) else "")
+            )
+
+    # One at a time, so that memory stays flat however long the file is.
+    imported = write_examples(config.out, told_apart(config.input, usable()))
+    for why, number in left_out.items():
+        if number:
+            log.info("left out %d %s", number, why)
+    log.info("imported %d examples from %s to %s", imported, config.input, config.out)
     return config.out

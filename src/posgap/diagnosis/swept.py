@@ -8,8 +8,8 @@ import numpy as np
 from posgap.choices import BACKENDS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.errors import PosgapError
-from posgap.files import digest, read_jsonl
-from posgap.measurement.sweeps import PREDICTIONS_FILE, Sweep, read_correct, read_sweep
+from posgap.files import digest, parsed
+from posgap.measurement.sweeps import Prediction, Sweep, read_correct, read_predictions, read_sweep
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
@@ -25,7 +25,7 @@ class Swept:
     examples: list[AnyExample]
     correct: np.ndarray
     build: PromptBuilder
-    predictions: list[dict]
+    predictions: list[Prediction]
     metric: str
 
     @property
@@ -44,7 +44,8 @@ class Swept:
 def read_swept(config: DiagnoseConfig) -> Swept:
     """The sweep of `config`; `PosgapError` where examples, model or prompts are not the sweep's own."""
     sweep = read_sweep(config.sweep)
-    was = SweepConfig(**sweep.settings, examples=config.examples, model=config.model, out=config.sweep)
+    paths = {"examples": config.examples, "model": config.model, "out": config.sweep}
+    was = parsed(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
     if not BACKENDS[was.backend].local:
         raise PosgapError(f"{config.sweep}: swept through an endpoint, which shows no tokens; sweep the model itself")
     build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
@@ -57,8 +58,8 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     for what, (found, wanted) in now.items():
         if found != wanted:
             raise PosgapError(f"{config.sweep}: its {what} are not those given; give what was swept")
-    folder = config.sweep if config.sweep.is_dir() else config.sweep.parent
-    predictions = [row for _, row in read_jsonl(folder / PREDICTIONS_FILE)]
     ids, correct = read_correct(config.sweep)
     examples = {example.id: example for example in read_examples(config.examples)}
-    return Swept(sweep, [examples[i] for i in ids], correct, build, predictions, was.metric)
+    if unknown := [i for i in ids if i not in examples]:
+        raise PosgapError(f"{config.sweep}: predicts {unknown[0]!r}, which is none of the examples; sweep again")
+    return Swept(sweep, [examples[i] for i in ids], correct, build, read_predictions(config.sweep), was.metric)

@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
 
 from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.files import read_object
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ def deepspeed_settings(name: str) -> dict:
         return json.loads(ours.read_text())
     if not Path(name).is_file():
         raise PosgapError(f"deepspeed: {name!r} is neither zero2, zero3 nor a DeepSpeed JSON file")
-    return read_json(Path(name))
+    return read_object(Path(name))
 
 
 def _stand_alone() -> None:

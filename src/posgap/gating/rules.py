@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from posgap import tables
 from posgap.choices import GATE_RULES, Parameters
-from posgap.files import read_json
+from posgap.files import Record, read_model
 from posgap.positions import format_positions
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 GATE_FILE = "gate.json"
 
 
-class Ruling(BaseModel):
+class Ruling(Record):
     """What a rule found: `value` (the bound that counts) against `threshold`."""
 
     name: str
@@ -36,7 +36,7 @@ class Ruling(BaseModel):
     passed: bool
 
 
-class Verdict(BaseModel):
+class Verdict(Record):
     """All rulings and whether every one passed, and which model they judged."""
 
     passed: bool
@@ -148,8 +148,8 @@ def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Ve
 
 
 def read_verdict(path: Path) -> Verdict:
-    """Reads the verdict from the folder `gate` wrote."""
-    return Verdict.model_validate(read_json(path / GATE_FILE if path.is_dir() else path))
+    """Reads the verdict from the folder `gate` wrote, or from its `gate.json`."""
+    return read_model(Verdict, path, GATE_FILE)
 
 
 def markdown(verdict: Verdict) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.measurement.diagnoses import TokenShift
+from posgap.measurement.sweeps import Prediction
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -43,7 +44,7 @@ class Case(NamedTuple):
 def case_of(
     example: AnyExample,
     placement: Placement,
-    predictions: Sequence[dict],
+    predictions: Sequence[Prediction],
     build: TextPromptBuilder,
     shift: TokenShift | None = None,
 ) -> Case:
@@ -60,11 +61,11 @@ def case_of(
 
 
 def mixed_cases(
-    examples: Sequence[AnyExample], predictions: Sequence[dict], n_docs: int, build: TextPromptBuilder
+    examples: Sequence[AnyExample], predictions: Sequence[Prediction], n_docs: int, build: TextPromptBuilder
 ) -> list[Case]:
     """The first examples that are answered rightly at some placements and wrongly at others, then
     the first of all, each with its prompt where it is answered worst."""
-    rows: dict[str, list[dict]] = {}
+    rows: dict[str, list[Prediction]] = {}
     for row in predictions:
         rows.setdefault(row["id"], []).append(row)
     mixed = sorted(examples, key=lambda example: len({row["correct"] for row in rows[example.id]}) == 1)

@@ -1,9 +1,9 @@
 """Sweeps of several models over the same examples, and how each differs from the first."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from pydantic import BaseModel
-
+from posgap.files import Record, read_model
 from posgap.measurement import statistics
 from posgap.measurement.sweeps import Evidence
 from posgap.positions import format_positions
@@ -11,7 +11,7 @@ from posgap.positions import format_positions
 COMPARISON_FILE = "comparison.json"
 
 
-class Difference(BaseModel):
+class Difference(Record):
     """A model minus the reference, in points. `better` and `worse` name the placements at which it
     is so when all are looked at together: their 95 % intervals hold for all placements at once."""
 
@@ -27,7 +27,7 @@ class Difference(BaseModel):
     verdict: str
 
 
-class Comparison(BaseModel):
+class Comparison(Record):
     """Every model against the reference, over the same examples at the same placements."""
 
     reference: str
@@ -41,6 +41,11 @@ class Comparison(BaseModel):
     def names(self) -> list[str]:
         """Each placement as text: "7", or "3+7"."""
         return [format_positions(placement) for placement in self.placements]
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Reads a comparison from the folder `compare` wrote, or from its `comparison.json`."""
+    return read_model(Comparison, path, COMPARISON_FILE)
 
 
 def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:

@@ -3,23 +3,20 @@
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field
 
-from posgap.errors import PosgapError, first_fault
-from posgap.files import read_json
+from posgap.files import Record, read_model
 
 DIAGNOSIS_FILE = "diagnosis.json"
 
 
-class TokenShift(BaseModel):
+class TokenShift(Record):
     """A wrong answer, read token by token beside the right one.
 
     `tokens [T]` are the advantageous response's, `kl [T]` the divergence at each, in nats. At index
     `turning` from 0 the trivial reading would have said `instead`; given the right token it said
     `corrected`, which is right where `recovered`. `settled`: the tokens up to there answer already.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     placement: list[int]
@@ -34,14 +31,12 @@ class TokenShift(BaseModel):
     settled: bool
 
 
-class TokenFigures(BaseModel):
+class TokenFigures(Record):
     """Token shifts in numbers; rates are percentages, divergences medians in nats.
 
     `unsettled` counts the shifts whose right token did not complete the answer by itself: only of
     those can the model be said to recover.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     wrong: int
     diagnosed: int
@@ -54,7 +49,7 @@ class TokenFigures(BaseModel):
     shifts: list[TokenShift]
 
 
-class AttentionFigures(BaseModel):
+class AttentionFigures(Record):
     """Attention in percent, means over examples.
 
     `gold [P][L]` is what the last prompt token gives the gold documents in each layer at each placement,
@@ -63,14 +58,12 @@ class AttentionFigures(BaseModel):
     `even [P]` is the gold documents' share of the prompt's tokens.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     n_examples: int
     gold: list[list[float]]
     sink: list[list[float]]
     even: list[float]
-    answer_gold: list[list[float]] = []
-    answer_sink: list[list[float]] = []
+    answer_gold: list[list[float]] = Field([])
+    answer_sink: list[list[float]] = Field([])
 
     @property
     def views(self) -> list[tuple[str, list[list[float]], list[list[float]]]]:
@@ -81,10 +74,8 @@ class AttentionFigures(BaseModel):
         return views
 
 
-class Diagnosis(BaseModel):
+class Diagnosis(Record):
     """Why a model errs where it does; `tokens` and `attention` are None where they were not asked for."""
-
-    model_config = ConfigDict(frozen=True)
 
     label: str
     placements: list[list[int]]
@@ -123,8 +114,4 @@ def _median(values: list[float]) -> float | None:
 
 def read_diagnosis(path: Path) -> Diagnosis:
     """Reads a diagnosis from the folder the stage wrote, or from its `diagnosis.json`."""
-    file = path / DIAGNOSIS_FILE if path.is_dir() else path
-    try:
-        return Diagnosis.model_validate(read_json(file))
-    except ValidationError as error:
-        raise PosgapError(f"{file}: {first_fault(error)}") from None
+    return read_model(Diagnosis, path, DIAGNOSIS_FILE)

@@ -4,17 +4,31 @@ from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
+from pydantic import Field
 
+from posgap.config.fields import Shard
 from posgap.errors import PosgapError
-from posgap.files import read_jsonl
-from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, Sweep, summarize
+from posgap.files import Record, parsed
+from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, summarize
 from posgap.positions import format_positions, parse_shard
 
 _ALIKE = ("task", "label", "metric", "n_docs", "examples_digest", "model_digest", "prompt_digest")
 _APART = {"shard", "positions"}  # settings in which parts differ
 
 
-def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[dict]]:
+class _Asked(Record):
+    """Of a sweep's settings those that decide how parts go together."""
+
+    positions: list[str]
+    seed: int = Field(ge=0)
+    shard: Shard = ""
+
+
+def _asked(part: Evidence) -> _Asked:
+    return parsed(_Asked, part.sweep.settings, f"{part.path}: settings")
+
+
+def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     """The whole sweep and its predictions, in the order in which it would have been swept at once.
 
     Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
@@ -29,13 +43,13 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[dict]]:
     correct = np.concatenate([part.correct for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
     known = first.sweep.model_dump(include={"model", "scaling", *_ALIKE})
-    figures = summarize(correct, placements, settings["seed"])
+    figures = summarize(correct, placements, _asked(first).seed)
     return Sweep(**known, **figures, settings=settings), _predictions(parts)
 
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
     """Shards in their order, all of them; other parts as they were given."""
-    shards = [part.sweep.settings.get("shard", "") for part in parts]
+    shards = [_asked(part).shard for part in parts]
     if not all(shards):
         return list(parts)
     numbered = {parse_shard(shard): part for shard, part in zip(shards, parts)}
@@ -60,13 +74,13 @@ def _require_alike(one: Evidence, other: Evidence) -> None:
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:
     """What `positions` would have been: that of the shards, or the parts' own together."""
-    given = [part.sweep.settings["positions"] for part in parts]
+    given = [_asked(part).positions for part in parts]
     return given[0] if all(one == given[0] for one in given) else list(chain.from_iterable(given))
 
 
-def _predictions(parts: Sequence[Evidence]) -> list[dict]:
-    rows: dict[str, list[dict]] = {}
+def _predictions(parts: Sequence[Evidence]) -> list[Prediction]:
+    rows: dict[str, list[Prediction]] = {}
     for part in parts:
-        for _, row in read_jsonl((part.path if part.path.is_dir() else part.path.parent) / PREDICTIONS_FILE):
+        for row in read_predictions(part.path):
             rows.setdefault(row["id"], []).append(row)
     return list(chain.from_iterable(rows.values()))

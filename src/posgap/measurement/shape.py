@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
+from posgap.files import Record
 from posgap.measurement import statistics
 
 _NAMES = {
@@ -20,15 +20,13 @@ _NAMES = {
 }
 
 
-class Shape(BaseModel):
+class Shape(Record):
     """The first and the last third of the positions against those between, in points.
 
     `ends` is how many positions each of the outer thirds has, `middle` how many are between. The name says what
     both intervals leave no doubt about: "U-shaped" where both lie above 0 (an intersection-union test at the 5 %
     level). There is none where accuracy may be the same everywhere.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     ends: int

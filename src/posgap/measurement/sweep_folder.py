@@ -7,12 +7,12 @@ from posgap.files import write_json, write_jsonl
 from posgap.measurement.cases import Case
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Prediction, Sweep
 from posgap.storage.lineage import write_training_examples
 
 
 def write_sweep(
-    sweep: Sweep, predictions: Sequence[dict], learnt: Iterable[str], out: Path, cases: Sequence[Case] = ()
+    sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path, cases: Sequence[Case] = ()
 ) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `training_examples.json`, `sweep.png`, `sweep.html` and
     `model_card.md`. `learnt` are the contents of the examples that the model was trained on."""

@@ -1,12 +1,14 @@
 """The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
 
 from pathlib import Path
+from typing import Annotated, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, model_validator, with_config
+from typing_extensions import TypedDict
 
-from posgap.errors import PosgapError, first_fault
-from posgap.files import read_json, read_jsonl
+from posgap.errors import PosgapError
+from posgap.files import Record, read_model, read_models
 from posgap.measurement import statistics
 from posgap.measurement.shape import Shape, shape_of
 from posgap.positions import format_positions
@@ -14,15 +16,18 @@ from posgap.tasks.placements import CATEGORIES, category
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
 
+_ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
+Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
 
-class Worst(BaseModel):
+
+class Worst(Record):
     """The placement with the lowest accuracy."""
 
     placement: list[int]
-    accuracy: float
+    accuracy: Points
 
 
-class Flatness(BaseModel):
+class Flatness(Record):
     """Cochran's Q test of whether accuracy is the same at every placement: a small `p` says it is not."""
 
     q: float
@@ -35,47 +40,61 @@ class Flatness(BaseModel):
         return self.p < statistics.LEVEL
 
 
-class CategoryFigures(BaseModel):
+class CategoryFigures(Record):
     """Mean accuracy over the placements of a category of pairs, and the gap among them, in points."""
 
-    accuracy: float
-    ci95: tuple[float, float]
-    gap: float
+    accuracy: Points
+    ci95: tuple[Points, Points]
+    gap: Points
 
 
-class Sweep(BaseModel):
+class Sweep(Record):
     """What was asked of a model, and its accuracy in points at every placement.
 
     `categories` (of each placement) and `by_category` are empty where there is one gold document; `shape` is
     None where there are two, or fewer than three positions.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     task: str
     model: str
     label: str
     scaling: dict | None
     metric: str
-    n_docs: int
-    n_examples: int
-    placements: list[list[int]]
-    accuracy: list[float]
-    ci95: list[tuple[float, float]]
-    mean: float
-    mean_ci95: tuple[float, float]
-    gap: float
-    gap_ci95: tuple[float, float]
-    gap_noise: float
+    n_docs: int = Field(ge=1)
+    n_examples: int = Field(ge=1)
+    placements: list[list[int]] = Field(min_length=1)
+    accuracy: list[Points]
+    ci95: list[tuple[Points, Points]]
+    mean: Points
+    mean_ci95: tuple[Points, Points]
+    gap: Points
+    gap_ci95: tuple[Points, Points]
+    gap_noise: Points
     flatness: Flatness
     shape: Shape | None = None
     worst: Worst
-    categories: list[str] = []
-    by_category: dict[str, CategoryFigures] = {}
+    categories: list[str] = Field([])
+    by_category: dict[str, CategoryFigures] = Field({})
     examples_digest: str
     model_digest: str
     prompt_digest: str
     settings: dict
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        kinds = {len(placement) for placement in self.placements}
+        if kinds - {1, 2} or len(kinds) > 1 or len(set(self.names)) < len(self.names):
+            raise ValueError("placements: some are there twice, or not all are of one gold document, or of two")
+        for placement in self.placements:
+            if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
+                raise ValueError(f"placements: {format_positions(placement)} is no placement among {self.n_docs}")
+        figures = {"accuracy": self.accuracy, "ci95": self.ci95, "categories": self.categories or self.placements}
+        for name, values in figures.items():
+            if len(values) != len(self.placements):
+                raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")
+        if self.worst.placement not in self.placements:
+            raise ValueError("worst: no placement of this sweep")
+        return self
 
     @property
     def positions(self) -> list[int]:
@@ -136,27 +155,39 @@ def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
 
 def read_sweep(path: Path) -> Sweep:
     """Reads a sweep from the folder the stage wrote, or from its `sweep.json`."""
-    file = path / SWEEP_FILE if path.is_dir() else path
-    try:
-        return Sweep.model_validate(read_json(file))
-    except ValidationError as error:
-        raise PosgapError(f"{file}: {first_fault(error)}") from None
+    return read_model(Sweep, path, SWEEP_FILE)
+
+
+@with_config(ConfigDict(extra="allow", allow_inf_nan=False))
+class Prediction(TypedDict):
+    """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1."""
+
+    id: str
+    placement: list[int]
+    response: str
+    correct: bool | Annotated[float, Field(ge=0, le=1)]
+
+
+def read_predictions(path: Path) -> list[Prediction]:
+    """The predictions of a sweep, of which `path` is the folder or the `sweep.json`."""
+    folder = path if path.is_dir() else path.parent
+    return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
 
 
 def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
     """Example ids [E] and scores `correct [E, P]` of a sweep's predictions, columns as in `placements`."""
-    folder = path if path.is_dir() else path.parent
-    sweep, file = read_sweep(path), folder / PREDICTIONS_FILE
+    sweep = read_sweep(path)
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
-    rows: dict[str, list[float | None]] = {}
-    for number, row in read_jsonl(file):
-        try:
-            rows.setdefault(row["id"], [None] * len(column))[column[tuple(row["placement"])]] = row["correct"]
-        except (KeyError, TypeError) as error:
-            raise PosgapError(f"{file}:{number}: no prediction of this sweep: {error}") from None
-    if any(None in outcomes for outcomes in rows.values()) or len(rows) != sweep.n_examples:
-        raise PosgapError(f"{file}: predictions are missing; sweep again with --force")
-    return list(rows), np.array(list(rows.values()), dtype=float)
+    scores: dict[str, list[float | None]] = {}
+    for row in read_predictions(path):
+        where, of_example = tuple(row["placement"]), scores.setdefault(row["id"], [None] * len(column))
+        if where not in column or of_example[column[where]] is not None:
+            fault = "was predicted twice" if where in column else "is no placement of this sweep"
+            raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
+        of_example[column[where]] = row["correct"]
+    if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
+        raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
+    return list(scores), np.array(list(scores.values()), dtype=float)
 
 
 class Evidence:

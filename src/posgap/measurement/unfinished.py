@@ -3,7 +3,14 @@
 import json
 from pathlib import Path
 
-from posgap.files import digest_of
+from posgap.errors import PosgapError
+from posgap.files import Record, digest_of, parsed
+from posgap.json_text import parse
+
+
+class _Answered(Record):
+    example: int
+    responses: list[str]
 
 
 class Unfinished:
@@ -11,21 +18,26 @@ class Unfinished:
 
     The file lies in `folder` under a name made of `identity`: whatever else the folder holds, its
     responses are those of the same prompts to the same model. A line that an interruption cut off
-    is dropped.
+    is dropped, and so is all that follows a damaged one.
     """
 
     def __init__(self, folder: Path, identity: dict):
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"predictions-{digest_of(identity)[:16]}.jsonl"
         self.responses: dict[int, list[str]] = {}
-        written = self.file.read_bytes() if self.file.exists() else b""
-        whole = written[: written.rfind(b"\n") + 1]
-        for line in whole.splitlines():
-            row = json.loads(line)
-            self.responses[row["example"]] = row["responses"]
-        if whole != written:
-            with open(self.file, "r+b") as file:
-                file.truncate(len(whole))
+        self.file.touch()
+        with open(self.file, "r+b") as file:
+            whole = 0
+            for line in file:
+                try:
+                    answered = parsed(_Answered, parse(line, str(self.file)), str(self.file))
+                except PosgapError:
+                    break
+                if not line.endswith(b"\n"):
+                    break
+                self.responses[answered.example] = answered.responses
+                whole += len(line)
+            file.truncate(whole)
 
     def add(self, example: int, responses: list[str]) -> None:
         """Keeps the responses to the example of this index, one a placement."""

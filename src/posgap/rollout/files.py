@@ -1,27 +1,28 @@
 """The files of the rollout verbs: `prediction.json`, and `measurement.json` with its arrays beside it."""
 
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Required, Self
+from zipfile import BadZipFile
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, model_validator, with_config
+from typing_extensions import TypedDict
 
-from posgap.errors import PosgapError, first_fault
-from posgap.files import atomic, read_json
+from posgap.errors import PosgapError
+from posgap.files import Record, atomic, read_model
 
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
-M = TypeVar("M", bound=BaseModel)
 
 
-class Prediction(BaseModel):
+class Prediction(Record):
     """A predicted rollout: `distribution` [N] and, for lambda = 1 at every layer, `without_residuals` [N]."""
 
-    model_config = ConfigDict(frozen=True)
-
     label: str
-    sequence_length: int
-    layers: int
-    heads: int
+    sequence_length: int = Field(ge=1)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
     lambdas: list[float]
     distribution: list[float]
     without_residuals: list[float]
@@ -29,8 +30,24 @@ class Prediction(BaseModel):
     reading: str
     settings: dict
 
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        _require_lengths(self, {"lambdas": self.layers, "distribution": self.sequence_length})
+        return self
 
-class Measurement(BaseModel):
+
+@with_config(ConfigDict(allow_inf_nan=False, extra="allow"))
+class Encoding(TypedDict, total=False):
+    """A model's position encoding: its kind, and ALiBi's slope of each head, or RoPE's base, head size and factors."""
+
+    kind: Required[str]
+    slopes: list[float]
+    theta: Annotated[float, Field(gt=0)]
+    head_size: Annotated[int, Field(ge=2)]
+    factors: list[float] | list[list[float]]
+
+
+class Measurement(Record):
     """A model's attention and influence, measured over texts of equal length.
 
     `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
@@ -39,15 +56,13 @@ class Measurement(BaseModel):
     attention by distance and the sink metric of every position are in the arrays beside it.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     label: str
     model: str
-    n_texts: int
-    sequence_length: int
-    layers: int
-    heads: int
-    encoding: dict
+    n_texts: int = Field(ge=1)
+    sequence_length: int = Field(ge=1)
+    layers: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    encoding: Encoding
     lambdas: list[float]
     content: list[list[float]]
     first_mass: list[list[float]]
@@ -59,15 +74,31 @@ class Measurement(BaseModel):
     reading: str
     settings: dict
 
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        per_head = ("content", "first_mass", "diagonal_mass", "entropy", "first_sink")
+        _require_lengths(self, dict.fromkeys(("lambdas", *per_head), self.layers))
+        if any(len(row) != self.heads for name in per_head for row in getattr(self, name)):
+            raise ValueError(f"{', '.join(per_head)}: not all have {self.heads} heads in each layer")
+        if any(len(values) != self.sequence_length for values in self.influence.values()):
+            raise ValueError(f"influence: not all distributions are over {self.sequence_length} tokens")
+        return self
+
+
+def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
+    for name, length in lengths.items():
+        if (found := len(getattr(record, name))) != length:
+            raise ValueError(f"{name}: {found} numbers, not {length}")
+
 
 def read_measurement(path: Path) -> Measurement:
     """Reads a folder that `rollout measure` wrote, or its `measurement.json`."""
-    return _read(Measurement, path, MEASUREMENT_FILE)
+    return read_model(Measurement, path, MEASUREMENT_FILE)
 
 
 def read_prediction(path: Path) -> Prediction:
     """Reads a folder that `rollout predict` wrote, or its `prediction.json`."""
-    return _read(Prediction, path, PREDICTION_FILE)
+    return read_model(Prediction, path, PREDICTION_FILE)
 
 
 def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -76,18 +107,16 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
         np.savez_compressed(partial, **arrays)  # type: ignore[arg-type]  # mypy: a name could be `allow_pickle`
 
 
-def read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays beside a measurement, by name."""
+def read_influences(path: Path, measured: Measurement, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Each text's distributions `[E, N]` by the measures of these names, from the arrays beside `measured`."""
+    file = (path if path.is_dir() else path.parent) / ARRAYS_FILE
     try:
-        with np.load(folder / ARRAYS_FILE) as arrays:
-            return dict(arrays)
-    except (OSError, ValueError) as error:
-        raise PosgapError(f"{folder / ARRAYS_FILE}: cannot be read: {error}") from None
-
-
-def _read(model: type[M], path: Path, name: str) -> M:
-    file = path / name if path.is_dir() else path
-    try:
-        return model.model_validate(read_json(file))
-    except ValidationError as error:
-        raise PosgapError(f"{file}: {first_fault(error)}") from None
+        with np.load(file) as arrays:
+            influences = {name: arrays[name] for name in names}
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile, zlib.error) as error:
+        raise PosgapError(f"{file}: cannot be read: {str(error) or type(error).__name__}; measure again") from None
+    for name, values in influences.items():
+        shape = (measured.n_texts, measured.sequence_length)
+        if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
+            raise PosgapError(f"{file}: {name}: no finite numbers of shape {list(shape)}; measure again")
+    return influences

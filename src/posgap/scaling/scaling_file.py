@@ -5,10 +5,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.files import Record, parsed, read_model, read_object, write_json
 from posgap.models import CONFIG_KEY
 from posgap.models.layer_scaling import check_factors
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -18,13 +16,11 @@ from posgap.tasks.examples import AnyExample
 SCALING_FILE = "scaling.json"
 
 
-class Scaling(BaseModel):
+class Scaling(Record):
     """Factors, the curve they lie on, and the search that found them. Accuracies are in points.
 
     `factors` are one per layer, or, by Ms-PoE, a row per layer with one per head.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     model: str
     model_digest: str
@@ -50,26 +46,26 @@ class Scaling(BaseModel):
     settings: dict
 
 
+class _Bounds(Record):
+    """Of every curve: what no factor may lie beyond."""
+
+    low: float
+    high: float
+
+
 def read_scaling(path: Path) -> Scaling:
     """Reads a scaling from the folder `scale search` wrote, or from its `scaling.json`.
 
     Raises `PosgapError` where a factor lies outside the bounds of its curve.
     """
-    file = path / SCALING_FILE if path.is_dir() else path
-    try:
-        scaling = Scaling.model_validate(read_json(file))
-        low, high = scaling.curve["low"], scaling.curve["high"]
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise PosgapError(f"{file}: field `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
-    except KeyError as error:
-        raise PosgapError(f"{file}: field `curve.{error.args[0]}` is missing") from None
-    check_factors(scaling.factors, len(scaling.factors), str(file))
+    scaling = read_model(Scaling, path, SCALING_FILE)
+    bounds = parsed(_Bounds, scaling.curve, f"{path}: the curve")
+    check_factors(scaling.factors, len(scaling.factors), str(path))
     for layer, row in enumerate(scaling.factors):
         for factor in row if isinstance(row, list) else [row]:
-            if not low <= factor <= high:
-                side = f"below the bound {low:g}" if factor < low else f"above the bound {high:g}"
-                raise PosgapError(f"{file}: the factor of layer {layer}, {factor:g}, is {side}; search again")
+            if not bounds.low <= factor <= bounds.high:
+                side = f"below the bound {bounds.low:g}" if factor < bounds.low else f"above the bound {bounds.high:g}"
+                raise PosgapError(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")
     return scaling
 
 
@@ -77,7 +73,7 @@ def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
     """Copies a model folder into `out`, with the factors in `config.json`, the scaling and the examples that it was
     searched on beside it, and a model card that warns whoever loads it without posgap."""
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
-    config = read_json(out / "config.json")
+    config = read_object(out / "config.json")
     write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
     write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
     write_training_examples(out, training_examples(model).union(scaling.example_contents))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.files import Record, read_model, write_json
 from posgap.scaling.fitness import Candidate, Evaluator
 
 
@@ -16,6 +16,19 @@ class Score(NamedTuple):
 
     fitness: float
     complete: bool
+
+
+class _Scored(Record):
+    factors: list[float]
+    right: list[list[int]]
+
+
+class _State(Record):
+    """A search under way: what each candidate answered, as `Scores.right` has it."""
+
+    identity: str
+    forward_passes: int
+    scored: list[_Scored]
 
 
 class Scores:
@@ -78,10 +91,10 @@ class Scores:
             write_json(self.state, known)
 
     def _load(self, state: Path) -> None:
-        known = read_json(state)
         try:
-            if known["identity"] == self.identity:
-                self.right = {tuple(row["factors"]): row["right"] for row in known["scored"]}
-                self.evaluator.forward_passes = known["forward_passes"]
-        except (KeyError, TypeError):
-            raise PosgapError(f"{state}: not the state of a search; delete it and search again") from None
+            known = read_model(_State, state, state.name)
+        except PosgapError as error:
+            raise PosgapError(f"{error}; delete it and search again") from None
+        if known.identity == self.identity:
+            self.right = {tuple(row.factors): row.right for row in known.scored}
+            self.evaluator.forward_passes = known.forward_passes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.files import read_object
 from posgap.models import CONFIG_KEY
 from posgap.scaling.vllm_plugin import applied
 from posgap.storage.inputs import with_local_paths
@@ -16,7 +16,7 @@ from posgap.storage.inputs import with_local_paths
 @with_local_paths
 def serve_check(config: ServeCheckConfig) -> None:
     """Loads the model and prints one line a layer; `PosgapError` where config and model disagree."""
-    named = read_json(Path(config.model) / "config.json").get(CONFIG_KEY)
+    named = read_object(Path(config.model) / "config.json").get(CONFIG_KEY)
     backend = config.backend
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"

@@ -45,7 +45,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.mean": f"{swept.mean:.2f}",
         registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
         "posgap.method": method_of(config.model) or "none",
-        "posgap.base_model": made_by.get("config", {}).get("model", with_uris(config.model)),
+        "posgap.base_model": str(made_by.get("config", {}).get("model", with_uris(config.model))),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
         registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),

@@ -10,7 +10,7 @@ from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.measurement.sweeps import read_sweep
 from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_spearman
-from posgap.rollout.files import read_arrays, read_measurement, read_prediction
+from posgap.rollout.files import read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import INFLUENCES
 from posgap.rollout.plots import save
 from posgap.stage import stage
@@ -33,7 +33,7 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
         raise PosgapError(
             f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
         )
-    predicted, texts = np.array(prediction.distribution), read_arrays(config.measurement)
+    predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, INFLUENCES)
     figures = {
         name: compare(predicted, texts[name], config.resamples, np.random.default_rng(config.seed))
         for name in INFLUENCES

@@ -16,7 +16,7 @@ from posgap.generation.generator import Sampling
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Sweep, summarize
+from posgap.measurement.sweeps import Prediction, Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.layer_scaling import config_factors
 from posgap.models.loading import load_config
@@ -53,7 +53,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         "prompt_digest": build.digest(),
     }
     responses = _responses(config, examples, placements, build, digests)
-    predictions = [
+    predictions: list[Prediction] = [
         {
             "id": example.id,
             "content": asked,

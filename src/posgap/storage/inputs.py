@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
 from posgap import files
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
+from posgap.files import parsed
 from posgap.locations import Location, is_uri
 from posgap.storage.cache import MANIFEST, look
 from posgap.storage.folders import publish, twin
@@ -110,13 +114,26 @@ def sources(config: Config) -> dict[str, Source]:
     return found
 
 
-def manifest_of(source: Source) -> dict[str, Any]:
+@with_config(ConfigDict(extra="allow"))
+class Manifest(TypedDict, total=False):
+    """What `manifest.json` says of the folder it lies in, as far as others ask it."""
+
+    stage: str
+    config: dict[str, Any]
+    inputs: dict[str, dict[str, str]]
+    ancestors: list[str]
+    versions: dict[str, str]
+    seconds: float
+    mlflow_run_id: str
+
+
+def manifest_of(source: Source) -> Manifest:
     """The manifest of a stage's folder; empty where no stage wrote it (a downloaded model)."""
     file = source.read(MANIFEST)
-    return files.read_json(file) if file else {}
+    return parsed(Manifest, files.read_object(file), str(file)) if file else {}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """The same of a folder of this machine, which need not exist."""
     return manifest_of(OnDisk(Path(folder)))
 

@@ -3,22 +3,18 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from posgap.choices import METHODS
-from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.files import parsed, read_json, write_json
 from posgap.storage.inputs import read_manifest
 
 TRAINING_EXAMPLES_FILE = "training_examples.json"
-_CONTENTS = TypeAdapter(list[str])
 
 
 def method_of(model: str | Path) -> str:
     """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere."""
     manifest = read_manifest(Path(model))
     made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
-    return made[0] if made else manifest.get("config", {}).get("method", "")
+    return made[0] if made else str(manifest.get("config", {}).get("method", ""))
 
 
 def training_examples(folder: str | Path) -> set[str]:
@@ -28,10 +24,7 @@ def training_examples(folder: str | Path) -> set[str]:
     nothing is known: of a model on the hub, behind an endpoint, or made elsewhere.
     """
     file = Path(folder) / TRAINING_EXAMPLES_FILE
-    try:
-        return set(_CONTENTS.validate_python(read_json(file))) if file.is_file() else set()
-    except ValidationError:
-        raise PosgapError(f"{file}: expected a list of contents; make the folder again") from None
+    return set(parsed(list[str], read_json(file), str(file))) if file.is_file() else set()
 
 
 def write_training_examples(out: Path, contents: Iterable[str]) -> None:

@@ -5,29 +5,23 @@ a key-value example holds `id, question, answers[], key, value, records[[key, va
 its gold and distractors are read off the records.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from posgap.errors import PosgapError, first_fault
-from posgap.files import read_jsonl, write_jsonl
+from posgap.errors import PosgapError
+from posgap.files import Record, parsed, read_jsonl, write_jsonl
 
 
-class Document(BaseModel):
+class Document(Record):
     """A titled passage; for key-value retrieval, a key and its value."""
-
-    model_config = ConfigDict(frozen=True)
 
     title: str
     text: str
 
 
-class Example(BaseModel):
+class Example(Record):
     """A question, its accepted answers, its gold documents and its distractors."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     question: str
@@ -36,10 +30,8 @@ class Example(BaseModel):
     distractors: list[Document]
 
 
-class KVExample(BaseModel):
+class KVExample(Record):
     """A key asked for among records; the record of that key is the gold document."""
-
-    model_config = ConfigDict(frozen=True)
 
     id: str
     question: str
@@ -69,20 +61,37 @@ def examples_file(path: Path) -> Path:
 def read_examples(path: Path) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
-    Raises `PosgapError` naming the line, and the field where the schema is wrong.
+    Raises `PosgapError` naming the line, and the field where the schema is wrong, or both lines of an id that two
+    examples have.
     """
-    file, examples = examples_file(path), []
-    for number, row in read_jsonl(file):
-        kind = KVExample if "records" in row else Example
-        try:
-            examples.append(kind.model_validate(row))
-        except ValidationError as error:
-            raise PosgapError(f"{file}:{number}: {first_fault(error)}") from None
+    file = examples_file(path)
+    examples = list(told_apart(file, _parsed_lines(file)))
     if not examples:
         raise PosgapError(f"{file}: holds no examples")
     return examples
 
 
-def write_examples(path: Path, examples: Iterable[AnyExample]) -> None:
-    """Writes examples, one a line; gzipped where the name ends in `.gz`."""
-    write_jsonl(path, (example.model_dump(mode="json") for example in examples))
+def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
+    for number, row in read_jsonl(file):
+        yield number, parsed(KVExample if "records" in row else Example, row, f"{file}:{number}")
+
+
+def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[AnyExample]:
+    """The examples of (line, example) as they come; `PosgapError` where one has the id of another before it.
+
+    Results are kept by id: two examples of one id could not be told apart in them.
+    """
+    lines: dict[str, int] = {}
+    for number, example in examples:
+        if example.id in lines:
+            raise PosgapError(
+                f"{file}:{number}: the id {example.id!r} is that of line {lines[example.id]} too; give each example an "
+                "id of its own"
+            )
+        lines[example.id] = number
+        yield example
+
+
+def write_examples(path: Path, examples: Iterable[AnyExample]) -> int:
+    """Writes examples, one a line, gzipped where the name ends in `.gz`; returns how many."""
+    return write_jsonl(path, (example.model_dump(mode="json") for example in examples))

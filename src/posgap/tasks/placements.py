@@ -56,6 +56,8 @@ def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> li
     placements = [Placement(parse_positions(text), n_docs) for text in chosen]
     for placement in placements:
         require_n_gold(placement, n_gold)
+        if placements.count(placement) > 1:
+            raise PosgapError(f"placement {format_positions(placement.positions)}: given twice")
     return placements
 
 

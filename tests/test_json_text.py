@@ -1,0 +1,163 @@
+"""JSON that anybody may have written ends in a value, or in one line that names the place; never in all the memory."""
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from posgap import json_text
+from posgap.errors import PosgapError
+from posgap.files import read_json, read_jsonl, read_rows
+from posgap.json_text import DEPTH, EXPANSION, LARGEST, MB, parse
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-LARGEST, LARGEST)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values)
+def test_every_value_comes_back(value):
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
+        assert parse(text, "x") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "EOF"),
+        ("NaN", r"NaN and Infinity are no JSON"),
+        ('{"a": [-Infinity]}', r"at column \d+ \(NaN and Infinity are no JSON"),
+        ("[1e999]", "too large for a float"),
+        ("-" + "9" * 400 + ".5", "too large for a float"),
+        ('{"a": 1%s}' % ("0" * 30), "a whole number of 31 digits, more than 64 bits hold"),
+        (str(LARGEST + 1), "64 bits"),
+        ("1" * 5000, "more than 4300 digits"),
+        ("[" * 100_000, "nested more than 200 levels deep"),
+        ('{"a":' * 300 + "1" + "}" * 300, "nested more than 200 levels deep"),
+        (r'"\ud800"', "escape"),
+        ('"\ud800"', "unicode"),
+        (b'"\xff"', "unicode"),
+        ('{"a": 1} {"b": 2}', "trailing characters"),
+    ],
+)
+def test_what_is_no_ordinary_json_is_one_line(text, complaint):
+    with pytest.raises(PosgapError, match=f"^here: .*{complaint}") as told:
+        parse(text, "here")
+    assert len(str(told.value).splitlines()) == 1 and len(str(told.value)) < 200
+
+
+def test_numbers_in_strings_and_the_largest_ones_are_no_fault():
+    text = json.dumps([str(10**60), "f47ac10b-58cc-4372-a567-0e02b2c3d479e999", LARGEST, -LARGEST, 1e308, 5e-324])
+    assert parse(text, "x") == json.loads(text)
+    assert len(parse("[" * DEPTH + "]" * DEPTH, "x")) == 1
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_byte_order_mark_is_no_fault(tmp_path, name):
+    def write(content: bytes):
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return tmp_path / name
+
+    assert read_json(write(b'\xef\xbb\xbf{"a": 1}')) == {"a": 1}
+    assert list(read_rows(write(b'\xef\xbb\xbf\r\n[{"a": 1}]'))) == [(1, {"a": 1})]
+    lines = write(b'\xef\xbb\xbf{"a": 1}\r\n\r\n{"a": 2}')
+    assert list(read_jsonl(lines)) == [(1, {"a": 1}), (3, {"a": 2})]
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.dictionaries(st.text(max_size=4), values, max_size=3) | st.lists(values, max_size=3), max_size=4),
+    st.sampled_from([None, 1]),
+    st.booleans(),
+    st.integers(1, 9),
+)
+def test_the_items_of_an_array_are_those_of_the_whole(tmp_path_factory, array, indent, ascii, block):
+    file = tmp_path_factory.mktemp("array") / "a.json"
+    file.write_text(json.dumps(array, indent=indent, ensure_ascii=ascii) + "\n", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "_BLOCK", block)
+        assert list(read_rows(file)) == list(enumerate(array, start=1))
+
+
+@given(st.binary(max_size=60) | st.text('[]{}",:\\ 1aN', max_size=30).map(str.encode))
+def test_whatever_stands_in_a_file_is_read_or_named(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("any")
+    for name, read in (("a.json", read_json), ("a.jsonl", read_jsonl), ("a.json", read_rows), ("a.json.gz", read_rows)):
+        (folder / name).write_bytes(content)
+        try:
+            found = read(folder / name)
+            assert found is not None or content.strip(b" \xef\xbb\xbf") == b"null"
+            list(found) if read is not read_json else None
+        except PosgapError as told:
+            assert str(told).startswith(str(folder / name))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b'[{"a": 1} {"a": 2}]', "a.json: not JSON: no comma after item 1"),
+        (b'[{"a": 1},]', "a.json:2: expected a JSON object, found b']'"),
+        (b'[{"a": 1}', "a.json: not JSON: no comma after item 1"),
+        (b'[{"a": 1}] {}', "a.json: not JSON: more stands after"),
+        (b'[{"a": "]}', "a.json:1: not JSON: the file ends within"),
+        (b'[{"a": NaN}]', "a.json:1: not JSON: .*NaN and Infinity are no JSON"),
+        (b"[1, 2]", "a.json:1: expected a JSON object, found b'1, 2]'"),
+        (b"[" * 1000, "a.json:1: not JSON: the file ends within"),
+        (b"", "a.json: expected a JSON array"),
+    ],
+)
+def test_a_broken_array_is_named_with_its_item(tmp_path, content, complaint):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(PosgapError, match=complaint):
+        list(read_rows(tmp_path / "a.json"))
+
+
+def test_a_cut_or_damaged_archive_is_named(tmp_path):
+    whole = gzip.compress(b"".join(b'{"id": "%x"}\n' % (i**9) for i in range(5000)))
+    broken = {"cut": whole[:-2000], "damaged": whole[:4000] + b"\0" * 50 + whole[4050:], "no": b"{}"}
+    for name, content in broken.items():
+        file = tmp_path / f"{name}.jsonl.gz"
+        file.write_bytes(content)
+        with pytest.raises(PosgapError, match=rf"{name}.jsonl.gz"):
+            list(read_jsonl(file))
+
+
+def test_an_archive_that_unpacks_to_too_much_takes_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_text, "FREE", 8 * MB)
+    row = b'{"a": "%s"}' % (b"x" * (MB // 16))
+    for name, unit in {"lines.jsonl.gz": row + b"\n", "array.json.gz": row + b","}.items():
+        with gzip.open(tmp_path / name, "wb") as file:
+            file.write(b"[" if name.startswith("array") else b"")
+            for _ in range(10 * MB // len(unit)):
+                file.write(unit)
+        assert (tmp_path / name).stat().st_size < 8 * MB / EXPANSION
+        tracemalloc.start()
+        with pytest.raises(PosgapError, match=f"{name}: unpacks to more than {EXPANSION} times its size"):
+            for _ in read_rows(tmp_path / name):
+                pass
+        assert tracemalloc.get_traced_memory()[1] < 6 * MB
+        tracemalloc.stop()
+
+
+def test_a_line_an_item_and_a_document_have_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_text, "RECORD", 2 * MB)
+    monkeypatch.setattr(json_text, "DOCUMENT", 4 * MB)
+    text = b'["' + b"x" * (4 * MB)
+    for name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_bytes(text)
+    with pytest.raises(PosgapError, match=r"a.jsonl:1: a line of more than 2 MB"):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+    with pytest.raises(PosgapError, match=r"a.json: more than 4 MB"):
+        read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_bytes(b"[" + text)
+    with pytest.raises(PosgapError, match=r"a.json:1: an item of more than 2 MB"):
+        list(read_rows(tmp_path / "a.json"))
