@@ -6,7 +6,7 @@ import re
 import mlflow
 import numpy as np
 import pytest
-from test_gate import write_sweep
+from test_gate import ASKED, N, write_sweep
 
 from posgap.cli import main
 from posgap.config import CompareConfig
@@ -19,8 +19,8 @@ from posgap.storage.inputs import read_manifest
 LOST = [0.95, 0.6, 0.5, 0.6, 0.9]
 
 
-def compared(tmp_path, *sweeps) -> Comparison:
-    out = compare(CompareConfig(out=tmp_path / "comparison", sweeps=list(sweeps)))
+def compared(tmp_path, *sweeps, **more) -> Comparison:
+    out = compare(CompareConfig(out=tmp_path / "comparison", sweeps=list(sweeps), **more))
     return Comparison.model_validate_json((out / "comparison.json").read_text())
 
 
@@ -88,15 +88,29 @@ def test_equal_models_are_told_apart_at_some_position_in_few_of_many_comparisons
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"examples": "other"}, "different example files"),
-        ({"ids": [f"x{i}" for i in range(200)]}, "different examples"),
-        ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, "different placements"),
+        ({"examples": "other"}, r"not asked alike: examples \(other, not e\)"),
+        ({"order": [*range(1, N), 1]}, "predictions of other examples"),
+        ({"placements": [[i + 1] for i in (0, 1, 2, 4, 3)]}, r"placements \(1 2 3 5 4, not 1 2 3 4 5\)"),
+        ({"asked": ASKED.model_copy(update={"shuffle": 3})}, r"shuffle \(3, not 0\); .*: --allow shuffle"),
     ],
 )
 def test_sweeps_of_other_questions_are_refused(tmp_path, change, complaint):
     sweeps = write_sweep(tmp_path / "a", LOST), write_sweep(tmp_path / "b", LOST, **change)
     with pytest.raises(PosgapError, match=complaint):
         compared(tmp_path, *sweeps)
+
+
+def test_examples_are_paired_by_content_whatever_their_order_and_ids(tmp_path):
+    base, new = write_sweep(tmp_path / "a", LOST), write_sweep(tmp_path / "b", [0.95] * 5)
+    turned = write_sweep(tmp_path / "c", [0.95] * 5, order=range(N)[::-1])
+    (ordered,), (other,) = compared(tmp_path, base, new).differences, compared(tmp_path, base, turned).differences
+    assert other.ci95 == ordered.ci95 and other.mean == ordered.mean
+
+
+def test_a_prompt_that_may_differ_is_named_in_the_verdict(tmp_path):
+    sweeps = [write_sweep(tmp_path / f, LOST, asked=ASKED.model_copy(update={"prompt": f})) for f in "ab"]
+    (found,) = compared(tmp_path, *sweeps, allow=["prompt"]).differences
+    assert found.asked_otherwise == ["prompt"] and found.verdict.endswith("what was asked differs in prompt.")
 
 
 def test_the_page_the_picture_and_the_run(tmp_path):

@@ -14,7 +14,7 @@ from posgap.config import GateConfig
 from posgap.demo.summary import steps
 from posgap.files import read_json
 from posgap.gating.rules import read_verdict
-from posgap.measurement.sweeps import read_correct, read_sweep
+from posgap.measurement.sweeps import read_scores, read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
 from posgap.stages.gate import gate
@@ -67,8 +67,7 @@ def test_the_gap_is_large_and_then_small(demo):
 
 def test_the_summary_is_what_the_sweeps_say(demo):
     for key, folder in (("base", "merge_base"), ("candidate", "merge_candidate")):
-        _, correct = read_correct(demo.steps[folder])
-        accuracy = 100 * correct.mean(axis=0)
+        accuracy = 100 * read_scores(demo.steps[folder]).correct.mean(axis=0)
         assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
         assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
         assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.steps[folder]).gap_ci95)

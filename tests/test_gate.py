@@ -15,8 +15,8 @@ from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, read_json, write_json, write_jsonl
-from posgap.gating.rules import read_verdict
-from posgap.measurement.sweeps import Sweep, read_correct, summarize
+from posgap.gating.rules import markdown, read_verdict
+from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
@@ -24,8 +24,14 @@ from posgap.storage.inputs import read_manifest
 N = 200
 
 
-def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None, placements=None):
-    """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities."""
+ASKED = Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy")
+
+
+def write_sweep(folder, probability, model="m", seed=0, examples="e", placements=None, asked=ASKED, order=range(N)):
+    """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities.
+
+    The examples stand in its file in this order.
+    """
     rng = np.random.default_rng(seed)
     correct = rng.random((N, 5)) < np.asarray(probability)
     placements = placements or [[i + 1] for i in range(5)]
@@ -40,16 +46,16 @@ def write_sweep(folder, probability, model="m", seed=0, examples="e", ids=None, 
         examples_digest=examples,
         model_digest=digest(model) if model != "m" else "",
         prompt_digest="p",
+        asked=asked,
         settings={},
     )
     folder.mkdir()
     write_json(folder / "sweep.json", sweep.model_dump(mode="json"))
-    names = ids or [f"e{i}" for i in range(N)]
     write_jsonl(
         folder / "predictions.jsonl",
         (
-            {"id": names[e], "placement": p, "response": "", "correct": bool(correct[e, i])}
-            for e in range(N)
+            {"id": f"e{at}", "content": f"{e:016x}", "placement": p, "response": "", "correct": bool(correct[e, i])}
+            for at, e in enumerate(order)
             for i, p in enumerate(placements)
         ),
     )
@@ -78,7 +84,7 @@ def test_pairs_of_positions_are_judged_like_positions(tmp_path):
     verdict, rules = decide(tmp_path, new, base)
     assert verdict.passed and rules == {"gap": True, "mean": True, "advantageous": True}
     assert verdict.rules[2].meaning.startswith("accuracy at position 4+5 against base")
-    with pytest.raises(PosgapError, match="sweeps of different placements cannot be compared"):
+    with pytest.raises(PosgapError, match=r"not asked alike: placements \(1 2 3 4 5, not 1\+2 4\+5 1\+4 2\+1 5\+4\)"):
         decide(tmp_path, new, write_sweep(tmp_path / "single", [0.9] * 5))
 
 
@@ -110,16 +116,25 @@ def test_the_mean_is_compared_with_the_champion(tmp_path, base):
 
 
 def test_sweeps_of_other_examples_are_not_compared(tmp_path, base):
-    other = write_sweep(tmp_path / "new", [0.9] * 5, ids=[f"x{i}" for i in range(N)])
-    with pytest.raises(PosgapError, match="sweeps of different examples cannot be compared"):
+    other = write_sweep(tmp_path / "new", [0.9] * 5, examples="other")
+    with pytest.raises(PosgapError, match=r"not asked alike: examples \(e, not other\)"):
         decide(tmp_path, other, base)
+
+
+def test_a_difference_that_is_meant_is_allowed_and_told(tmp_path, base):
+    new = write_sweep(tmp_path / "new", [0.995] * 5, asked=ASKED.model_copy(update={"prompt": "q", "question": "both"}))
+    with pytest.raises(PosgapError, match=r"question \(after, not both\); .* allow it: --allow prompt,question"):
+        decide(tmp_path, new, base, allow=["prompt"])
+    verdict, _ = decide(tmp_path, new, base, allow=["prompt", "question", "shuffle"])
+    assert verdict.passed and verdict.asked_otherwise == ["prompt", "question"]
+    assert "not asked alike, as was allowed: prompt, question" in markdown(verdict)
 
 
 def test_missing_predictions_are_noticed(tmp_path, base):
     lines = (base / "predictions.jsonl").read_text().splitlines()
     (base / "predictions.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(PosgapError, match="predictions are missing"):
-        read_correct(base)
+        read_scores(base)
 
 
 def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):

@@ -77,7 +77,7 @@ def test_what_is_no_whole_is_refused_in_one_line(sweeps, tmp_path, capsys):
         merged(tmp_path, first)
     with pytest.raises(PosgapError, match=r"one of them is there twice"):
         merged(tmp_path, first, first)
-    with pytest.raises(PosgapError, match=r"not parts of one sweep; label, settings max_new_tokens differ"):
+    with pytest.raises(PosgapError, match=r"not parts of one sweep; label, max_new_tokens differ"):
         merged(tmp_path, first, sweeps("other", shard="2/2", label="else", max_new_tokens=2))
     with pytest.raises(PosgapError, match=r"placement 2 was swept in two of the parts"):
         merged(tmp_path, sweeps("a", positions=["1", "2"]), sweeps("b", positions=["2", "3"]))

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from conftest import kv_example, qa_example
 from huggingface_hub import ModelCard
+from test_gate import ASKED
 
 from posgap.choices import TASKS
 from posgap.measurement.cases import Outcome, case_of, mixed_cases
@@ -35,7 +36,7 @@ def sweep_of(placements: list[list[int]], accuracy: list[float], **changes) -> S
             "worst": {"placement": placements[worst], "accuracy": accuracy[worst]},
             "categories": ["connected" if b == a + 1 else "reversed" for a, b in placements] if pairs else [],
             "by_category": {"connected": {"accuracy": 70.0, "ci95": (60, 80), "gap": 1.0}} if pairs else {},
-            **{"examples_digest": "e" * 64, "model_digest": "", "prompt_digest": "f" * 64},
+            **{"examples_digest": "e" * 64, "model_digest": "", "prompt_digest": "f" * 64, "asked": ASKED},
             **{"settings": {"seed": 0, "positions": ["1", "<b>"]}, **changes},
         }
     )
@@ -92,6 +93,7 @@ def comparison_of(sweep: Sweep) -> Comparison:
             Difference(
                 **{"label": "<new>", "accuracy": [2.0, -8.0, 0.0], "ci95": [(-2, 6), (-13, -3), (-4, 4)]},
                 **{"mean": -2.0, "mean_ci95": (-5, 1), "gap": 9.0, "gap_ci95": (1, 14), "better": [], "worse": []},
+                asked_otherwise=[],
                 verdict="<new> is worse",
             )
         ],

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from test_gate import ASKED
 
 from posgap.config import RolloutCompareConfig, RolloutMeasureConfig, RolloutPredictConfig
 from posgap.errors import PosgapError
@@ -82,7 +83,7 @@ def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, meas
         "placements": [[1], [2], [3], [4]], "accuracy": [100.0, 50.0, 25.0, 75.0], "ci95": [[0, 100]] * 4, "mean": 62.5,
         "mean_ci95": [0, 100], "gap": 75.0, "gap_ci95": [0, 100], "gap_noise": 1.0,
         "worst": {"placement": [3], "accuracy": 25.0}, "examples_digest": "", "model_digest": "", "prompt_digest": "",
-        "settings": {}, "flatness": {"q": 3.0, "df": 3, "p": 0.4},
+        "asked": ASKED.model_dump(), "settings": {}, "flatness": {"q": 3.0, "df": 3, "p": 0.4},
     }  # fmt: skip
     (tmp_path / "sweep.json").write_text(json.dumps(sweep))
     config = RolloutCompareConfig(

@@ -13,7 +13,7 @@ from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
 from posgap.data.two_hop import two_hop_examples
 from posgap.files import read_jsonl
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import read_correct, read_sweep, summarize
+from posgap.measurement.sweeps import read_scores, read_sweep, summarize
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate
@@ -52,7 +52,7 @@ def test_single_positions_have_no_categories(swept):
 
 
 def test_predictions_give_the_accuracies_back(swept):
-    ids, correct = read_correct(swept)
+    ids, _, correct = read_scores(swept)
     assert ids == [f"kv-{i}" for i in range(4)]
     assert (100 * correct.mean(axis=0)).tolist() == read_sweep(swept).accuracy
     rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]
@@ -158,7 +158,7 @@ def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, mode
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
     swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
-    assert read_correct(swept)[1].tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert read_scores(swept).correct.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
     assert read_sweep(swept).accuracy == [81.25] * 4
     responses = teacher(TeacherConfig(out=tmp_path / "t", metric="f1", advantageous="1", **shared))
     assert [r.id for r in read_responses(responses)] == ["kv-1", "kv-2", "kv-3"]

@@ -132,6 +132,8 @@ QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
 Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Allowable = Literal["prompt", "template", "question", "shuffle", "max_new_tokens", "decoding"]
+Allowed = Annotated[list[Allowable], BeforeValidator(_split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
 Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
 

@@ -6,7 +6,18 @@ from pydantic import Field
 
 from posgap.choices import BACKENDS
 from posgap.config.base import BackendConfig, Config, StageConfig
-from posgap.config.fields import POSITIONAL, InputPath, InputPaths, ModelPath, OptionalInputPath, Placements, Shard
+from posgap.config.fields import (
+    POSITIONAL,
+    Allowed,
+    InputPath,
+    InputPaths,
+    ModelPath,
+    OptionalInputPath,
+    Placements,
+    Shard,
+)
+
+ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding"
 
 
 class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
@@ -53,6 +64,7 @@ class CompareConfig(StageConfig):
     """Paired differences between sweeps of the same examples: every model minus the first."""
 
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(min_length=2, description="sweeps, the reference first")
+    allow: Allowed = Field([], description=ALLOW)
 
 
 class DiagnoseConfig(StageConfig):

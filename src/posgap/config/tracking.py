@@ -4,13 +4,15 @@ from pydantic import Field
 
 from posgap.choices import GATE_RULES
 from posgap.config.base import StageConfig
-from posgap.config.fields import InputPath, ModelPath, OptionalInputPath
+from posgap.config.fields import Allowed, InputPath, ModelPath, OptionalInputPath
+from posgap.config.measurement import ALLOW
 
 
 class _Judged(StageConfig):
     candidate: InputPath = Field(description="sweep of the model that asks to be admitted")
     base: InputPath = Field(description="sweep of the model it was made from")
     champion: OptionalInputPath = Field(None, description="sweep of the current champion; empty: the base")
+    allow: Allowed = Field([], description=ALLOW)
 
 
 class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters

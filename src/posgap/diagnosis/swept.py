@@ -9,8 +9,9 @@ from posgap.choices import BACKENDS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, parsed
-from posgap.measurement.sweeps import Prediction, Sweep, read_correct, read_predictions, read_sweep
-from posgap.tasks.examples import AnyExample, examples_file, read_examples
+from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep
+from posgap.tasks.content import examples_digest
+from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.setup import order_of, prompt_builder
@@ -50,16 +51,15 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         raise PosgapError(f"{config.sweep}: swept through an endpoint, which shows no tokens; sweep the model itself")
     build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
     model = Path(config.model)
+    ids, _, correct = read_scores(config.sweep)
+    by_id = {example.id: example for example in read_examples(config.examples)}
+    examples = [by_id[id] for id in ids if id in by_id]
     now = {
-        "examples": (digest(examples_file(config.examples)), sweep.examples_digest),
+        "examples": (examples_digest(examples, sweep.n_docs, was.shuffle), sweep.examples_digest),
         "model": (digest(model) if model.exists() else "", sweep.model_digest),
         "prompts": (build.digest(), sweep.prompt_digest),
     }
     for what, (found, wanted) in now.items():
         if found != wanted:
             raise PosgapError(f"{config.sweep}: its {what} are not those given; give what was swept")
-    ids, correct = read_correct(config.sweep)
-    examples = {example.id: example for example in read_examples(config.examples)}
-    if unknown := [i for i in ids if i not in examples]:
-        raise PosgapError(f"{config.sweep}: predicts {unknown[0]!r}, which is none of the examples; sweep again")
-    return Swept(sweep, [examples[i] for i in ids], correct, build, read_predictions(config.sweep), was.metric)
+    return Swept(sweep, examples, correct, build, read_predictions(config.sweep), was.metric)

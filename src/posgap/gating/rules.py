@@ -37,10 +37,14 @@ class Ruling(Record):
 
 
 class Verdict(Record):
-    """All rulings and whether every one passed, and which model they judged."""
+    """All rulings and whether every one passed, and which model they judged.
+
+    `asked_otherwise` is what was allowed to differ between the sweeps, and does.
+    """
 
     passed: bool
     model_digest: str
+    asked_otherwise: list[str]
     rules: list[Ruling]
 
 
@@ -137,14 +141,21 @@ ADVANTAGEOUS = GateRule(
 
 def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Verdict:
     """Applies all rules, with the thresholds of `config`, to the sweeps at these paths."""
+    from posgap.measurement.comparability import alike
     from posgap.measurement.sweeps import Evidence
 
-    case = Case(Evidence(candidate), Evidence(base), Evidence(champion) if champion else None)
-    case.candidate.require_same_questions(case.base)
-    case.candidate.require_same_questions(case.best)
+    judged = Evidence(candidate)
+    old, otherwise = alike(Evidence(base), judged, config.allow)
+    best, best_otherwise = alike(Evidence(champion), judged, config.allow) if champion else (None, [])
+    case = Case(judged, old, best)
     rulings = [rule.judge(rule.parameters.of(config), case) for rule in GATE_RULES]
     passed = all(ruling.passed for ruling in rulings)
-    return Verdict(passed=passed, model_digest=case.candidate.sweep.model_digest, rules=rulings)
+    return Verdict(
+        passed=passed,
+        model_digest=case.candidate.sweep.model_digest,
+        asked_otherwise=sorted({*otherwise, *best_otherwise}),
+        rules=rulings,
+    )
 
 
 def read_verdict(path: Path) -> Verdict:
@@ -166,4 +177,6 @@ def markdown(verdict: Verdict) -> str:
         for r in verdict.rules
     ]
     table = tables.markdown(["", "rule", "value", "threshold", "estimate", "95 % interval"], rows, left=2)
-    return f"# {'Admitted' if verdict.passed else 'Refused'}\n\n{table}\n"
+    otherwise = verdict.asked_otherwise
+    note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
+    return f"# {'Admitted' if verdict.passed else 'Refused'}\n\n{table}\n{note}"

@@ -41,7 +41,13 @@ class Backend:
         if self.local:
             return prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
         task = TASKS[config.task]
-        return TextPromptBuilder(task, config.max_new_tokens or task.max_new_tokens, order_of(config))
+        return TextPromptBuilder(
+            task, config.max_new_tokens or task.max_new_tokens, order_of(config), self.template(config)
+        )
+
+    def template(self, config: "BackendConfig") -> str:
+        """What a model elsewhere puts the text of a prompt into: a word for its own chat template, else nothing."""
+        return ""
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         """What answers the prompts of `build`; `PosgapError` where the backend lacks something."""
@@ -90,6 +96,9 @@ class EndpointParameters(Parameters):
 
 
 class _OpenAI(Backend):
+    def template(self, config: "BackendConfig") -> str:
+        return "endpoint's own" if EndpointParameters.of(config).endpoint == "chat" else ""
+
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.openai import OpenAIGenerator
 

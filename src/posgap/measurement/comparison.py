@@ -5,6 +5,7 @@ from pathlib import Path
 
 from posgap.files import Record, read_model
 from posgap.measurement import statistics
+from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import Evidence
 from posgap.positions import format_positions
 
@@ -13,7 +14,8 @@ COMPARISON_FILE = "comparison.json"
 
 class Difference(Record):
     """A model minus the reference, in points. `better` and `worse` name the placements at which it
-    is so when all are looked at together: their 95 % intervals hold for all placements at once."""
+    is so when all are looked at together: their 95 % intervals hold for all placements at once. `asked_otherwise` is
+    what of its prompts was allowed to differ, and does."""
 
     label: str
     accuracy: list[float]
@@ -24,6 +26,7 @@ class Difference(Record):
     gap_ci95: tuple[float, float]
     better: list[list[int]]
     worse: list[list[int]]
+    asked_otherwise: list[str]
     verdict: str
 
 
@@ -57,11 +60,10 @@ def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     return evidence
 
 
-def compare_sweeps(evidence: Sequence[Evidence]) -> Comparison:
-    """Compares every sweep with the first; `PosgapError` where they did not ask the same."""
+def compare_sweeps(evidence: Sequence[Evidence], allow: Sequence[str] = ()) -> Comparison:
+    """Compares every sweep with the first; `PosgapError` where they did not ask alike, but for what is allowed."""
     reference, *others = evidence
-    for other in others:
-        other.require_same_questions(reference)
+    paired = [alike(other, reference, allow) for other in others]
     known = reference.sweep
     return Comparison(
         reference=known.label,
@@ -69,11 +71,11 @@ def compare_sweeps(evidence: Sequence[Evidence]) -> Comparison:
         n_examples=known.n_examples,
         n_docs=known.n_docs,
         placements=known.placements,
-        differences=[_difference(other, reference) for other in others],
+        differences=[_difference(other, reference, otherwise) for other, otherwise in paired],
     )
 
 
-def _difference(candidate: Evidence, reference: Evidence) -> Difference:
+def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[str]) -> Difference:
     new, old, placements = candidate.correct, reference.correct, reference.sweep.placements
     mean, mean_ci95 = statistics.paired_difference(new, old)
     gap, gap_ci95 = statistics.gap_difference(new, old)
@@ -88,6 +90,7 @@ def _difference(candidate: Evidence, reference: Evidence) -> Difference:
         "gap_ci95": gap_ci95,
         "better": [placement for placement, (low, _) in zip(placements, together) if low > 0],
         "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
+        "asked_otherwise": asked_otherwise,
     }
     return Difference(**figures, verdict=_verdict(figures, reference.sweep.label, placements))
 
@@ -109,6 +112,8 @@ def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
             told.append(f"it is {word} at {_where(found, placements)}")
     if not apart:
         told.append("no single placement differs for certain")
+    if otherwise := figures["asked_otherwise"]:
+        told.append(f"what was asked differs in {' and '.join(otherwise)}")
     return "; ".join(told) + "."
 
 

@@ -9,11 +9,13 @@ from pydantic import Field
 from posgap.config.fields import Shard
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed
+from posgap.measurement.comparability import differing
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, summarize
 from posgap.positions import format_positions, parse_shard
 
-_ALIKE = ("task", "label", "metric", "n_docs", "examples_digest", "model_digest", "prompt_digest")
-_APART = {"shard", "positions"}  # settings in which parts differ
+_ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
+_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked"}
+_APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
 class _Asked(Record):
@@ -42,7 +44,7 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
         raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
     correct = np.concatenate([part.correct for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
-    known = first.sweep.model_dump(include={"model", "scaling", *_ALIKE})
+    known = first.sweep.model_dump(include=_TAKEN_OVER)
     figures = summarize(correct, placements, _asked(first).seed)
     return Sweep(**known, **figures, settings=settings), _predictions(parts)
 
@@ -62,14 +64,13 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _require_alike(one: Evidence, other: Evidence) -> None:
-    differing = [name for name in _ALIKE if getattr(one.sweep, name) != getattr(other.sweep, name)]
-    settings = one.sweep.settings, other.sweep.settings
-    named = [name for name in settings[0] if name not in {*_APART, *_ALIKE}]
-    differing += [f"settings {name}" for name in named if settings[0][name] != settings[1].get(name)]
+    names = [name for name in _ALIKE if getattr(one.sweep, name) != getattr(other.sweep, name)]
+    names += differing(one.sweep, other.sweep)
+    names += [name for name in one.sweep.settings if one.sweep.settings[name] != other.sweep.settings.get(name)]
     if one.ids != other.ids:
-        differing.append("examples")
-    if differing:
-        raise PosgapError(f"{one.path} and {other.path}: not parts of one sweep; {', '.join(differing)} differ")
+        names.append("examples")
+    if names := [name for name in dict.fromkeys(names) if name not in _APART]:
+        raise PosgapError(f"{one.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:

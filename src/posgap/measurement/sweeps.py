@@ -1,7 +1,8 @@
 """The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
 
+import copy
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
@@ -13,6 +14,7 @@ from posgap.measurement import statistics
 from posgap.measurement.shape import Shape, shape_of
 from posgap.positions import format_positions
 from posgap.tasks.placements import CATEGORIES, category
+from posgap.tasks.prompts import TextPromptBuilder
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
 
@@ -48,6 +50,33 @@ class CategoryFigures(Record):
     gap: Points
 
 
+class Asked(Record):
+    """How a sweep's prompts were made and answered.
+
+    `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
+    a word where an endpoint applies its own.
+    """
+
+    prompt: str
+    template: str
+    question: str
+    shuffle: int
+    max_new_tokens: int
+    decoding: str
+
+    @classmethod
+    def by(cls, build: TextPromptBuilder) -> Self:
+        """What prompts of this builder ask."""
+        return cls(
+            prompt=build.task.wording(),
+            template=build.template,
+            question=build.order.question,
+            shuffle=build.order.shuffle,
+            max_new_tokens=build.max_new_tokens,
+            decoding="greedy",
+        )
+
+
 class Sweep(Record):
     """What was asked of a model, and its accuracy in points at every placement.
 
@@ -78,6 +107,7 @@ class Sweep(Record):
     examples_digest: str
     model_digest: str
     prompt_digest: str
+    asked: Asked
     settings: dict
 
     @model_validator(mode="after")
@@ -163,6 +193,7 @@ class Prediction(TypedDict):
     """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1."""
 
     id: str
+    content: str
     placement: list[int]
     response: str
     correct: bool | Annotated[float, Field(ge=0, le=1)]
@@ -174,41 +205,48 @@ def read_predictions(path: Path) -> list[Prediction]:
     return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
 
 
-def read_correct(path: Path) -> tuple[list[str], np.ndarray]:
-    """Example ids [E] and scores `correct [E, P]` of a sweep's predictions, columns as in `placements`."""
+class Scores(NamedTuple):
+    """Example ids [E], their contents [E], and scores `correct [E, P]`, columns as in a sweep's `placements`."""
+
+    ids: list[str]
+    contents: list[str]
+    correct: np.ndarray
+
+
+def read_scores(path: Path) -> Scores:
+    """The scores of a sweep's predictions."""
     sweep = read_sweep(path)
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     scores: dict[str, list[float | None]] = {}
+    contents: dict[str, str] = {}
     for row in read_predictions(path):
         where, of_example = tuple(row["placement"]), scores.setdefault(row["id"], [None] * len(column))
         if where not in column or of_example[column[where]] is not None:
             fault = "was predicted twice" if where in column else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
+        if contents.setdefault(row["id"], row["content"]) != row["content"]:
+            raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
         of_example[column[where]] = row["correct"]
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
-    return list(scores), np.array(list(scores.values()), dtype=float)
+    return Scores(list(scores), list(contents.values()), np.array(list(scores.values()), dtype=float))
 
 
 class Evidence:
-    """A sweep with its scores `correct [E, P]`."""
+    """A sweep with the contents of its examples [E] and its scores `correct [E, P]`."""
 
     def __init__(self, path: Path):
         self.path = path
         self.sweep: Sweep = read_sweep(path)
-        self.ids, self.correct = read_correct(path)
+        self.ids, self.contents, self.correct = read_scores(path)
 
-    def require_same_questions(self, other: "Evidence") -> None:
-        """Paired comparisons need the same examples at the same placements, asked alike."""
-        for what, mine, theirs in (
-            ("examples", self.ids, other.ids),
-            ("example files", self.sweep.examples_digest, other.sweep.examples_digest),
-            ("placements", self.sweep.placements, other.sweep.placements),
-            ("numbers of documents", self.sweep.n_docs, other.sweep.n_docs),
-            ("metrics", self.sweep.metric, other.sweep.metric),
-        ):
-            if mine != theirs:
-                raise PosgapError(
-                    f"{self.path} and {other.path}: sweeps of different {what} cannot be compared; "
-                    "sweep both models on the same examples"
-                )
+    def in_order_of(self, reference: "Evidence") -> "Evidence":
+        """The same with its examples in the order in which the reference has the same ones."""
+        if sorted(self.contents) != sorted(reference.contents):
+            raise PosgapError(f"{self.path} and {reference.path}: predictions of other examples; sweep both again")
+        order = np.empty(len(self.contents), dtype=int)
+        order[np.argsort(reference.contents, kind="stable")] = np.argsort(self.contents, kind="stable")
+        ordered = copy.copy(self)
+        ordered.ids, ordered.contents = [self.ids[i] for i in order], list(reference.contents)
+        ordered.correct = self.correct[order]
+        return ordered

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
     """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
     evidence = named_apart([Evidence(path) for path in config.sweeps])
-    comparison = compare_sweeps(evidence)
+    comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [one.sweep for one in evidence]
     write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html")

@@ -16,7 +16,7 @@ from posgap.generation.generator import Sampling
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Prediction, Sweep, summarize
+from posgap.measurement.sweeps import Asked, Prediction, Sweep, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.layer_scaling import config_factors
 from posgap.models.loading import load_config
@@ -24,7 +24,7 @@ from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.storage.lineage import method_of, training_examples
-from posgap.tasks.content import contents
+from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
@@ -48,7 +48,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
     model = Path(config.model)
     digests = {
-        "examples_digest": digest(examples_file(config.examples)),
+        "examples_digest": examples_digest(examples, config.n_docs, config.shuffle),
         "model_digest": digest(model) if model.exists() else "",
         "prompt_digest": build.digest(),
     }
@@ -75,6 +75,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.seed),
         **digests,
+        asked=Asked.by(build),
         settings={name: getattr(config, name) for name in config.parameters()},
     )
     cases = mixed_cases(examples, predictions, config.n_docs, build)
@@ -99,6 +100,8 @@ def _responses(
     """The responses to every example at every placement, in this order; those known already are not asked for."""
     deciding = [name for name, field in config.parameters().items() if WITHOUT_EFFECT not in field.metadata]
     identity = {name: getattr(config, name) for name in deciding if name not in _WITHOUT_EFFECT}
+    # Responses are kept by the place of their example in its file, of which another `limit` takes more.
+    digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
     known = unfinished.responses.keys() & set(range(len(examples)))
     missing = [i for i in range(len(examples)) if i not in known]

@@ -32,10 +32,25 @@ def contents(examples: Iterable[AnyExample]) -> list[str]:
     return [content(example) for example in examples]
 
 
+def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 0) -> str:
+    """sha256 of what these examples put into prompts of `n_docs` documents, in whatever order and file they stand.
+
+    Here distractors count as they are, those of a prompt: harder ones make a harder question. A `shuffle` orders them
+    by the example's id.
+    """
+    return digest_of(sorted(digest_of(_asked(example, n_docs, shuffle)) for example in examples))
+
+
 def among(examples: Iterable[AnyExample], known: Iterable[str]) -> list[AnyExample]:
     """Those of the examples whose content is one of `known`."""
     known = set(known)
     return [example for example in examples if content(example) in known]
+
+
+def _asked(example: AnyExample, n_docs: int, shuffle: int) -> list:
+    gold, distractors = example.gold, example.distractors
+    documents = [document.model_dump() for document in gold + distractors[: n_docs - len(gold)]]
+    return [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]
 
 
 def _told(documents: Iterable[Document]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap.errors import PosgapError
+from posgap.files import digest_of
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -23,10 +24,13 @@ class Prompt(NamedTuple):
 
 
 class TextPromptBuilder:
-    """Turns (example, placement) into text, for an endpoint that has tokenizer and chat template itself."""
+    """Turns (example, placement) into text, for an endpoint that has the tokenizer itself.
 
-    def __init__(self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN):
-        self.task, self.max_new_tokens, self.order = task, max_new_tokens, order
+    `template` says which chat template the text is put into: none where it is empty.
+    """
+
+    def __init__(self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN, template: str = ""):
+        self.task, self.max_new_tokens, self.order, self.template = task, max_new_tokens, order, template
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, without token ids."""
@@ -62,7 +66,8 @@ class PromptBuilder(TextPromptBuilder):
         max_new_tokens: int,
         order: Order = AS_GIVEN,
     ):
-        super().__init__(task, max_new_tokens, order)
+        template = tokenizer.chat_template or ""
+        super().__init__(task, max_new_tokens, order, digest_of(template) if template else "")
         self.tokenizer, self.context = tokenizer, context
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:

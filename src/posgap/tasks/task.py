@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from posgap.choices import METRICS, Parameters
+from posgap.files import digest_of
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement, arrange
 
@@ -63,6 +64,11 @@ class Task:
             "both": (instruction, question, documents, asked),
         }
         return "\n\n".join(paragraphs[order.question])
+
+    def wording(self) -> str:
+        """Digest of how prompts are worded, whatever they ask and wherever the question stands."""
+        documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
+        return digest_of(self.text(documents, "question"))
 
     def score(self, response: str, example: AnyExample, metric: str = "") -> float:
         """How right a response is, from 0 to 1; `metric` "" is the task's own."""

@@ -1,0 +1,48 @@
+"""Whether two sweeps asked the same: what `merge`, `compare` and `gate` demand before they put figures side by side."""
+
+from collections.abc import Callable, Collection
+from typing import Any, get_args
+
+from posgap.config.fields import Allowable
+from posgap.errors import PosgapError
+from posgap.measurement.sweeps import Evidence, Sweep
+from posgap.positions import format_positions
+
+ALLOWABLE: tuple[str, ...] = get_args(Allowable)
+_SHOWN = 12  # characters of a digest
+_ASKED: dict[str, Callable[[Sweep], Any]] = {
+    "task": lambda sweep: sweep.task,
+    "metric": lambda sweep: sweep.metric,
+    "n_docs": lambda sweep: sweep.n_docs,
+    "examples": lambda sweep: sweep.examples_digest[:_SHOWN],
+    "placements": lambda sweep: " ".join(map(format_positions, sweep.placements)),
+    "prompt": lambda sweep: sweep.asked.prompt[:_SHOWN],
+    "template": lambda sweep: sweep.asked.template[:_SHOWN] or "none",
+    "question": lambda sweep: sweep.asked.question,
+    "shuffle": lambda sweep: sweep.asked.shuffle,
+    "max_new_tokens": lambda sweep: sweep.asked.max_new_tokens,
+    "decoding": lambda sweep: sweep.asked.decoding,
+}
+
+
+def differing(sweep: Sweep, other: Sweep) -> list[str]:
+    """The names of what the two sweeps did not ask alike; those in `ALLOWABLE` a person may mean."""
+    return [name for name, of in _ASKED.items() if of(sweep) != of(other)]
+
+
+def alike(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> tuple[Evidence, list[str]]:
+    """The sweep with its examples in the order of the reference's, and what was asked otherwise and is allowed.
+
+    Raises `PosgapError` that names what else was asked otherwise.
+    """
+    names = differing(sweep.sweep, reference.sweep)
+    if others := [name for name in names if name not in allow]:
+        told = ", ".join(
+            f"{name} ({_ASKED[name](sweep.sweep)}, not {_ASKED[name](reference.sweep)})" for name in others
+        )
+        meant = ",".join(name for name in names if name in ALLOWABLE)
+        hint = f", or, where the difference is meant, allow it: --allow {meant}" if set(others) <= {*ALLOWABLE} else ""
+        raise PosgapError(
+            f"{sweep.path} and {reference.path}: not asked alike: {told}; sweep both models in one way{hint}"
+        )
+    return sweep.in_order_of(reference), names
