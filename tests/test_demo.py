@@ -13,7 +13,7 @@ import pytest
 from posgap.config import GateConfig
 from posgap.demo.summary import steps
 from posgap.files import read_json
-from posgap.gating.rules import read_verdict
+from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_scores, read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally

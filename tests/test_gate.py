@@ -15,7 +15,7 @@ from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, read_json, write_json, write_jsonl
-from posgap.gating.rules import markdown, read_verdict
+from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote

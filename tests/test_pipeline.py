@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.files import read_json
-from posgap.gating.rules import read_verdict
+from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally

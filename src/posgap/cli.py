@@ -118,7 +118,7 @@ SCHEDULE: Verbs = {
 
 
 def _gate(parsed: config.GateConfig) -> None:
-    from posgap.gating.rules import read_verdict
+    from posgap.gating.verdict import read_verdict
     from posgap.stages.gate import gate
     from posgap.storage.cache import fetch
 

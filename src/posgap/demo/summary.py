@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from posgap.gating.rules import read_verdict
+from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry

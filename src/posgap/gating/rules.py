@@ -6,22 +6,18 @@ estimate.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from posgap import tables
-from posgap.choices import GATE_RULES, Parameters
-from posgap.files import Record, read_model
+from posgap.choices import Parameters
+from posgap.files import Record
 from posgap.positions import format_positions
 
 if TYPE_CHECKING:
     import numpy as np
 
     from posgap.measurement.sweeps import Evidence
-
-GATE_FILE = "gate.json"
 
 
 class Ruling(Record):
@@ -34,18 +30,6 @@ class Ruling(Record):
     interval: tuple[float, float]
     value: float
     passed: bool
-
-
-class Verdict(Record):
-    """All rulings and whether every one passed, and which model they judged.
-
-    `asked_otherwise` is what was allowed to differ between the sweeps, and does.
-    """
-
-    passed: bool
-    model_digest: str
-    asked_otherwise: list[str]
-    rules: list[Ruling]
 
 
 @dataclass(frozen=True)
@@ -137,46 +121,3 @@ MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance)
 ADVANTAGEOUS = GateRule(
     "advantageous", "nothing was lost where the base answers best", _advantageous, AdvantageousTolerance
 )
-
-
-def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Verdict:
-    """Applies all rules, with the thresholds of `config`, to the sweeps at these paths."""
-    from posgap.measurement.comparability import alike
-    from posgap.measurement.sweeps import Evidence
-
-    judged = Evidence(candidate)
-    old, otherwise = alike(Evidence(base), judged, config.allow)
-    best, best_otherwise = alike(Evidence(champion), judged, config.allow) if champion else (None, [])
-    case = Case(judged, old, best)
-    rulings = [rule.judge(rule.parameters.of(config), case) for rule in GATE_RULES]
-    passed = all(ruling.passed for ruling in rulings)
-    return Verdict(
-        passed=passed,
-        model_digest=case.candidate.sweep.model_digest,
-        asked_otherwise=sorted({*otherwise, *best_otherwise}),
-        rules=rulings,
-    )
-
-
-def read_verdict(path: Path) -> Verdict:
-    """Reads the verdict from the folder `gate` wrote, or from its `gate.json`."""
-    return read_model(Verdict, path, GATE_FILE)
-
-
-def markdown(verdict: Verdict) -> str:
-    """The verdict for people: a row a rule."""
-    rows = [
-        [
-            "pass" if r.passed else "**fail**",
-            r.meaning,
-            f"{r.value:.1f}",
-            f"{r.threshold:g}",
-            f"{r.estimate:.1f}",
-            f"{r.interval[0]:.1f} to {r.interval[1]:.1f}",
-        ]
-        for r in verdict.rules
-    ]
-    table = tables.markdown(["", "rule", "value", "threshold", "estimate", "95 % interval"], rows, left=2)
-    otherwise = verdict.asked_otherwise
-    note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
-    return f"# {'Admitted' if verdict.passed else 'Refused'}\n\n{table}\n{note}"

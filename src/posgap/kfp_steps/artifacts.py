@@ -135,7 +135,7 @@ def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
 
 def show_gate(out: Any, rules: Any, metrics: Any) -> bool:
     """The rules as a table and as metrics; returns the verdict."""
-    from posgap.gating.rules import markdown, read_verdict
+    from posgap.gating.verdict import markdown, read_verdict
 
     verdict = read_verdict(Path(out.path))
     Path(rules.path).write_text(markdown(verdict), encoding="utf-8")

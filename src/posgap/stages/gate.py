@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.config import GateConfig
 from posgap.files import write_json
-from posgap.gating.rules import GATE_FILE, judge
+from posgap.gating.verdict import GATE_FILE, judge
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.tracking.runs import Run

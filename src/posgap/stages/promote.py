@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
-from posgap.gating.rules import read_verdict
+from posgap.gating.verdict import read_verdict
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
