@@ -5,13 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_gate import ASKED
 
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
-from posgap.gating.rules import Ruling, Verdict, read_verdict
+from posgap.gating.rules import Ruling
+from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.diagnoses import read_diagnosis
-from posgap.measurement.sweeps import Sweep, read_correct, read_sweep, summarize
+from posgap.measurement.sweeps import Sweep, read_scores, read_sweep, summarize
 from posgap.rollout.files import read_measurement, read_prediction
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest
@@ -95,10 +97,10 @@ def swept(tmp_path) -> Path:
     """A sweep of four examples at three positions."""
     correct = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 1], [1, 0, 0]], dtype=float)
     known = dict.fromkeys(("task", "model", "label", "metric", "examples_digest", "model_digest", "prompt_digest"), "x")
-    sweep = Sweep(**known, scaling=None, n_docs=3, settings={}, **summarize(correct, [[1], [2], [3]], 0))
+    sweep = Sweep(**known, scaling=None, n_docs=3, asked=ASKED, settings={}, **summarize(correct, [[1], [2], [3]], 0))
     write_json(tmp_path / "sweep.json", sweep.model_dump(mode="json"))
     rows = [
-        {"id": f"e{e}", "placement": [p + 1], "response": "", "correct": float(correct[e, p])}
+        {"id": f"e{e}", "content": f"{e:016x}", "placement": [p + 1], "response": "", "correct": float(correct[e, p])}
         for e in range(4)
         for p in range(3)
     ]
@@ -142,23 +144,24 @@ def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, complaint):
         (lambda rows: [rows[0] | {"placement": [9]}, *rows[1:]], "predictions of e0: 9 is no placement"),
         (lambda rows: [rows[0] | {"correct": 2}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
         (lambda rows: [rows[0] | {"correct": None}, *rows[1:]], r"predictions.jsonl:1: field `correct"),
-        (lambda rows: [{"id": "e0"}, *rows[1:]], r"predictions.jsonl:1: field `placement` is missing"),
+        (lambda rows: [{"id": "e0"}, *rows[1:]], r"predictions.jsonl:1: field `content` is missing"),
+        (lambda rows: [rows[0] | {"content": "x"}, *rows[1:]], "predictions of e0: of examples of different content"),
         (lambda rows: [rows[0] | {"placement": [[1]]}, *rows[1:]], r"predictions.jsonl:1: field `placement.0`"),
     ],
 )
 def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complaint):
     file = swept / "predictions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert read_correct(swept)[1].shape == (4, 3)
+    assert read_scores(swept).correct.shape == (4, 3)
     write_jsonl(file, change(rows))
     for path in (swept, swept / "sweep.json"):
         with pytest.raises(PosgapError, match=complaint):
-            read_correct(path)
+            read_scores(path)
 
 
 def test_a_verdict_comes_back(tmp_path):
     rule = Ruling(name="gap", meaning="m", threshold=1, estimate=2, interval=(1, 3), value=3, passed=False)
-    verdict = Verdict(passed=False, model_digest="d", rules=[rule])
+    verdict = Verdict(passed=False, model_digest="d", asked_otherwise=[], rules=[rule])
     write_json(tmp_path / "gate.json", verdict.model_dump(mode="json"))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == verdict
 
