@@ -1,8 +1,11 @@
 """Fixtures: public data, hand-made examples and tiny untrained models."""
 
+import importlib.metadata
 import itertools
 import logging
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,12 +31,26 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path not in slow)
 
 
+@pytest.fixture(scope="session")
+def empty_store() -> Path:
+    """A new MLflow database, which takes seconds to make and is kept between sessions."""
+    from posgap.tracking.server import make_ready
+
+    name = f"mlflow-{importlib.metadata.version('mlflow')}.db"
+    file = Path(tempfile.gettempdir()) / f"posgap-tests-{os.getuid()}" / name
+    make_ready(file)
+    return file
+
+
 @pytest.fixture(autouse=True)
-def own_tracking(tmp_path, monkeypatch):
+def own_tracking(tmp_path, empty_store, monkeypatch):
     """Each test has an MLflow database of its own and belongs to no other run."""
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    beside = tmp_path.with_name(f"{tmp_path.name}-mlflow")
+    beside.mkdir()
+    shutil.copy(empty_store, beside / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{beside}/mlflow.db")
 
 
 @pytest.fixture(autouse=True)

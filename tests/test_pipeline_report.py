@@ -20,13 +20,14 @@ KILLED = "it was killed before it could say why (out of memory?); see its log in
 
 
 @pytest.fixture
-def pipeline(monkeypatch):
+def pipeline(monkeypatch, tmp_path):
     """This process is a step of the KFP run `run-1`; runs a stage of it, which fails where an error is given."""
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-1")
 
     def step(stage, error="", params=(), metrics=(), **tags):
         try:
-            with start_run(stage, {f"posgap.{name}": value for name, value in tags.items()}) as run:
+            tags = {f"posgap.{name}": value for name, value in tags.items()}
+            with start_run(stage, tags, tmp_path / stage) as run:
                 run.params(dict(params))
                 run.metrics(dict(metrics))
                 if error:

@@ -73,6 +73,7 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
         "path": f"{given}/run/train",
         "sha256": source(f"{given}/run/train").digest(),
         **look(f"{given}/run/train").version(),
+        "mlflow_run_key": manifest(f"{given}/run/train")["mlflow_run_key"],
     }
     # What validation was made from is what the sweep was made from.
     raw = files.digest(tmp_path / "train.jsonl.gz")

@@ -122,7 +122,7 @@ def test_a_failed_stage_is_a_failed_run(tmp_path, source):
 
 
 def test_runs_hang_below_the_run_that_ordered_them(tmp_path, source, monkeypatch):
-    with start_run("all", {}) as parent:
+    with start_run("all", {}, tmp_path / "all") as parent:
         pass
     monkeypatch.setenv("POSGAP_PARENT_RUN_ID", parent.id)
     copy(CopyConfig(out=tmp_path / "out", source=source))

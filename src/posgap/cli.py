@@ -55,7 +55,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
     for field, info in config_type.model_fields.items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
-            options.append(click.Argument([field], required=True, **several, **_kind(info)))
+            options.append(click.Argument([field], required=info.is_required(), **several, **_kind(info)))
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
@@ -70,7 +70,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
         )
 
     def run(**given: Any) -> None:
-        values = {k: v for k, v in given.items() if v is not None}
+        values = {k: v for k, v in given.items() if v is not None and v != ()}
         module, function = target.split(":")
         parsed = config_type(**values)
         getattr(importlib.import_module(module), function)(parsed)
@@ -191,6 +191,7 @@ def build() -> click.Group:
     )
     pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
     root.add_command(pipeline)
+    root.add_command(verb("sync", config.SyncConfig, "posgap.tracking.sync:sync"))
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 
@@ -208,7 +209,8 @@ into the registry only when it is closed.
                            -> scale search -> scale apply -^
 
 Every stage writes a folder with a manifest.json, logs to MLflow (MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing."""
+MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing. What MLflow
+did not take is kept beside the folder; `posgap sync` sends it."""
 
 
 def main(arguments: list[str] | None = None) -> None:

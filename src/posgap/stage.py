@@ -16,9 +16,9 @@ from posgap.config import StageConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.locations import Location, is_uri
 from posgap.storage.cache import MANIFEST, look
-from posgap.storage.folders import announce, publish
+from posgap.storage.folders import announce, publish, twin
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
-from posgap.tracking.runs import Run, start_run
+from posgap.tracking.runs import Run, send_left_behind, start_run
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=StageConfig)
@@ -51,6 +51,8 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
         identity = identity_of(name, config, inputs)
         if not config.force and is_complete(config.out, identity):
             log.info("%s: %s is complete, reused", name, config.out)
+            if is_main_process():
+                send_left_behind(twin(config.out))
             return config.out
         here = on_this_machine(config, found)
         if not is_main_process():
@@ -76,7 +78,7 @@ def _make(work: Work[C], config: C, here: C, about: dict[str, Any]) -> Callable[
     log.info("%s: started", name)
     announce(config.out)
     started, clock = datetime.now(UTC), time.monotonic()
-    with start_run(name, _lineage(about["inputs"])) as run:
+    with start_run(name, _lineage(about["inputs"]), here.out) as run:
         with files.atomic(here.out) as partial:
             partial.mkdir()
             run.params(_parameters(config))
@@ -95,6 +97,7 @@ def _make(work: Work[C], config: C, here: C, about: dict[str, Any]) -> Callable[
                 "started": started.isoformat(timespec="seconds"),
                 "seconds": round(seconds, 3),
                 "mlflow_run_id": run.id,
+                "mlflow_run_key": run.key,
             }
             files.write_json(partial / MANIFEST, manifest)
             run.artifact(partial / MANIFEST)
@@ -116,8 +119,8 @@ def _is_alone() -> bool:
 def record_of(source: Source) -> dict[str, str]:
     """What the manifest says of an input; a model on the hub is known by its name."""
     known = {"path": str(source.location), "sha256": source.digest(), **source.version()}
-    run_id = manifest_of(source).get("mlflow_run_id")
-    return known | ({"mlflow_run_id": run_id} if run_id else {})
+    manifest = manifest_of(source)
+    return known | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
 
 
 def _ancestors(found: dict[str, Source], inputs: dict[str, dict[str, str]]) -> list[str]:

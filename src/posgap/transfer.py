@@ -78,7 +78,7 @@ def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
     targets = [parse_target(text, searched) for text in config.targets]
     if len({target.name for target in targets}) < len(targets):
         raise PosgapError("two targets of one task and length are in files of one name: rename a file, or drop one")
-    with start_run("scale_transfer", {}) as run:
+    with start_run("scale_transfer", {}, twin(config.out)) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         scaled = scale_apply(

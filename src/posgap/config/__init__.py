@@ -45,7 +45,7 @@ from posgap.config.rollout import (
     RolloutPredictConfig,
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
-from posgap.config.tracking import GateConfig, PromoteConfig, ReportConfig
+from posgap.config.tracking import GateConfig, PromoteConfig, ReportConfig, SyncConfig
 
 __all__ = [
     "POSITIONAL",
@@ -99,6 +99,7 @@ __all__ = [
     "ServerConfig",
     "StageConfig",
     "SweepConfig",
+    "SyncConfig",
     "TeacherConfig",
     "TrainJobConfig",
     "ValidateConfig",

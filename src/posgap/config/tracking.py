@@ -1,10 +1,13 @@
-"""Gate, registry and report."""
+"""Gate, registry and report, and what tracking could not send."""
+
+from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field
 
 from posgap.choices import GATE_RULES
-from posgap.config.base import StageConfig
-from posgap.config.fields import Allowed, InputPath, ModelPath, OptionalInputPath
+from posgap.config.base import Config, StageConfig
+from posgap.config.fields import POSITIONAL, Allowed, InputPath, InputPaths, ModelPath, OptionalInputPath
 from posgap.config.measurement import ALLOW
 
 
@@ -37,4 +40,12 @@ class ReportConfig(StageConfig):
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
     webhook_url: str = Field(
         "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
+    )
+
+
+class SyncConfig(Config):
+    """Sends to MLflow what stages could not send, when no server answered them or they were killed."""
+
+    folders: Annotated[InputPaths, POSITIONAL] = Field(
+        [Path()], description="outputs of stages, or folders that hold outputs; empty: all below this folder"
     )

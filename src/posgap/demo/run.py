@@ -18,7 +18,7 @@ from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
-from posgap.tracking.runs import PARENT_VARIABLE, start_run
+from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 
 log = logging.getLogger(__name__)
 QUERIES_PER_LINE = 10  # of the data file, for training
@@ -35,7 +35,7 @@ def demo(config: DemoConfig) -> None:
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
     train_data, eval_data = examples(config, work)
     model, seconds = base_model(work, config.seed, tiny_model.QUICK if config.smoke else tiny_model.STANDARD)
-    with start_run("demo", {"posgap.seed": config.seed}) as run:
+    with start_run("demo", {"posgap.seed": config.seed}, out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
             os.environ.pop("MLFLOW_RUN_ID", None)  # which is this run: the stages' runs go below it
@@ -102,10 +102,6 @@ def _where_to_look(out: Path, run_id: str, seconds: float) -> str:
     if run_id and uri.startswith("sqlite:"):
         command = Path(sys.executable).with_name("mlflow")
         lines.append(f"MLflow   {command} ui --backend-store-uri {uri}")
-    if run_id:
-        import mlflow
-
-        experiment = mlflow.get_run(run_id).info.experiment_id
-        server = "http://127.0.0.1:5000" if uri.startswith("sqlite:") else uri
-        lines.append(f"         {server}/#/experiments/{experiment}/runs/{run_id}")
+    if run_id and (where := link(run_id, "http://127.0.0.1:5000" if uri.startswith("sqlite:") else "")):
+        lines.append(f"         {where}")
     return "\n".join(lines)

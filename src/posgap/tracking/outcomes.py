@@ -5,10 +5,10 @@ import os
 from typing import Any
 
 from posgap import tables
-from posgap.errors import PosgapError
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
 from posgap.tracking.runs import PIPELINE_TAG, Run, link
+from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
 SUCCEEDED, FAILED = "succeeded", "failed"
@@ -22,7 +22,7 @@ def stages_of(pipeline_run: str) -> list[Step]:
     """The stages of a run; none, and a warning, where MLflow does not answer."""
     try:
         return steps(pipeline_run) if pipeline_run else []
-    except PosgapError as error:
+    except TrackingError as error:
         log.warning("%s; the report is without the stages", error)
         return []
 
@@ -60,7 +60,7 @@ def _candidate(step: Step) -> dict[str, Any]:
 def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
     try:
         version = registry.champion(name)
-    except PosgapError as error:
+    except TrackingError as error:
         log.warning("%s; the report is without the champion", error)
         return None
     return version and {

@@ -2,10 +2,13 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from posgap.errors import PosgapError
-from posgap.tracking.runs import ERROR_TAG, PIPELINE_TAG, STAGE_TAG, experiment_id, require_server
+from posgap.tracking.runs import ERROR_TAG, PIPELINE_TAG, STAGE_TAG
+from posgap.tracking.server import STAGE, TrackingError, ask, experiment_id
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
 
@@ -30,36 +33,24 @@ class Step:
 
 
 def steps(pipeline_run: str) -> list[Step]:
-    """The stages of a pipeline run in the order in which they started; `PosgapError` where no server answers."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    """The stages of a pipeline run in the order in which they started; `TrackingError` where no server answers."""
+    condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}'"
 
-    require_server()
-    client = MlflowClient()
-    try:
-        found = client.search_runs(
-            [experiment_id(client)],
-            f"tags.`{PIPELINE_TAG}` = '{pipeline_run}'",
-            order_by=["attributes.start_time ASC"],
-            max_results=1000,
-        )
-    except MlflowException as error:
-        raise PosgapError(f"MLflow does not list the stages: {str(error).splitlines()[0]}") from None
-    return [_step(run) for run in found]
+    def runs(client: "MlflowClient") -> list:
+        in_order = ["attributes.start_time ASC"]
+        return list(client.search_runs([experiment_id(client)], condition, order_by=in_order, max_results=1000))
+
+    return [_step(run) for run in ask(runs, STAGE)]
 
 
 def adopt(steps_of_run: list[Step], parent: str) -> None:
     """Hangs stages that have no parent yet below the MLflow run `parent`, as far as the server lets it."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    client = MlflowClient()
+    orphans = [s.run_id for s in steps_of_run if s.run_id != parent and "mlflow.parentRunId" not in s.tags]
     try:
-        for step in steps_of_run:
-            if step.run_id != parent and "mlflow.parentRunId" not in step.tags:
-                client.set_tag(step.run_id, "mlflow.parentRunId", parent)
-    except MlflowException as error:
-        log.warning("MLflow does not group the stages: %s", str(error).splitlines()[0])
+        for run_id in orphans:
+            ask(lambda client, run_id=run_id: client.set_tag(run_id, "mlflow.parentRunId", parent), STAGE)
+    except TrackingError as error:
+        log.warning("the stages are not grouped: %s", error)
 
 
 def _step(run: Any) -> Step:

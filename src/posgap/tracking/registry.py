@@ -2,27 +2,31 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posgap.errors import PosgapError
-from posgap.tracking.runs import PIPELINE_TAG, Run, require_server
+from posgap.tracking.runs import PIPELINE_TAG, Run
+from posgap.tracking.server import BYTES_PER_SECOND, ONCE, Refused, ask, tries_of_mlflow
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION, PREVIOUS = "champion", "previous"
+DIGEST = "posgap.model_digest"  # tag: the model's
+MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
 ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
 
 
-def champion(name: str):
-    """The `ModelVersion` under the alias `champion`, or None."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    require_server()
+def champion(name: str) -> "ModelVersion | None":
+    """The version under the alias `champion`, or None; `TrackingError` where MLflow does not say."""
     try:
-        return MlflowClient().get_model_version_by_alias(name, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        return ask(lambda client: client.get_model_version_by_alias(name, CHAMPION))
+    except Refused as error:
+        if error.is_missing or error.is_wrong:
             return None
-        raise PosgapError(f"registered model {name}: {error.message}") from None
+        raise
 
 
 def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[str, str]:
@@ -34,29 +38,27 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     The champion before the run becomes `previous`. Aliases move last, `previous` before `champion`,
     so that an interruption leaves a champion in place.
     """
-    from mlflow import MlflowClient
-
-    client, former = MlflowClient(), champion(name)
+    former = champion(name)
     if not run.id:
         raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
-    if known := _versions(client, name, "posgap.model_digest", tags["posgap.model_digest"]):
+    if known := _versions(name, DIGEST, tags[DIGEST]):
         version = str(known[0].version)
         for key, value in tags.items():
-            client.set_model_version_tag(name, version, key, value)
+            ask(lambda client, key=key, value=value: client.set_model_version_tag(name, version, key, value))
     else:
         version = _register(name, model, tags, run)
-    rivals = _versions(client, name, PIPELINE_TAG, tags[PIPELINE_TAG]) if tags.get(PIPELINE_TAG) else []
+    rivals = _versions(name, PIPELINE_TAG, tags[PIPELINE_TAG]) if tags.get(PIPELINE_TAG) else []
     scores = {str(rival.version): float(rival.tags.get(SCORE_TAG, "-inf")) for rival in rivals}
     best = max(scores, key=scores.__getitem__, default=version)
     if former is None or str(former.version) != best:
         if former is not None and str(former.version) not in scores:
-            client.set_registered_model_alias(name, PREVIOUS, former.version)
-        client.set_registered_model_alias(name, CHAMPION, best)
+            ask(lambda client: client.set_registered_model_alias(name, PREVIOUS, former.version))
+        ask(lambda client: client.set_registered_model_alias(name, CHAMPION, best))
     return version, best
 
 
-def _versions(client, name: str, tag: str, value: str) -> list:
-    return list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'"))
+def _versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
+    return ask(lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'")))
 
 
 def _register(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
@@ -66,14 +68,25 @@ def _register(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
 
     from posgap.models.loading import load_model, load_tokenizer
 
-    with mlflow.start_run(run_id=run.id):
-        logged = mlflow.transformers.log_model(
-            {"model": load_model(str(model)), "tokenizer": load_tokenizer(str(model))},
-            name="model",
-            task="text-generation",
-            pip_requirements=[
-                f"torch=={torch.__version__.split('+')[0]}",
-                f"transformers=={transformers.__version__}",
-            ],
-        )
-    return str(mlflow.register_model(logged.model_uri, name, tags=dict(tags)).version)
+    loaded = {"model": load_model(str(model)), "tokenizer": load_tokenizer(str(model))}
+    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+    size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+
+    def upload(_: "MlflowClient") -> str:
+        with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
+            logged = mlflow.transformers.log_model(
+                loaded,
+                name="model",
+                task="text-generation",
+                pip_requirements=[f"{package}=={version}" for package, version in versions.items()],
+            )
+        return logged.model_uri
+
+    def register(_: "MlflowClient") -> str:
+        # Where the answer to a first try was lost, the version is there.
+        if there := _versions(name, DIGEST, tags[DIGEST]):
+            return str(there[0].version)
+        return str(mlflow.register_model(uri, name, await_registration_for=30, tags=dict(tags)).version)
+
+    uri = ask(upload, ONCE, MODEL_SECONDS + size / BYTES_PER_SECOND)
+    return ask(register, seconds=MODEL_SECONDS)

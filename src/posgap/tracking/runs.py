@@ -1,35 +1,39 @@
 """One MLflow run per stage.
 
-The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME). A stage that cannot reach it says so once, works on and keeps its
-results: hours of training are worth more than their log.
+A stage that cannot reach the tracking server says so once, works on and keeps its results: hours of training are worth
+more than their log. The log is not lost either: the outbox beside the output has it.
 """
 
 import getpass
 import logging
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from posgap.errors import PosgapError
-
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-# A server that goes away in the middle is given seconds, not MLflow's minutes, for each call.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
+from posgap.tracking.server import (
+    BYTES_PER_SECOND,
+    CALL_SECONDS,
+    ONCE,
+    OPENING_SECONDS,
+    STAGE,
+    TrackingError,
+    Unanswered,
+    address,
+    ask,
+    experiment,
+    experiment_id,
+)
 
 log = logging.getLogger(__name__)
-EXPERIMENT = "posgap"
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by whoever runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
 PIPELINE_TAG, STAGE_TAG, ERROR_TAG = "posgap.pipeline_run", "posgap.stage", "posgap.error"
-REACHABLE_SECONDS = 5
 ERROR_CHARACTERS = 1000  # of an error, in a tag
+ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
 
 
 def pipeline_run() -> str:
@@ -37,116 +41,139 @@ def pipeline_run() -> str:
     return os.environ.get(PIPELINE_VARIABLE, "")
 
 
-class Run:
-    """A stage's MLflow run. `id` is empty where there is no tracking, or no more."""
+class Sender:
+    """Sends what outboxes hold, and gives up before that costs too much.
 
-    def __init__(self, run_id: str = "", ours: bool = True):
-        self.id, self.ours = run_id, ours
+    It may take 20 s, a twentieth of the time since it began, and what uploads need. The first time that something
+    stays behind it warns. Then each thing is tried once, until the server answers again.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._spent, self._uploads, self._answers, self._warned = 0.0, 0.0, True, False
+
+    def expect(self, file: Path) -> None:
+        """Allows for the upload of a file."""
+        self._uploads += file.stat().st_size / BYTES_PER_SECOND
+
+    def send(self, outbox: Outbox) -> bool:
+        """Whether nothing is left in the outbox."""
+        while outbox.pending:
+            began = time.monotonic()
+            try:
+                self._send_next(outbox)
+            except TrackingError as error:
+                if not self._warned:
+                    log.warning(
+                        "%s. Going on without tracking: results are kept locally, and the run in %s, from where the "
+                        "next command on this output sends it, or `posgap sync`",
+                        error, outbox.file.parent,
+                    )  # fmt: skip
+                self._answers, self._warned = False, True
+                return False
+            finally:
+                self._spent += time.monotonic() - began
+            if not self._answers:
+                log.info("MLflow answers again")
+                self._answers = True
+        return True
+
+    def _send_next(self, outbox: Outbox) -> None:
+        allowed = ALLOWED_SECONDS if address().startswith("http") else OPENING_SECONDS
+        allowed += self._uploads + ALLOWED_SHARE * (time.monotonic() - self._began)
+        if (left := allowed - self._spent) <= 0:
+            raise Unanswered(f"MLflow at {address()}: took {self._spent:.0f} s, which is too much")
+        trying = replace(STAGE, seconds=min(left, STAGE.seconds)) if self._answers else ONCE
+        outbox.send(trying, max(1.0, min(left, CALL_SECONDS)))
+
+
+class Run:
+    """A stage's MLflow run. `id` is empty where there is no tracking, or no server has answered yet; `key` is the
+    value of a tag by which it is found there.
+
+    What is logged goes to the outbox first, and from there to the server.
+    """
+
+    def __init__(self, outbox: Outbox | None = None, sender: Sender | None = None):
+        self._outbox, self._sender = outbox, sender or Sender()
+        self._ended = outbox is None
+
+    @property
+    def id(self) -> str:
+        return self._outbox.run_id if self._outbox else ""
+
+    @property
+    def key(self) -> str:
+        return self._outbox.key if self._outbox else ""
 
     def params(self, values: Mapping[str, object]) -> None:
         """Logs parameters, except those the run has already (as under `mlflow run`)."""
-        from mlflow.entities import Param
-
-        def write(client):
-            known = client.get_run(self.id).data.params
-            client.log_batch(self.id, params=[Param(k, str(v)) for k, v in values.items() if k not in known])
-
-        self._attempt(write)
+        self._tell(Entry(params=_texts(values)))
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        logged = [Metric(name, float(value), now, step) for name, value in values.items()]
-        self._attempt(lambda client: client.log_batch(self.id, metrics=logged))
+        now = milliseconds()
+        logged = [(name, float(value), now, step) for name, value in values.items()]
+        for at in range(0, len(logged), METRICS_AT_ONCE):
+            self._tell(Entry(metrics=logged[at : at + METRICS_AT_ONCE]))
 
     def tags(self, values: Mapping[str, object]) -> None:
-        from mlflow.entities import RunTag
-
-        self._attempt(lambda client: client.log_batch(self.id, tags=[RunTag(k, str(v)) for k, v in values.items()]))
+        self._tell(Entry(tags=_texts(values)))
 
     def artifact(self, path: Path) -> None:
         """Logs a file, or a folder's contents."""
-        self._attempt(
-            lambda client: (client.log_artifacts if path.is_dir() else client.log_artifact)(self.id, str(path))
-        )
+        if self._outbox is None or self._ended:
+            return
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                folder = file.parent.relative_to(path).as_posix() if file != path else "."
+                self._outbox.upload(file, folder.removeprefix("."))
+                self._sender.expect(file)
+        if not self._sender.send(self._outbox):
+            self._outbox.keep_files()
 
     def end(self, status: str) -> None:
-        """Closes the run as FINISHED or FAILED, unless whoever opened it will."""
-        if self.ours:
-            self._attempt(lambda client: client.set_terminated(self.id, status))
-
-    def _attempt(self, write: Callable[[Any], object]) -> None:
-        if not self.id:
+        """Closes the run as FINISHED or FAILED, unless whoever opened it will; what is not sent by now stays behind."""
+        if self._outbox is None or self._ended:
             return
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
+        self._tell(Entry(end="" if self._outbox.opening.joins else status, time=milliseconds()))
+        self._ended = True
+        if self._outbox.pending:
+            self._outbox.close()
+        else:
+            self._outbox.remove()
 
-        try:
-            write(MlflowClient())
-        except (MlflowException, OSError) as error:
-            log.warning("tracking stopped, results are kept locally: %s", str(error).splitlines()[0])
-            self.id = ""
-
-
-def require_server() -> None:
-    """Raises `PosgapError` where the tracking server named by the environment cannot be reached.
-
-    MLflow itself retries for minutes before it says so.
-    """
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if not uri.startswith(("http://", "https://")):
-        return
-    try:
-        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=REACHABLE_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        error.close()  # something answers there; MLflow will say what is wrong with it
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise PosgapError(
-            f"MLflow tracking server {uri} cannot be reached ({reason}): start it, or correct or unset "
-            "MLFLOW_TRACKING_URI"
-        ) from None
+    def _tell(self, entry: Entry) -> None:
+        if self._outbox is not None and not self._ended:
+            self._outbox.put(entry)
+            self._sender.send(self._outbox)
 
 
-def experiment_id(client) -> str:
-    """The experiment of MLFLOW_EXPERIMENT_ID or MLFLOW_EXPERIMENT_NAME, created where it is missing.
-
-    A SQLite store keeps the artifacts of a new experiment beside its file.
-    """
-    if given := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-        return given
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-    if (experiment := client.get_experiment_by_name(name)) is not None:
-        return experiment.experiment_id
-    uri, artifacts = client.tracking_uri, None
-    if uri.startswith("sqlite:///"):
-        artifacts = (Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts").as_uri()
-    return client.create_experiment(name, artifact_location=artifacts)
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    """As MLflow takes them: what UTF-8 has no bytes for, as names of files may contain it, becomes `?`."""
+    return {name: str(value).encode("utf-8", "replace").decode() for name, value in values.items()}
 
 
-def link(run_id: str) -> str:
-    """Where a browser shows an MLflow run of this experiment; empty where the store is a file."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    client = MlflowClient()
-    if not (uri := client.tracking_uri.rstrip("/")).startswith("http"):
+def link(run_id: str, server: str = "") -> str:
+    """Where a browser shows an MLflow run of this experiment, on this server if not the tracking server; empty where
+    that cannot be told."""
+    if not (server := server or address().rstrip("/")).startswith("http"):
         return ""
     try:
-        return f"{uri}/#/experiments/{experiment_id(client)}/runs/{run_id}"
-    except MlflowException:
+        return f"{server}/#/experiments/{ask(experiment_id, STAGE)}/runs/{run_id}"
+    except TrackingError:
         return ""
 
 
 @contextmanager
-def start_run(stage: str, tags: Mapping[str, object]) -> Iterator[Run]:
-    """The MLflow run of one stage, or an empty `Run` and a warning where no server answers.
+def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run]:
+    """The MLflow run of one stage that makes `out`; a warning where no server answers.
 
     Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
     hangs a new one below the run that POSGAP_PARENT_RUN_ID names. Of a run that failed, a tag says why.
     """
-    run = _open_run(stage)
+    sender = Sender()
+    send_left_behind(out, sender)
+    run = Run(Outbox.create(place_of(out), _opening(stage)), sender)
     step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}
     run.tags({STAGE_TAG: stage, **step_of, **tags})
     try:
@@ -158,26 +185,42 @@ def start_run(stage: str, tags: Mapping[str, object]) -> Iterator[Run]:
     run.end("FINISHED")
 
 
-def _open_run(stage: str) -> Run:
-    try:
-        require_server()
-    except PosgapError as error:
-        log.warning("%s. Going on without tracking; results are kept locally", error)
-        return Run()
-    if joined := os.environ.get("MLFLOW_RUN_ID"):
-        return Run(joined, ours=False)
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+def send_left_behind(out: Path, sender: Sender | None = None) -> None:
+    """Sends what earlier commands on this output could not, and closes runs that were killed."""
+    sender = sender or Sender()
+    for outbox in Outbox.left_behind(place_of(out)):
+        if not is_for_this_server(outbox):
+            outbox.close()
+        elif sender.send(outbox):
+            outbox.remove()
+            log.info("MLflow has the run of %s that an earlier command left behind: %s", out, outbox.run_id)
+        else:
+            outbox.close()
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("mlflow.store").setLevel(logging.WARNING)
-    tags = {"mlflow.user": getpass.getuser(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
+
+def is_for_this_server(outbox: Outbox) -> bool:
+    """Whether the environment names a server, which is then meant; or, without it, the one that the run was for."""
+    return "MLFLOW_TRACKING_URI" in os.environ or outbox.opening.server == address()
+
+
+def _opening(stage: str) -> Opening:
+    tags = {"mlflow.user": _user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
     if parent := os.environ.get(PARENT_VARIABLE):
         tags["mlflow.parentRunId"] = parent
+    name, known = experiment()
+    return Opening(
+        name=stage,
+        tags=_texts(tags),
+        time=milliseconds(),
+        experiment=name,
+        experiment_id=known,
+        server=address(),
+        joins=os.environ.get("MLFLOW_RUN_ID", ""),
+    )
+
+
+def _user() -> str:
     try:
-        client = MlflowClient()
-        return Run(client.create_run(experiment_id(client), run_name=stage, tags=tags).info.run_id)
-    except MlflowException as error:
-        reason = str(error).splitlines()[0]
-        log.warning("MLflow refuses a run (%s). Going on without tracking; results are kept locally", reason)
-        return Run()
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return str(os.getuid())

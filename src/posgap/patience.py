@@ -1,0 +1,125 @@
+"""How servers are waited for: a deadline for every whole call, and tries again after waits that grow, are drawn at
+random, and are capped, counted and shown. S3's client, which tries again by itself, is given the same waits."""
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import tenacity
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Passing(Exception):
+    """What may go right when it is tried again; the server asked for `wait` seconds before that."""
+
+    def __init__(self, complaint: str, wait: float = 0.0):
+        super().__init__(complaint)
+        self.wait = wait
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long faults are borne: for `tries` tries, or until `seconds` have passed since the first of them began.
+
+    The waits between tries double from `first_wait` to `longest_wait` seconds; each is shortened at random, by half
+    at most, so that those who failed together do not come back together. What a server asks for is waited for up to
+    `longest_wait`.
+    """
+
+    seconds: float = math.inf
+    tries: float = math.inf
+    first_wait: float = 0.5
+    longest_wait: float = 30.0
+
+    def wait(self, failures: int, asked: float = 0.0) -> float:
+        """Seconds to wait after so many failures in a row, where the server asked for `asked` seconds."""
+        grown = self.first_wait * 2.0 ** min(failures - 1, 60)
+        return min(self.longest_wait, max(asked, min(grown, self.longest_wait) * random.uniform(0.5, 1.0)))
+
+
+@dataclass
+class Waits:
+    """Counts the waits for a server, and shows them: the first at once, later ones every few seconds."""
+
+    server: str
+    number: int = 0
+    seconds: float = 0.0
+    shown_at: float = -math.inf
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, reason: str, seconds: float, asked: float = 0.0) -> None:
+        """Notes that the next try comes in `seconds`, and why; the server asked for `asked` seconds."""
+        with self.lock:
+            self.number, self.seconds = self.number + 1, self.seconds + seconds
+            if (now := time.monotonic()) - self.shown_at < SECONDS_BETWEEN_LINES:
+                return
+            self.shown_at = now
+        capped = f", not in the {asked:g} s that it asks for" if asked > seconds else ""
+        log.info(
+            "%s: %s; trying again in %.1f s%s (wait %d, %.0f s in all)",
+            self.server, reason, seconds, capped, self.number, self.seconds,
+        )  # fmt: skip
+
+
+def retrying(patience: Patience, waits: Waits) -> tenacity.Retrying:
+    """Calls what it is called with until that raises no `Passing`, or the patience is at an end: then the last
+    `Passing` is raised."""
+    return tenacity.Retrying(**_policy(patience, waits))
+
+
+def retrying_async(patience: Patience, waits: Waits) -> tenacity.AsyncRetrying:
+    """The same for coroutines."""
+    return tenacity.AsyncRetrying(**_policy(patience, waits))
+
+
+def _policy(patience: Patience, waits: Waits) -> dict[str, Any]:
+    def asked(state: tenacity.RetryCallState) -> float:
+        return getattr(_fault(state), "wait", 0.0)
+
+    def stop(state: tenacity.RetryCallState) -> bool:
+        passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
+        return state.attempt_number >= patience.tries or passed >= patience.seconds
+
+    return {
+        "retry": tenacity.retry_if_exception_type(Passing),
+        "wait": lambda state: patience.wait(state.attempt_number, asked(state)),
+        "stop": stop,
+        "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
+        "reraise": True,
+    }
+
+
+def _fault(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` returns or raises; `TimeoutError` where it has not ended in time.
+
+    Timeouts of sockets begin anew with every byte. So the call has a thread of its own, which is left behind when its
+    time is up, and which keeps no process alive. What such a call still does must do no harm.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # whatever it is, it belongs to whoever waits
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="within", daemon=True).start()
+    try:
+        return result.result(timeout=seconds)
+    except TimeoutError:
+        if result.done():  # at the last moment, or the call itself says so
+            return result.result()
+        raise TimeoutError(f"no answer within {seconds:.3g} s") from None

@@ -1,0 +1,301 @@
+"""What a run has to tell MLflow, kept beside the output until MLflow has it.
+
+Each run has a file of JSON lines, to which everything is written before it is sent, and which goes away when the run is
+closed on the server. What is left, where no server answered or the process was killed, is sent by the next command on
+that output or by `posgap sync`. Sending twice changes nothing: a run is known by a tag, a metric by its time and step,
+and everything else by its name.
+"""
+
+import fcntl
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from posgap import files
+from posgap.patience import Patience
+from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+KEY_TAG = "posgap.run_key"  # by which a run is found on the server
+KILLED = "KILLED"
+METRICS_AT_ONCE = 1000  # that MLflow takes
+YOUNG = 60.0  # seconds for which an empty file may be one that is just begun
+
+
+class Opening(BaseModel):
+    """How a run is opened: anew, in the experiment of this name or id, or by joining the run of id `joins`, which
+    somebody else closes. `time` is in milliseconds; `server` is the one that the run is for, without a password."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    tags: dict[str, str]
+    time: int
+    experiment: str = ""
+    experiment_id: str = ""
+    server: str = ""
+    joins: str = ""
+
+
+class Entry(BaseModel):
+    """One thing that a run has to tell; or, as `id`, what MLflow answered to its opening.
+
+    Metrics are name, value, time and step. `file` is a copy's name below the outbox's folder, and `folder` its place
+    among the run's artifacts. `end` is the status to close the run with; empty where somebody else closes it.
+    """
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
+
+    open: Opening | None = None
+    id: str = ""
+    params: dict[str, str] = Field(default_factory=dict)
+    metrics: list[tuple[str, float, int, int]] = Field(default_factory=list)
+    tags: dict[str, str] = Field(default_factory=dict)
+    file: str = ""
+    folder: str = ""
+    end: str | None = None
+    time: int = 0
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A file that is to be uploaded from where it was made, to a folder of the run's artifacts."""
+
+    path: Path
+    folder: str
+
+
+def place_of(out: Path) -> Path:
+    """Where the runs that made `out` are kept until MLflow has them."""
+    return out.with_name(f".outbox-{out.name}")
+
+
+def milliseconds() -> int:
+    """The time, as MLflow counts it."""
+    return int(time.time() * 1000)
+
+
+class Outbox:
+    """What one run has to tell; `pending` is what MLflow does not have yet, in order.
+
+    `run_id` is empty until MLflow has the run. The file is locked as long as the process that writes it lives. Copies
+    of files that could not be uploaded are beside it, in a folder named by the run's key.
+    """
+
+    def __init__(self, file: Path, opened: IO[str], opening: Opening, entries: list[Entry]):
+        self.file, self.opening = file, opening
+        self._opened = opened
+        self.run_id = next((entry.id for entry in reversed(entries) if entry.id), "")
+        self.pending: list[Entry | Upload] = [entry for entry in entries if not entry.id]
+        self._may_be_there = self._may_be_twice = bool(entries)
+
+    @property
+    def key(self) -> str:
+        return self.file.stem
+
+    @classmethod
+    def create(cls, place: Path, opening: Opening) -> "Outbox":
+        """The outbox of a new run."""
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / f"{uuid.uuid4().hex}.jsonl"
+        opened = open(file, "x", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        outbox = cls(file, opened, opening, [])
+        outbox.put(Entry(open=opening))
+        return outbox
+
+    @classmethod
+    def left_behind(cls, place: Path) -> Iterator["Outbox"]:
+        """The outboxes in a folder whose processes are no more. A run that was not closed will be closed as KILLED."""
+        for file in sorted(place.glob("*.jsonl")):
+            if (opened := _of_the_dead(file)) is None:
+                continue
+            entries, changed = list(_entries(opened)), file.stat().st_mtime
+            if not entries or entries[0].open is None:
+                opened.close()
+                if time.time() - changed > YOUNG:
+                    file.unlink(missing_ok=True)
+                continue
+            outbox = cls(file, opened, entries[0].open, entries)
+            if entries[-1].end is None:
+                outbox.put(Entry(end="" if outbox.opening.joins else KILLED, time=int(changed * 1000)))
+            yield outbox
+
+    def put(self, entry: Entry) -> None:
+        """Notes one thing more to tell."""
+        self._write(entry)
+        self.pending.append(entry)
+
+    def upload(self, path: Path, folder: str) -> None:
+        """Notes a file to upload, which must stay where it is until it is sent or `keep_files` has copied it."""
+        self.pending.append(Upload(path, folder))
+
+    def keep_files(self) -> None:
+        """Copies the files that are still to be uploaded, so that they may go away."""
+        for number, entry in enumerate(self.pending):
+            if isinstance(entry, Upload):
+                name = f"{uuid.uuid4().hex}/{entry.path.name}"
+                _copy(entry.path, self._copies / name)
+                self.pending[number] = kept = Entry(file=name, folder=entry.folder)
+                self._write(kept)
+
+    def send(self, patience: Patience, seconds: float) -> None:
+        """Tells MLflow the next thing; a try may take so many seconds, and more for an upload.
+
+        Raises `Unanswered` or `Refused`. What MLflow will never take is left out, with a warning.
+        """
+        size, entry = self._next()
+        try:
+            self._tell(entry, patience, seconds)
+        except Refused as error:
+            opens = isinstance(entry, Entry) and entry.open
+            if opens or not error.is_wrong:
+                raise
+            log.warning("%s; left out", error)
+        del self.pending[:size]
+
+    def remove(self) -> None:
+        """Deletes it, as MLflow has everything."""
+        files.remove(self._copies)
+        self.file.unlink(missing_ok=True)
+        self._opened.close()
+        with suppress(OSError):  # there are others
+            self.file.parent.rmdir()
+
+    def close(self) -> None:
+        """Leaves it to a later command."""
+        self._opened.close()
+
+    @property
+    def _copies(self) -> Path:
+        return self.file.with_suffix("")
+
+    def _write(self, entry: Entry) -> None:
+        self._opened.write(entry.model_dump_json(exclude_defaults=True) + "\n")
+        self._opened.flush()
+
+    def _next(self) -> tuple[int, Entry | Upload]:
+        """The next thing to tell, and how many of the pending it stands for: metrics go together."""
+        metrics: list[tuple[str, float, int, int]] = []
+        size = 0
+        for entry in self.pending:
+            if isinstance(entry, Upload) or not entry.metrics or len(metrics) + len(entry.metrics) > METRICS_AT_ONCE:
+                break
+            metrics, size = metrics + entry.metrics, size + 1
+        return (size, Entry(metrics=metrics)) if size else (1, self.pending[0])
+
+    def _tell(self, entry: Entry | Upload, patience: Patience, seconds: float) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        if isinstance(entry, Upload) or entry.file:
+            path = entry.path if isinstance(entry, Upload) else self._copy_of(entry.file)
+            more = path.stat().st_size / BYTES_PER_SECOND
+            patience = replace(patience, seconds=patience.seconds + more)
+            ask(
+                lambda client: client.log_artifact(self.run_id, str(path), entry.folder or None),
+                patience, seconds + more,
+            )  # fmt: skip
+            return
+
+        if entry.open:
+            self.run_id = ask(self._open, patience, seconds)
+            self._write(Entry(id=self.run_id))
+            return
+
+        def tell(client: "MlflowClient") -> None:
+            if entry.params:
+                there = client.get_run(self.run_id).data.params
+                params = [Param(name, value) for name, value in entry.params.items() if name not in there]
+                client.log_batch(self.run_id, params=params)
+            if entry.metrics:
+                client.log_batch(self.run_id, metrics=[Metric(*metric) for metric in entry.metrics])
+            if entry.tags:
+                client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in entry.tags.items()])
+            if entry.end:
+                client.set_terminated(self.run_id, entry.end, entry.time)
+                self._delete_twins(client)
+
+        ask(tell, patience, seconds)
+
+    def _open(self, client: "MlflowClient") -> str:
+        """The run's id: of the one that was joined, of one that is there already, or of a new one."""
+        from mlflow.exceptions import MlflowException
+
+        if self.opening.joins:
+            return self.opening.joins
+        if self.run_id:
+            try:
+                return client.get_run(self.run_id).info.run_id
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise  # else it was made on another server
+        if self._may_be_there:
+            self._may_be_twice = True
+            if there := self._runs(client):
+                return there[0]
+        self._may_be_there = True
+        tags = self.opening.tags | {KEY_TAG: self.key}
+        return client.create_run(self._experiment(client), self.opening.time, tags, self.opening.name).info.run_id
+
+    def _runs(self, client: "MlflowClient") -> list[str]:
+        """The ids of the runs of this key."""
+        there = client.search_runs([self._experiment(client)], f"tags.`{KEY_TAG}` = '{self.key}'")
+        return [run.info.run_id for run in there]
+
+    def _experiment(self, client: "MlflowClient") -> str:
+        return experiment_id(client, self.opening.experiment, self.opening.experiment_id)
+
+    def _delete_twins(self, client: "MlflowClient") -> None:
+        """A server that was asked twice may have made the first run after all, only later."""
+        if self._may_be_twice and not self.opening.joins:
+            for run_id in set(self._runs(client)) - {self.run_id}:
+                client.delete_run(run_id)
+
+    def _copy_of(self, name: str) -> Path:
+        path = (self._copies / name).resolve()
+        if not (path.is_relative_to(self._copies.resolve()) and path.is_file()):
+            raise Refused(f"{self.file}: names a file {name}, which is not kept with it", "INVALID_PARAMETER_VALUE")
+        return path
+
+
+def _of_the_dead(file: Path) -> IO[str] | None:
+    """The file, opened and locked; None where its process lives, or another command has just sent it."""
+    try:
+        opened = open(file, "r+", encoding="utf-8")  # noqa: SIM115 (until it is sent)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        opened.close()
+        return None
+    return opened
+
+
+def _entries(opened: IO[str]) -> Iterator[Entry]:
+    """What a file holds, up to where a process that was killed broke off."""
+    with suppress(ValidationError, UnicodeDecodeError):
+        for line in opened:
+            yield Entry.model_validate_json(line)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Of a file of an output, which may be replaced but is never changed: a hard link, where the disk has them."""
+    target.parent.mkdir(parents=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,238 @@
+"""The one place where MLflow is asked: every call has a deadline and some patience, and fails in one line.
+
+The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME).
+"""
+
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.patience import Passing, Patience, Waits, retrying, within
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # they may hold a password
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+# MLflow's own tries again are not shown, wait for as long as a server asks, and make a second run of one whose
+# answer was lost.
+os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+
+T = TypeVar("T")
+EXPERIMENT = "posgap"
+CALL_SECONDS = 10.0  # for a call to a server
+OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may have to make
+BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
+VERB = Patience(seconds=60, longest_wait=10)  # of a command that is nothing without the server
+STAGE = Patience(seconds=15, longest_wait=5)  # of a stage, which has other things to do
+ONCE = Patience(tries=1)
+_PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
+            "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED"}  # fmt: skip
+_MISSING = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"}
+_WRONG = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+
+
+class TrackingError(PosgapError):
+    """MLflow did not do what it was asked."""
+
+
+class Unanswered(TrackingError):
+    """The server was not reached, or failed, or was too slow: it may do better another time."""
+
+
+class Refused(TrackingError):
+    """The server's answer is no. `is_missing`: it has no such thing. `is_wrong`: it will never take what was sent."""
+
+    def __init__(self, complaint: str, code: str = ""):
+        super().__init__(complaint)
+        self.is_missing, self.is_wrong = code in _MISSING, code in _WRONG
+
+
+def address() -> str:
+    """The tracking server's address, as MLflow understands the environment; without a password."""
+    import mlflow
+
+    return without_password(mlflow.get_tracking_uri())
+
+
+def without_password(text: str) -> str:
+    """The text with nothing between `://` and `@`."""
+    return re.sub(r"://[^/@\s]*@", "://", text)
+
+
+def ask(call: "Callable[[MlflowClient], T]", patience: Patience = VERB, seconds: float = CALL_SECONDS) -> T:
+    """What `call` returns, which is given MLflow's client and may be called several times.
+
+    Each try may take so many `seconds`, and all together as long as the patience lasts. Raises `Unanswered` or
+    `Refused`, a line each.
+    """
+    uri = address()
+    limit = seconds if uri.startswith("http") else max(seconds, OPENING_SECONDS)
+    began = time.monotonic()
+
+    def once() -> T:
+        left = patience.seconds - (time.monotonic() - began)
+        try:
+            return within(min(limit, max(left, seconds / 10)), lambda: call(_client()))
+        except Exception as error:
+            raise _explained(error, uri) from None
+
+    try:
+        return retrying(patience, Waits(f"MLflow at {uri}"))(once)
+    except Passing as error:
+        raise Unanswered(f"MLflow at {uri}: {error}") from None
+
+
+def experiment() -> tuple[str, str]:
+    """Name and id of the experiment, as MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID say it; one of them is empty."""
+    if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+        return "", known
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT), ""
+
+
+def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> str:
+    """The id of an experiment, created where it is missing; of the environment's, where neither is given.
+
+    A SQLite store keeps the artifacts of a new experiment beside its file.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if not name and not known:
+        name, known = experiment()
+    if known:
+        return known
+    if there := client.get_experiment_by_name(name):
+        return there.experiment_id
+    file = _sqlite_file(client.tracking_uri)
+    try:
+        return client.create_experiment(name, (file.parent / "mlartifacts").as_uri() if file else None)
+    except MlflowException:
+        if there := client.get_experiment_by_name(name):  # made by another command, or by a try whose answer was lost
+            return there.experiment_id
+        raise
+
+
+@contextmanager
+def tries_of_mlflow() -> Iterator[None]:
+    """Within the block MLflow repeats its own requests a few times: for what asks many, and cannot be asked again."""
+    ours = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _client() -> "MlflowClient":
+    import mlflow
+
+    return _client_of(mlflow.get_tracking_uri(), mlflow.get_registry_uri())
+
+
+@functools.lru_cache(maxsize=4)
+def _client_of(uri: str, registry_uri: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store").setLevel(logging.ERROR)
+    if file := _sqlite_file(uri):
+        make_ready(file)
+    return MlflowClient(uri, registry_uri)
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    return Path(uri.removeprefix("sqlite:///")).resolve() if uri.startswith("sqlite:///") else None
+
+
+def make_ready(file: Path) -> None:
+    """Makes a SQLite store where there is none: at once, or not at all.
+
+    MLflow makes one in fifty steps, in which two processes get in each other's way, and which leave a ruin behind
+    where they are interrupted. So it is made elsewhere, and the first that is complete takes the place.
+    """
+    from mlflow import MlflowClient
+
+    if file.is_file():
+        with open(file, "rb") as opened:
+            start = opened.read(16)
+        if start not in (b"", b"SQLite format 3\0"):
+            raise Refused(f"{file}: is no SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f".partial-{os.getpid()}-{file.name}")
+    with tempfile.TemporaryDirectory(prefix="posgap-") as folder:
+        made = Path(folder) / "mlflow.db"
+        MlflowClient(f"sqlite:///{made}")
+        try:
+            shutil.copyfile(made, partial)
+            os.link(partial, file)
+        except FileExistsError:
+            pass  # made by another process meanwhile, which is as good
+        finally:
+            files.remove(partial)
+
+
+def _explained(error: Exception, uri: str) -> Exception:
+    """What MLflow's client raises, as a `Passing`, or as the `PosgapError` that it is for good."""
+    import requests
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import OperationalError
+    from urllib3.exceptions import MaxRetryError, NewConnectionError
+
+    if isinstance(error, PosgapError):
+        return error
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, NewConnectionError):
+            return Unanswered(
+                f"MLflow tracking server {uri} cannot be reached ({_line(cause).rsplit(': ', 1)[-1]}): start it, or "
+                "correct or unset MLFLOW_TRACKING_URI"
+            )
+    reason = next((_line(cause.reason) for cause in causes if isinstance(cause, MaxRetryError)), _line(error))
+    reason = next((cause.strerror for cause in causes if isinstance(cause, ConnectionError) and cause.strerror), reason)
+    reason = re.sub(r"too many (\d+) error responses", r"it answers \1", reason)
+    if isinstance(error, MlflowException):
+        if error.error_code in _PASSING:
+            return Passing(reason)
+        return Refused(f"MLflow at {uri}: {reason}", error.error_code)
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        status = error.response.status_code
+        return Passing(reason) if status in (408, 429) or status >= 500 else Refused(f"MLflow at {uri}: {reason}")
+    if isinstance(error, FileNotFoundError):
+        return Refused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
+    if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
+        return Passing(reason)
+    return Refused(f"MLflow at {uri}: {reason}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it, as far as that was kept: as causes, contexts, reasons, or arguments."""
+    seen: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        error = waiting.pop(0)
+        if not isinstance(error, BaseException) or error in seen:
+            continue
+        seen.append(error)
+        yield error
+        waiting += [error.__cause__, error.__context__, getattr(error, "reason", None), *error.args]
+
+
+def _line(error: object) -> str:
+    """The first line of what an error says, at most 300 characters, without passwords."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return without_password(lines[0])[:300]

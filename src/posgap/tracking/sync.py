@@ -1,0 +1,50 @@
+"""`posgap sync`: sends to MLflow what runs could not send."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from posgap.config import SyncConfig
+from posgap.errors import PosgapError
+from posgap.locations import is_uri
+from posgap.storage.folders import twin
+from posgap.tracking.outbox import Outbox, place_of
+from posgap.tracking.runs import is_for_this_server
+from posgap.tracking.server import CALL_SECONDS, VERB
+
+_ANY = place_of(Path("*")).name
+
+
+def sync(config: SyncConfig) -> None:
+    """Sends all that is kept beside the outputs, or anywhere below the folders, and prints a line for each run.
+
+    `PosgapError` where MLflow does not take it; what is not sent then stays where it is.
+    """
+    number = 0
+    for place in sorted({place for folder in config.folders for place in _places(folder)}):
+        for outbox in Outbox.left_behind(place):
+            try:
+                _send(outbox, place)
+            finally:
+                outbox.close()
+            number += 1
+    if not number:
+        print("nothing is left to send")
+
+
+def _places(folder: Path | str) -> Iterator[Path]:
+    here = twin(folder)
+    if (beside := place_of(here.absolute())).is_dir():
+        yield beside
+    elif not here.is_dir() and not is_uri(folder):
+        raise PosgapError(f"{folder}: no such folder")
+    yield from (place.absolute() for place in here.rglob(_ANY) if place.is_dir())
+
+
+def _send(outbox: Outbox, place: Path) -> None:
+    opening, end = outbox.opening, outbox.pending[-1]
+    if not is_for_this_server(outbox):
+        raise PosgapError(f"{place}: holds a run for {opening.server}: set MLFLOW_TRACKING_URI to that, or to another")
+    while outbox.pending:
+        outbox.send(VERB, CALL_SECONDS)
+    outbox.remove()
+    print(f"{place}: {opening.name}, {(end.end or 'open').lower()}: is in MLflow as {outbox.run_id}")

@@ -1,0 +1,46 @@
+"""A real MLflow server on this machine."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ports import free_port
+
+
+@contextmanager
+def serving(folder: Path, artifacts: str, store: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a tracking server, with a copy of the database `store`, that hands artifacts through; and what
+    kills it."""
+    port = free_port()
+    shutil.copy(store, folder / "server.db")
+    command = [Path(sys.executable).with_name("mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
+    command += ["--artifacts-destination", artifacts, "--serve-artifacts"]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes for what nobody asks for
+    with open(folder / "server.log", "wb") as shown:
+        process = subprocess.Popen(command, stdout=shown, stderr=shown, start_new_session=True, env=environment)
+
+    def stop() -> None:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    uri, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
+    try:
+        while time.monotonic() < deadline:
+            try:
+                urllib.request.urlopen(f"{uri}/health", timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
+                time.sleep(0.2)
+        yield uri, stop
+    finally:
+        stop()

@@ -1,0 +1,307 @@
+"""Tracking loses nothing: what a server does not take is kept beside the output, and sent when it can be."""
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import mlflow
+import pytest
+from fault_proxy import FAULTS, FINE, Fault, faulty
+from mlflow_server import serving
+
+from posgap.cli import main
+from posgap.config import StageConfig
+from posgap.patience import Patience
+from posgap.stage import stage
+from posgap.storage.inputs import read_manifest
+from posgap.tracking import registry, runs, server
+from posgap.tracking.outbox import KEY_TAG, place_of
+from posgap.tracking.runs import send_left_behind, start_run
+
+pytestmark = pytest.mark.slow
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+
+
+class Work(StageConfig):
+    steps: int = 5
+
+
+@stage
+def work(config, out, run):
+    for step in range(config.steps):
+        run.metrics({"loss": 1 / (1 + step)}, step=step)
+    run.tags({"posgap.label": "a"})
+    (out / "deep").mkdir()
+    (out / "result.txt").write_text("kept")
+    (out / "deep" / "more.txt").write_text("kept too")
+    run.artifact(out)
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory, empty_store):
+    """A proxy in front of a real MLflow server."""
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, str(folder / "store"), empty_store) as (uri, _), faulty(uri) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def tracked(proxy, monkeypatch, request):
+    """The proxy as the tracking server, with an experiment of this test's own."""
+    proxy.heal()
+    proxy.seen.clear()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    yield proxy
+    proxy.heal()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Within the block tracking gives up sooner than for users."""
+
+    @contextmanager
+    def block(seconds=1.5, allowed=2.0):
+        soon = Patience(seconds=seconds, longest_wait=0.2)
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "CALL_SECONDS", 1.0)
+            patch.setattr(runs, "ALLOWED_SECONDS", allowed)
+            patch.setattr(runs, "STAGE", soon)
+            patch.setattr(registry, "ask", partial(server.ask, patience=soon, seconds=1.0))
+            yield
+
+    return block
+
+
+def recorded() -> list[mlflow.entities.Run]:
+    """The runs of this test."""
+    return mlflow.search_runs(experiment_names=[server.experiment()[0]], output_format="list")
+
+
+def assert_whole(run: mlflow.entities.Run, out: Path) -> None:
+    """The run says all that `work` had to say, once, and nothing is left to send."""
+    assert not place_of(out).exists()
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"seed": "0", "steps": "5"}
+    assert run.data.tags["posgap.stage"] == "work" and run.data.tags["posgap.label"] == "a"
+    assert run.data.tags[KEY_TAG] == read_manifest(out)["mlflow_run_key"]
+    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
+    assert [(m.step, m.value) for m in history] == [(step, 1 / (1 + step)) for step in range(5)]
+    names = {file.path for file in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
+    assert names == {"result.txt", "deep", "manifest.json"}
+    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/deep/more.txt") == "kept too"
+
+
+def posgap(capsys, *arguments) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    shown = capsys.readouterr()
+    return stopped.value.code, shown.out + shown.err
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_whatever_the_server_does_the_stage_ends_and_its_run_is_complete_in_the_end(
+    name, tracked, impatient, tmp_path, caplog
+):
+    first = random.Random(f"{SEED} {name}").randrange(12)  # of 15 requests or so
+    tracked.fault = lambda number, method, path: FAULTS[name] if number >= first else FINE
+    with impatient(), caplog.at_level(logging.WARNING, logger="posgap"):
+        work(Work(out=tmp_path / "out"))
+    assert (tmp_path / "out" / "result.txt").read_text() == "kept"
+    assert len(caplog.records) == 1 or name == "delay", first
+    assert len(caplog.text.splitlines()) <= 1
+    tracked.heal()
+    work(Work(out=tmp_path / "out"))  # is complete, and sends what is left
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+
+
+def test_a_server_that_errs_now_and_then_is_borne(tracked, tmp_path, caplog):
+    draw = random.Random(SEED)
+    now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "truncate", "500", "429", "login page")]
+    tracked.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        work(Work(out=tmp_path / "out"))
+    tracked.heal()
+    send_left_behind(tmp_path / "out")
+    assert "trying again in" in caplog.text
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+
+
+def test_a_run_that_the_server_makes_too_late_is_there_once(tracked, impatient, tmp_path):
+    creations = iter(range(100))
+
+    def slow(number, method, path):
+        return Fault(delay=2.5) if path.endswith("runs/create") and next(creations) == 0 else FINE
+
+    tracked.fault = slow
+    with impatient():
+        work(Work(out=tmp_path / "out"))
+    tracked.closing.wait(3)  # by then the server has made the run that nobody waited for
+    work(Work(out=tmp_path / "out"))
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+
+
+def test_a_server_that_is_back_gets_what_it_missed_before_the_stage_ends(tracked, impatient, tmp_path, caplog):
+    @stage
+    def long(config, out, run):
+        run.metrics({"loss": 1.0}, step=0)
+        tracked.always(FAULTS["drop before"])
+        run.metrics({"loss": 0.5}, step=1)
+        (out / "early.txt").write_text("early")
+        run.artifact(out)
+        (out / "early.txt").unlink()
+        tracked.heal()
+        run.metrics({"loss": 0.25}, step=2)
+
+    with impatient(allowed=20.0), caplog.at_level(logging.INFO, logger="posgap"):
+        long(Work(out=tmp_path / "out"))
+    assert [record.getMessage() for record in caplog.records].count("MLflow answers again") == 1
+    assert not place_of(tmp_path / "out").exists()
+    (run,) = recorded()
+    assert len(mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")) == 3
+    assert "early.txt" in {file.path for file in mlflow.artifacts.list_artifacts(run_id=run.info.run_id)}
+
+
+def test_what_mlflow_never_takes_is_left_out_and_the_rest_is_there(tracked, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="posgap"), start_run("odd", {}, tmp_path / "out") as run:
+        run.metrics({"not a name!": 1.0})
+        run.metrics({"infinite": float("inf"), "none": float("nan")})
+        run.params({"surrogate": "\udcff", "long": "x" * 100_000})
+        run.params({"after": 1})
+    (record,) = caplog.records
+    assert "not a name!" in record.getMessage() and record.getMessage().endswith("left out")
+    (there,) = recorded()
+    assert there.info.status == "FINISHED" and there.data.params.keys() == {"surrogate", "long", "after"}
+    assert {"infinite", "none"} <= there.data.metrics.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "delay"])
+def test_the_registry_s_answer_is_one_line_whatever_the_server_does(name, tracked, impatient):
+    tracked.always(FAULTS[name])
+    with impatient(), pytest.raises(server.Unanswered, match="^MLflow at http://127.0.0.1") as told:
+        registry.champion("anyone")
+    assert "\n" not in str(told.value)
+    tracked.heal()
+    assert registry.champion("anyone") is None
+
+
+KILLED = """
+    import os, signal, sys
+    from pathlib import Path
+    from posgap.tracking.runs import start_run
+
+    with start_run("killed", {}, Path(sys.argv[1])) as run:
+        run.metrics({"loss": 1.0})
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_run_of_a_killed_process_is_closed_by_the_next_command_and_by_no_other(tmp_path, capsys):
+    out = tmp_path / "out"
+    process = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), out])
+    assert process.returncode == -signal.SIGKILL
+    (run,) = recorded()
+    assert run.info.status == "RUNNING"
+    with start_run("other", {}, tmp_path / "other"):
+        # This process lives: its run is not taken for one that was left behind.
+        code, shown = posgap(capsys, "sync", tmp_path)
+        assert code == 0 and shown.count("is in MLflow as") == 1
+    assert f"killed, killed: is in MLflow as {run.info.run_id}" in shown
+    assert sorted((run.info.run_name, run.info.status) for run in recorded()) == [
+        ("killed", "KILLED"),
+        ("other", "FINISHED"),
+    ]
+    assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
+
+
+def test_sync_sends_to_the_server_that_was_meant_or_that_is_named(tmp_path, capsys, monkeypatch):
+    store = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
+    work(Work(out=tmp_path / "out"))
+    (file,) = place_of(tmp_path / "out").glob("*.jsonl")
+    assert "secret" not in file.read_text()
+    code, shown = posgap(capsys, "sync", tmp_path / "out")
+    assert code == 2 and "cannot be reached" in shown and "secret" not in shown and len(shown.splitlines()) == 1
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.chdir(tmp_path)
+    code, shown = posgap(capsys, "sync")
+    assert code == 2 and "set MLFLOW_TRACKING_URI" in shown and not list(tmp_path.glob("*.db"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert posgap(capsys, "sync", tmp_path / "out")[0] == 0
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+    code, shown = posgap(capsys, "sync", tmp_path / "none")
+    assert code == 2 and shown.endswith(f"posgap: error: {tmp_path}/none: no such folder\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "{", "[]", '{"open": 1}', "\udcff", json.dumps({"file": "x"})],
+    ids=["empty", "broken", "a list", "no opening", "no text", "no beginning"],
+)
+def test_a_file_that_is_no_outbox_is_left_alone(line, tmp_path, capsys):
+    file = place_of(tmp_path / "out") / "a.jsonl"
+    file.parent.mkdir()
+    file.write_bytes(line.encode("utf-8", "surrogateescape"))
+    assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
+
+
+def test_an_outbox_cannot_send_other_files(tmp_path, capsys):
+    (tmp_path / "secret.txt").write_text("secret")
+    place = place_of(tmp_path / "out")
+    place.mkdir()
+    opening = {"name": "n", "tags": {}, "time": 1, "experiment": "e", "server": os.environ["MLFLOW_TRACKING_URI"]}
+    entries = [{"open": opening}, {"file": "../../secret.txt"}, {"file": f"{tmp_path}/secret.txt"}, {"end": "FINISHED"}]
+    (place / "a.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    code, shown = posgap(capsys, "sync", tmp_path)
+    assert code == 0 and shown.count("which is not kept with it; left out") == 2
+    (run,) = mlflow.search_runs(experiment_names=["e"], output_format="list")
+    assert not mlflow.artifacts.list_artifacts(run_id=run.info.run_id)
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("sqlite:///{}/store.db", "store.db: is no SQLite database; move it away"),
+        ("mysql+nosuch://host/x", "nosuch"),
+        ("nosuch://host", "nosuch"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_one_line_and_results_are_kept(uri, said, tmp_path, monkeypatch, caplog):
+    (tmp_path / "store.db").write_text("this is text, and no database")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri.format(tmp_path))
+    with caplog.at_level(logging.WARNING, logger="posgap"):
+        work(Work(out=tmp_path / "out"))
+    (record,) = caplog.records
+    assert said in record.getMessage() and "\n" not in record.getMessage()
+    assert (tmp_path / "out" / "result.txt").read_text() == "kept"
+
+
+def first_use(out: Path) -> None:
+    with start_run("first", {}, out):
+        pass
+
+
+def test_several_commands_may_be_the_first_to_use_a_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/new/mlflow.db")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=first_use, args=(tmp_path / f"out-{n}",)) for n in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert [run.info.status for run in recorded()] == ["FINISHED"] * 2
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["mlflow.db"]
