@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
+from posgap.interruption import goes_on
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,6 +62,7 @@ class _Digest:
             self.show(f"         {found[1]}: {found[2]}")
 
 
+@goes_on()
 def run(config: PipelineRunConfig) -> None:
     """Runs the mitigation pipeline in `config.out`; prints how it ended and where its steps' folders are."""
     from posgap.pipelines.arguments import arguments

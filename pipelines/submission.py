@@ -42,9 +42,10 @@ def submit(config: PipelineSubmitConfig) -> None:
     if config.wait:
         try:
             _wait(client, run.run_id, compiled, config)
-        except Stopped:
+        except (KeyboardInterrupt, Stopped) as stop:
             # The same command again would start another run.
-            raise Stopped(f"stopped by SIGTERM; run {run.run_id} goes on: {client.run_url(run.run_id)}") from None
+            stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
+            raise
 
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:

@@ -1,9 +1,10 @@
 """What a user gets wrong ends with code 2 and one line that says what, where and what to do."""
 
+import click
 import pytest
 from conftest import kv_example
 
-from posgap.cli import main
+from posgap.cli import build, main
 from posgap.files import read_json
 from posgap.tasks.examples import write_examples
 
@@ -126,3 +127,41 @@ def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):
 def test_an_unknown_place_of_the_question(capsys, tmp_path, examples, model_folder):
     shown = fails(capsys, *sweep(tmp_path, examples, model_folder, "--question", "behind"))
     assert "Invalid value for '--question': 'behind' is not one of 'after', 'before', 'both'" in shown
+
+
+def commands(group: click.Group) -> list[click.Command]:
+    below = group.commands.values()
+    return [
+        each for command in below for each in (commands(command) if isinstance(command, click.Group) else [command])
+    ]
+
+
+def test_a_flag_takes_no_value_but_after_an_equals_sign(capsys, tmp_path):
+    for command in commands(build()):
+        assert "BOOLEAN" not in command.get_help(click.Context(command))
+    compare = ["compare", "--out", tmp_path / "out", "--force"]
+    # What follows a flag is not its value: it is the first sweep.
+    assert f"sweeps.1: {tmp_path / 'a'}: no such file" in fails(capsys, *compare, tmp_path / "a", tmp_path / "b")
+    assert f"sweeps.1: {tmp_path / 'a'}: " in fails(capsys, *compare[:-1], "--force=no", tmp_path / "a", tmp_path / "b")
+    assert "Invalid value for '--force': 'maybe' is not a valid boolean" in fails(
+        capsys, *compare[:-1], "--force=maybe", "a", "b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "only_new"),
+    [([], True), (["--only-new"], True), (["--no-only-new"], False), (["--only-new=false"], False)],
+)
+def test_a_flag_that_is_set_unless_told_otherwise(words, only_new):
+    version = build().commands["data"].commands["version"]
+    context = version.make_context("version", ["--data", "d", "--model", "m", "--out", "o", *words])
+    assert context.params["only_new"] is only_new and context.params["force"] is True
+
+
+def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkeypatch):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("posgap.stages.merge.merge", interrupted)
+    code, shown = run(capsys, "merge", tmp_path, "--out", tmp_path / "out")
+    assert code == 130 and shown.strip() == "posgap: error: stopped"

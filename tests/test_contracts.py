@@ -12,7 +12,7 @@ from conftest import ROOT
 from kfp import dsl
 from pydantic import Field
 
-from posgap.cli import PIPELINE, SCHEDULE, STAGES, build, words
+from posgap.cli import PIPELINE, PLAN, SCHEDULE, STAGES, build, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.config import PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
@@ -44,8 +44,8 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     assert all(inputs[field].default is not None for field in optional - {"force"} - MADE.get(name, set()))
 
 
-@pytest.mark.parametrize("verbs", [PIPELINE, SCHEDULE])
-def test_every_option_of_the_pipeline_verbs_says_what_it_is(verbs):
+@pytest.mark.parametrize("verbs", [PLAN, PIPELINE, SCHEDULE])
+def test_every_option_of_other_verbs_says_what_it_is(verbs):
     for config, _ in verbs.values():
         assert config.__doc__
         assert all(info.description for info in config.model_fields.values())

@@ -278,15 +278,18 @@ def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
     assert code == 0 and "503 Service Unavailable: down; looking again" in err
 
 
-def test_sigterm_ends_the_wait_and_not_the_run(capsys, submit):
-    def terminate(method, path, times):
+@pytest.mark.parametrize(
+    ("number", "code", "how"), [(signal.SIGINT, 130, "stopped"), (signal.SIGTERM, 143, "stopped by SIGTERM")]
+)
+def test_a_signal_ends_the_wait_and_not_the_run(capsys, submit, number, code, how):
+    def stop(method, path, times):
         if "runs/" in path and times == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
-    with served(Server(misbehave=terminate)) as server:
+    with served(Server(misbehave=stop)) as server:
         server.states = ["RUNNING"]
-        told = fails(capsys, *submit(server, *WAIT), code=143)
-    assert told.startswith("stopped by SIGTERM; run 0") and f" goes on: {server.url}/#/runs/details/" in told
+        told = fails(capsys, *submit(server, *WAIT), code=code)
+    assert told.startswith(f"{how}; run 0") and f" goes on: {server.url}/#/runs/details/" in told
 
 
 def test_the_local_server_itself_refuses_what_is_not_as_the_api_says():

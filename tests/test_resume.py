@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -40,18 +41,38 @@ def test_the_endpoint_is_swept_like_any_model(options, tmp_path):
     assert ids == [f"kv-{i}" for i in range(N) for _ in range(DOCS)]
 
 
-def test_a_killed_process_loses_no_example_that_was_finished(options, tmp_path):
+def interrupted(endpoint: Endpoint, options: dict, number: signal.Signals) -> tuple[int, str]:
+    """Sends a signal to a sweep's process when four examples are finished; returns its exit code and last line."""
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
+    process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.PIPE, text=True)
+    work, deadline = options["out"].with_name(".work-out"), time.monotonic() + 120
+    while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in work.glob("*")) < 4:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, shown = process.communicate()
+    return process.returncode, shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "how"), [(signal.SIGINT, 130, "stopped"), (signal.SIGTERM, 143, "stopped by SIGTERM")]
+)
+def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
     with served(Endpoint(seconds=0.1)) as endpoint:
-        verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
-        process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
-        work, deadline = tmp_path / ".work-out", time.monotonic() + 120
-        while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in work.glob("*")) < 4:
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.kill()
-        process.wait()
+        ended = interrupted(endpoint, options, number)
+        assert ended == (code, f"posgap: error: {how}; the same command goes on where it was")
+        endpoint.seen.clear()
+        endpoint.seconds = 0
+        sweep(SweepConfig(base_url=endpoint.url, **options))
+        assert endpoint.seen.total() <= (N - 4) * DOCS
+
+
+def test_a_killed_process_loses_no_example_that_was_finished(options, tmp_path):
+    work = tmp_path / ".work-out"
+    with served(Endpoint(seconds=0.1)) as endpoint:
+        interrupted(endpoint, options, signal.SIGKILL)
         (file,) = work.glob("predictions-*.jsonl")
         finished = file.read_bytes().count(b"\n")
         assert 4 <= finished < N and not (tmp_path / "out").exists()

@@ -108,7 +108,7 @@ def test_what_is_complete_in_s3_is_reused_without_work_or_downloads(
     assert run(*words) == 0
     assert set(s3_calls.keys("GetObject")) == {"data/train.jsonl.gz", "run/train/manifest.json"}
     assert manifest(f"{given}/run/train") == first
-    assert run(*words, "--force", "true") == 0
+    assert run(*words, "--force") == 0
     assert manifest(f"{given}/run/train")["identity"] == first["identity"]
     assert manifest(f"{given}/run/train") != first
 

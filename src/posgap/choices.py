@@ -12,7 +12,7 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from posgap.distillation.methods import Method
     from posgap.gating.rules import GateRule
     from posgap.generation.backends import Backend
-    from posgap.rollout.encodings import PositionEncoding
-    from posgap.scaling.curves import CurveKind
+    from posgap.rollout.position_encodings import PositionEncoding
+    from posgap.scaling.curve_kinds import CurveKind
     from posgap.tasks.metrics import Metric
     from posgap.tasks.task import Task
 
@@ -157,7 +157,7 @@ class _Some(Choices[T]):
 
 
 @cache
-def _entry_points() -> EntryPoints:
+def _entry_points() -> Any:  # EntryPoints, and in Python 3.11 what selects them
     return entry_points()  # reading them takes longer than all else here
 
 

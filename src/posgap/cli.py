@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 `pipeline lint` found something, 2 bad input (one line says what, where and what
 to do), 3 the gate refused, 4 a submitted run failed, 5 it was cancelled, 6 it was still under way when
-the time was up, 143 stopped by SIGTERM.
+the time was up, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
-from posgap.config import POSITIONAL, Config
+from posgap.config import POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
 from posgap.errors import GateFailed, PosgapError
 from posgap.interruption import stop_on_termination
@@ -32,13 +32,13 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
         names = registered.names() + ([""] if info.default == "" else [])
         return {"type": click.Choice(names), "metavar": f"[{'|'.join(registered.names())}]"}
     if annotation is bool:
-        # A flag that may also be given a value, as MLproject must.
-        return {"type": bool, "is_flag": False, "flag_value": "true"}
+        return {"is_flag": True}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
         return {"type": click.Choice(choices)}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
-    return {"type": {int: int, float: float}.get(annotation, str)}
+    kind = plain_type(info)
+    return {"type": kind if kind in (int, float) else str}
 
 
 def is_argument(field: FieldInfo) -> bool:
@@ -46,7 +46,29 @@ def is_argument(field: FieldInfo) -> bool:
     return POSITIONAL in field.metadata
 
 
-def verb(name: str, config_type: type[Config], target: str, kind: type[click.Command] = click.Command) -> click.Command:
+class _Verb(click.Command):
+    """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
+    programs that write command lines have no way to leave an option out."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option) and option.is_flag
+            for name in option.opts
+        }
+
+        def words(arg: str) -> list[str]:
+            name, equals, value = arg.partition("=")
+            if not equals or name not in flags:
+                return [arg]
+            is_set = click.BOOL.convert(value, flags[name], ctx)
+            return flags[name].opts[:1] if is_set else flags[name].secondary_opts[:1]
+
+        return super().parse_args(ctx, [word for arg in args for word in words(arg)])
+
+
+def verb(name: str, config_type: type[Config], target: str) -> click.Command:
     """A command whose options are the config's fields and whose work is `module:function`.
 
     The module is imported when the verb runs, so that `--help` stays quick.
@@ -59,11 +81,12 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
+        word = field.replace("_", "-")
         options.append(
             click.Option(
-                ["--" + field.replace("_", "-")],
+                [f"--{word}/--no-{word}" if info.default is True else f"--{word}"],
                 help=info.description,
-                show_default=info.annotation is not bool,
+                show_default=info.default is not False,
                 **_kind(info),
                 **({"required": True} if info.is_required() else default),
             )
@@ -75,7 +98,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: type[click.Com
         parsed = config_type(**values)
         getattr(importlib.import_module(module), function)(parsed)
 
-    return kind(name, params=options, callback=run, help=config_type.__doc__)
+    return _Verb(name, params=options, callback=run, help=config_type.__doc__)
 
 
 Verbs = dict[str, tuple[type[Config], str]]  # each with its config, and where its work is
@@ -100,6 +123,8 @@ STAGES: Verbs = {
     "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
     "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
+
+PLAN: Verbs = {"sweep": (config.PlanConfig, "posgap.measurement.power:plan")}
 
 PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
@@ -126,22 +151,6 @@ def _gate(parsed: config.GateConfig) -> None:
     if not verdict.passed:
         failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
         raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
-
-
-class _Sweep(click.Command):
-    """`sweep`, which with `--plan` says how many examples it needs, and takes that verb's options."""
-
-    def __init__(self, *arguments: Any, **options: Any):
-        hint = "How many examples does it take? posgap sweep --plan --detect 3 says so (posgap sweep --plan --help)."
-        super().__init__(*arguments, **options | {"epilog": hint})
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if "--plan" not in args:
-            return super().make_context(info_name, args, parent, **extra)
-        plan = verb("sweep --plan", config.PlanConfig, "posgap.measurement.power:plan")
-        return plan.make_context(plan.name, [a for a in args if a != "--plan"], parent, **extra)
 
 
 class _InOrder(click.Group):
@@ -172,6 +181,7 @@ def build() -> click.Group:
     data.add_command(verb("import", config.ImportConfig, "posgap.data.verbs:import_examples"))
     data.add_command(verb("newest", config.NewestConfig, "posgap.data.verbs:newest"))
     root.add_command(data)
+    root.add_command(_group("plan", "How many examples it takes.", PLAN))
     groups = {
         "data": data,
         "train": _InOrder("train", help="Training on a cluster."),
@@ -182,8 +192,7 @@ def build() -> click.Group:
         *group, word = words(name)
         if group:
             root.add_command(groups[group[0]])
-        kind = _Sweep if name == "sweep" else click.Command
-        (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
+        (groups[group[0]] if group else root).add_command(verb(word, config_type, target))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
     pipeline = _group(
@@ -235,17 +244,21 @@ def main(arguments: list[str] | None = None) -> None:
         option = "--" + ".".join(map(str, first["loc"])).replace("_", "-")
         code = _fail(f"{option}: {first['msg'].removeprefix('Value error, ')}, got {first['input']!r}", 2)
     except PosgapError as error:
-        code = _fail(str(error), error.exit_code)
+        code = _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:
         code = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
-    except (KeyboardInterrupt, click.Abort):
-        code = _fail("stopped", 130)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        code = _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
     sys.exit(code)
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return with_uris(super().format(record))
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
 def _fail(message: str, code: int) -> int:

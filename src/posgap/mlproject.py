@@ -36,9 +36,16 @@ class Step:
     def command(self) -> str:
         options = []
         for name in [*self.given, *self.parameters()]:
-            option = "" if is_argument(self.config.model_fields[name]) else f"--{name.replace('_', '-')} "
-            options.append(option + self.given.get(name, f"{{{name}}}"))  # MLflow quotes the values
+            options.append(_option(name, self.config) + self.given.get(name, f"{{{name}}}"))  # MLflow quotes the values
         return f"posgap {self.words} {' '.join(options)}"
+
+
+def _option(name: str, owner: type[Config]) -> str:
+    """What stands before a field's value on the command line."""
+    info = owner.model_fields[name]
+    if is_argument(info):
+        return ""
+    return f"--{name.replace('_', '-')}{'=' if plain_type(info) is bool else ' '}"
 
 
 def entry_point(name: str, *steps: Step, **defaults: Any) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from posgap.config import CompareConfig, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
+from posgap.interruption import goes_on
 from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
@@ -71,6 +72,7 @@ def parse_target(text: str, searched: Scaling) -> Target:
         raise PosgapError(f"target {text!r}: write EXAMPLES, or TASK:N_DOCS:EXAMPLES like qa:20:run/eval") from None
 
 
+@goes_on()
 def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
     """Writes the scaled model, the sweeps, a comparison for each target and `transfer.json` into
     `config.out`; prints and returns what they say."""

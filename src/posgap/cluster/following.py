@@ -70,7 +70,7 @@ class _Cluster:
     def wait(self) -> None:
         """A while; raises `Stopped` where SIGTERM has come."""
         if self.termination.requested:
-            raise Stopped("stopped by SIGTERM, and the TrainJob deleted; the same command goes on")
+            raise Stopped("stopped by SIGTERM, and the TrainJob deleted")
         time.sleep(LOOK_SECONDS)
 
     def delete(self, name: str) -> None:

@@ -21,7 +21,10 @@ ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides questi
 
 
 class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
-    """Accuracy with the gold documents at every position, and the gap between best and worst."""
+    """Accuracy with the gold documents at every position, and the gap between best and worst.
+
+    `posgap plan sweep` says how many examples it takes.
+    """
 
     model: ModelPath = Field(
         description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"

@@ -14,6 +14,7 @@ from posgap.data.verbs import import_examples, make_kv
 from posgap.demo import tiny_model
 from posgap.demo.summary import steps, summarize, table
 from posgap.errors import PosgapError
+from posgap.interruption import goes_on
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 QUERIES_PER_LINE = 10  # of the data file, for training
 
 
+@goes_on()
 def demo(config: DemoConfig) -> None:
     """Runs everything and prints the summary; what is complete in `config.out` is reused."""
     started = time.monotonic()

@@ -90,7 +90,7 @@ def train(
             if checkpoints and (stopping or due):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
             if stopping:
-                raise Stopped(f"stopped by SIGTERM after step {step + 1} of {len(steps)}; the same command goes on")
+                raise Stopped(f"stopped by SIGTERM after step {step + 1} of {len(steps)}")
     return wrapped, history
 
 

@@ -36,7 +36,7 @@ class Student(nn.Module):
 
     def _token_losses(self, hidden: Tensor, targets: Tensor, teacher_hidden: Tensor | None = None) -> Tensor:
         teacher_logits = None
-        if self.teacher is not None:
+        if self.teacher is not None and teacher_hidden is not None:
             with torch.no_grad():
                 teacher_logits = self.teacher.head(teacher_hidden)
         return self.objective.token_losses(self.head(hidden), targets, teacher_logits)

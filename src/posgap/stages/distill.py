@@ -20,6 +20,7 @@ from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
+from posgap.interruption import goes_on
 from posgap.models.loading import (
     checkpoint_activations,
     load_config,
@@ -72,9 +73,10 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
 
     try:
-        trained, history = train(
-            student, steps, objective, collate, optimization, accelerator, checkpoints, config.save_steps, log_step
-        )
+        with goes_on(after_ctrl_c=config.save_steps > 0):
+            trained, history = train(
+                student, steps, objective, collate, optimization, accelerator, checkpoints, config.save_steps, log_step
+            )
     except NotFinite as error:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from posgap.config import RolloutExperimentConfig
 from posgap.files import atomic, write_json
+from posgap.interruption import goes_on
 from posgap.rollout.experiment_plots import draw
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
 from posgap.rollout.plots import save
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 
 @stage
+@goes_on()
 def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> None:
     """Writes `experiment.json`, `experiment.md` and `experiment.png`."""
     changes = {name: getattr(config, name) for name in ("iterations", "batch", "learning_rate", "tests")}

@@ -13,6 +13,7 @@ from posgap.choices import CURVES
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, write_json
+from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
 from posgap.models.layer_scaling import layer_scaling
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @stage
+@goes_on()
 def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """Writes `scaling.json` and `scaling.png`.
 

@@ -13,6 +13,7 @@ from posgap.config import SweepConfig
 from posgap.files import digest
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Sampling
+from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
@@ -37,6 +38,7 @@ _WITHOUT_EFFECT = {"metric", "limit", "label"}
 
 
 @stage
+@goes_on()
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`.
 

@@ -10,6 +10,7 @@ from posgap import files
 from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, connect
 from posgap.config import DistillConfig, TrainJobConfig
+from posgap.interruption import goes_on
 from posgap.kfp_steps.launching import as_options
 from posgap.locations import Location, is_uri
 from posgap.stage import identity_of, is_complete, record_of
@@ -26,6 +27,7 @@ _PASSED_ON = (
 )
 
 
+@goes_on()
 def train_job(config: TrainJobConfig) -> Location:
     """Has a TrainJob run `posgap distill`, and returns `config.out`: the folder that `distill` would have made here.
 
