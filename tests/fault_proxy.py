@@ -106,6 +106,11 @@ def faulty(target: str) -> Iterator[FaultProxy]:
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = exchange
 
+        def handle_expect_100(self) -> bool:
+            super().handle_expect_100()
+            self.wfile.flush()  # whoever asked waits for it
+            return True
+
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -14,6 +14,7 @@ from s3 import Killed, elsewhere, keys, put
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.locations import as_location, is_uri, s3_cache, split_uri, with_uris
+from posgap.patience import Patience
 from posgap.storage import client, transfer
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import Kept, announce, publish, twin
@@ -233,7 +234,7 @@ def test_no_credentials(bucket, monkeypatch):
 
 
 def test_an_unreachable_endpoint(bucket, monkeypatch):
-    monkeypatch.setattr(client, "ATTEMPTS", 1)
+    monkeypatch.setattr(client, "UNREACHED", Patience(tries=1, seconds=0))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(PosgapError, match=r'S3 cannot be reached \(.*"http://127.0.0.1:9/.*is AWS_ENDPOINT_URL right'):
         fetch(f"{bucket}/x")

@@ -5,14 +5,20 @@ its kind), AWS_ACCESS_KEY_ID, AWS_PROFILE, the role of a pod, and so on.
 """
 
 import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from posgap.errors import PosgapError
+from posgap.patience import Patience, Waits, within
 
-ATTEMPTS = 5
+PATIENCE = Patience(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
+UNREACHED = Patience(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
+READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
+BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the pod's role"
 _REFUSALS = {
     "NoSuchBucket": "there is no such bucket",
@@ -40,11 +46,56 @@ def _client(environment: tuple) -> Any:
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError
 
-    patience = {"retries": {"total_max_attempts": ATTEMPTS, "mode": "standard"}, "connect_timeout": 10}
+    once = {"retries": {"total_max_attempts": 1, "mode": "standard"}, "connect_timeout": 10}
     try:
-        return Session().client("s3", config=Config(**patience, read_timeout=60, max_pool_connections=32))
+        made = Session().client("s3", config=Config(**once, read_timeout=READ_SECONDS, max_pool_connections=32))
     except (BotoCoreError, ValueError) as error:
         raise PosgapError(f"S3: {_reason(error)}") from None
+    made.meta.events.register_first("needs-retry.s3", _Tries(made.meta.endpoint_url).wait)
+    made.meta.events.register_last("before-send.s3", partial(_send, made._endpoint.http_session))
+    return made
+
+
+def _send(session: Any, request: Any, **_: Any) -> Any:
+    """Sends a request, within a deadline for all of it; what is downloaded is read later, and has its own."""
+    from botocore.exceptions import ReadTimeoutError
+
+    limit = READ_SECONDS + int(request.headers.get("Content-Length") or 0) / BYTES_PER_SECOND
+    try:
+        return within(limit, lambda: session.send(request))
+    except TimeoutError as error:
+        raise ReadTimeoutError(endpoint_url=request.url, error=error) from None
+
+
+class _Tries:
+    """Answers botocore's question whether a request is to be sent again.
+
+    botocore's own answer gives up within seconds, and at once when some thirty requests of a process have failed.
+    What is worth another try is what botocore says is.
+    """
+
+    def __init__(self, address: str):
+        from botocore.retries.standard import RetryEventAdapter, StandardRetryConditions
+
+        self._adapter, self._conditions = RetryEventAdapter(), StandardRetryConditions(max_attempts=sys.maxsize)
+        self._waits = Waits(f"S3 at {address}")
+
+    def wait(self, **asked: Any) -> float | None:
+        """Seconds after which to send it again; None for not."""
+        from botocore.exceptions import EndpointConnectionError
+
+        context = self._adapter.create_retry_context(**asked)
+        if not self._conditions.is_retryable(context):
+            return None
+        patience = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else PATIENCE
+        since = context.request_context.setdefault("posgap_failing_since", time.monotonic())
+        seconds = patience.wait(context.attempt_number)
+        if time.monotonic() + seconds - since >= patience.seconds:
+            return None
+        error = context.caught_exception
+        reason = _first_line(error).partition(" from endpoint URL")[0] if error else context.get_error_code()
+        self._waits.add(reason or "no answer", seconds)
+        return seconds
 
 
 @contextmanager

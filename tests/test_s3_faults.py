@@ -1,0 +1,79 @@
+"""S3 behind a proxy that spoils what passes: what goes up and comes down is whole, or one line says why not."""
+
+import logging
+import os
+import random
+
+import pytest
+from fault_proxy import FAULTS, FINE, faulty
+from s3 import elsewhere
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.patience import Patience
+from posgap.storage import client
+from posgap.storage.cache import fetch, look
+from posgap.storage.folders import publish
+
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+NOT_OF_S3 = {"login page", "429", "500 page"}  # it has no such answers, or the same as others
+
+
+@pytest.fixture
+def proxy(bucket, s3_endpoint, monkeypatch):
+    with faulty(s3_endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "out"
+    made.mkdir()
+    for name, size in (("a.bin", 100_000), ("b.bin", 10), ("manifest.json", 2)):
+        (made / name).write_bytes(b"{}" if size == 2 else random.Random(name).randbytes(size))
+    return made
+
+
+def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder, monkeypatch, caplog):
+    monkeypatch.setattr(client, "PATIENCE", Patience(seconds=60, first_wait=0.01, longest_wait=0.1))
+    digest = files.digest(folder)
+    proxy.fault = lambda number, method, path: FAULTS["503 SlowDown"] if number < 10 else FINE
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        publish(folder, f"{bucket}/out")
+    assert look(f"{bucket}/out").digest() == digest and not folder.exists()
+    assert "SlowDown; trying again in" in caplog.text
+
+
+def test_s3_is_given_a_minute():
+    assert client.PATIENCE.seconds == 60 and client.PATIENCE.tries == float("inf")
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - NOT_OF_S3))
+def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket, folder, tmp_path, monkeypatch):
+    digest, first = files.digest(folder), random.Random(f"{SEED} {name}").randrange(6)
+    proxy.fault = lambda number, method, path: FAULTS[name] if number >= first else FINE
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "PATIENCE", Patience(seconds=2, first_wait=0.05, longest_wait=0.2))
+        patch.setattr(client, "READ_SECONDS", 1.5)
+        try:
+            publish(folder, f"{bucket}/out")
+        except PosgapError as error:
+            assert name != "delay"
+            assert str(error).startswith(bucket) and len(str(error).splitlines()) == 1
+            assert files.digest(folder) == digest
+    proxy.heal()
+    if folder.exists():
+        publish(folder, f"{bucket}/out")  # the same command again
+    elsewhere(tmp_path, monkeypatch)
+    assert files.digest(fetch(f"{bucket}/out")) == digest
+
+
+def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "PATIENCE", Patience(seconds=30, first_wait=0.01, longest_wait=0.1))
+    draw, digest = random.Random(SEED), files.digest(folder)
+    now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "500", "503 SlowDown", "truncate")]
+    proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
+    publish(folder, f"{bucket}/out")
+    elsewhere(tmp_path, monkeypatch)
+    assert files.digest(fetch(f"{bucket}/out")) == digest
