@@ -5,6 +5,7 @@ import pytest
 from conftest import kv_example
 
 from posgap.cli import build, main
+from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.tasks.examples import write_examples
 
@@ -165,3 +166,96 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
     monkeypatch.setattr("posgap.stages.merge.merge", interrupted)
     code, shown = run(capsys, "merge", tmp_path, "--out", tmp_path / "out")
     assert code == 130 and shown.strip() == "posgap: error: stopped"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("sweep --model m --examples e --out o --seed -1", "--seed: Input should be greater than or equal to 0"),
+        ("sweep --model m --examples e --out o --seed 4294967296", "--seed: must not be above 4294967295"),
+        ("sweep --model m --examples e --out o --n-docs 1" + "0" * 30, "--n-docs: Input should be less than"),
+        ("sweep --model m --examples e --out o --n-docs " + "9" * 5000, "Invalid value for '--n-docs'"),
+        ("sweep --model m --examples e --out o --positions " + "9" * 5000, "--positions.0: '999"),
+        ("sweep --model m --examples e --out o --timeout inf", "--timeout: Input should be a finite number, got inf"),
+        ("sweep --model m --examples e --out o --label a\udcff", r"--label: is no text in UTF-8, got 'a\udcff'"),
+        ("sweep --model m --examples e\udcff --out o", "--examples: is no text in UTF-8"),
+        ("compare a --out o", "sweeps: List should have at least 2 items"),
+        ("promote --model m --gate g --sweep s --out o --name ../x", "--name: write at most 200 letters"),
+        ("promote --model m --gate g --sweep s --out o --name x'--", "--name: write at most 200 letters"),
+        ("data version --data d --model m --out o --name x/y", "--name: write at most 200 letters"),
+        ("report --out o --pipeline-run x'or'", "--pipeline-run: String should match pattern"),
+        ("rollout predict --out o --encoding rope --rope-factors 0,1", "--rope-factors.0: Input should be greater"),
+        ("rollout predict --out o --encoding rope --rope-factors 1,nan", "--rope-factors.1: Input should be a finite"),
+        ("rollout predict --out o --head-weights 1,-1", "--head-weights.1: Input should be greater than 0"),
+        ("rollout predict --out o --slope nan", "--slope: Input should be a finite number"),
+        ("rollout predict --out o --sequence-length 4000000000", "--sequence-length: Input should be less than"),
+        ("preflight --train-data t --eval-data e --model m --out o --overrides " + "[" * 9999, "nested more than 200"),
+        ("preflight --train-data t --eval-data e --model m --out o --overrides [NaN]", "NaN and Infinity are no JSON"),
+    ],
+)  # fmt: skip
+def test_values_that_no_run_survives_are_refused_before_it(capsys, tmp_path, monkeypatch, words, complaint):
+    monkeypatch.chdir(tmp_path)
+    assert complaint in fails(capsys, *words.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rollout_that_is_no_number_is_said_in_a_line(capsys, tmp_path):
+    words = ["rollout", "predict", "--sequence-length", 8, "--layers", 1, "--heads", 1, "--out", tmp_path / "out"]
+    assert "the rollout is no number" in fails(capsys, *words, "--encoding", "rope", "--rope-strength", "1e308",
+                                               "--temperature", "1e-300")  # fmt: skip
+
+
+def break_(monkeypatch, error: Exception) -> None:
+    """Has every verb that plans fail like this."""
+
+    def fail(config):
+        raise error
+
+    monkeypatch.setattr("posgap.measurement.power.plan", fail)
+
+
+def test_what_nobody_foresaw_is_one_line_and_its_traceback_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PGPASSWORD", "hunter2hunter2")
+    break_(monkeypatch, KeyError("no such thing at http://me:hunter2hunter2@host\nand more"))
+    code, shown = run(capsys, "plan", "sweep")
+    (line,) = shown.splitlines()
+    (kept,) = (tmp_path / "cache" / "errors").iterdir()
+    assert code == 1 and line.startswith("posgap: internal error: KeyError: 'no such thing at http://***@host")
+    assert line.endswith(f"; the traceback is in {kept}; please report it with that file")
+    written = kept.read_text()
+    assert "Traceback (most recent call last)" in written and "in fail" in written and "posgap 0." in written
+    assert "hunter2" not in written + shown
+
+
+def test_without_a_cache_the_traceback_is_kept_elsewhere(capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    break_(monkeypatch, RecursionError())
+    code, shown = run(capsys, "plan", "sweep")
+    (kept,) = (tmp_path / "temporary").iterdir()
+    assert code == 1 and f"internal error: RecursionError: ; the traceback is in {kept}" in shown
+
+
+def test_no_memory_is_no_internal_error(capsys, monkeypatch):
+    break_(monkeypatch, MemoryError())
+    code, shown = run(capsys, "plan", "sweep")
+    assert code == 1 and shown.startswith("posgap: error: out of memory: lower what is read or computed at once")
+
+
+def test_an_error_has_one_line_and_no_secret(capsys, monkeypatch):
+    break_(monkeypatch, PosgapError("http://me:secret@host: said\nno"))
+    assert run(capsys, "plan", "sweep") == (2, "posgap: error: http://***@host: said no\n")
+
+
+def test_secrets_stay_out_of_files_logs_and_mlflow(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", "")
+    secrets = ["--webhook-url", "https://127.0.0.1:9/hook/4711", "--message", "at postgresql://me:hunter2@db failed"]
+    code, shown = run(capsys, "report", "--out", tmp_path / "out", *secrets)
+    assert code == 0, shown
+    written = shown + "".join(file.read_text() for file in (tmp_path / "out").iterdir())
+    database = (tmp_path / "mlflow.db").read_bytes()
+    assert "4711" not in written and "hunter2" not in written and "postgresql://***@db" in written
+    assert b"4711" not in database and b"hunter2" not in database

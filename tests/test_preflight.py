@@ -76,7 +76,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "overrides: learning_rate: Input should be greater than 0, got -1",
-        "webhook_url: 'example.org' is no address",
+        "webhook_url: is no address: it begins with",
         "nodes_train.pool: Input should be a valid string, got 7",
         "gpus_train: String should match pattern",
         f"{tmp_path}/none.jsonl: no such file or folder",

@@ -1,8 +1,8 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 1 `pipeline lint` found something, 2 bad input (one line says what, where and what
-to do), 3 the gate refused, 4 a submitted run failed, 5 it was cancelled, 6 it was still under way when
-the time was up, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+Exit codes: 0 done, 1 `pipeline lint` found something, or a fault of posgap itself (its line names the file that has
+the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a submitted run failed,
+5 it was cancelled, 6 it was still under way when the time was up, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 import click
@@ -19,9 +20,11 @@ from pydantic.fields import FieldInfo
 from posgap import __version__, config
 from posgap.config import POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import GateFailed, PosgapError
+from posgap.errors import GateFailed, PosgapError, shortened
+from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
 from posgap.locations import with_uris
+from posgap.redaction import redacted
 
 
 def _kind(info: FieldInfo) -> dict[str, Any]:
@@ -95,10 +98,24 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
     def run(**given: Any) -> None:
         values = {k: v for k, v in given.items() if v is not None and v != ()}
         module, function = target.split(":")
-        parsed = config_type(**values)
+        try:
+            parsed = config_type(**values)
+        except ValidationError as error:
+            raise PosgapError(_misuse(config_type, error)) from None
         getattr(importlib.import_module(module), function)(parsed)
 
     return _Verb(name, params=options, callback=run, help=config_type.__doc__)
+
+
+def _misuse(config_type: type[Config], error: ValidationError) -> str:
+    """The option that is wrong, why, and what was given."""
+    first = error.errors()[0]
+    complaint = f"{first['msg'].removeprefix('Value error, ')}, got {shortened(repr(first['input']))}"
+    if not first["loc"]:  # of several options together
+        return complaint
+    name, *inside = map(str, first["loc"])
+    words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
+    return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
 
 
 Verbs = dict[str, tuple[type[Config], str]]  # each with its config, and where its work is
@@ -239,28 +256,31 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
         code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = "--" + ".".join(map(str, first["loc"])).replace("_", "-")
-        code = _fail(f"{option}: {first['msg'].removeprefix('Value error, ')}, got {first['input']!r}", 2)
     except PosgapError as error:
         code = _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:
         code = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+    except MemoryError:
+        code = _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
     except (KeyboardInterrupt, click.Abort) as stop:
         code = _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
+    except Exception as error:
+        code = _fail(told(error), 1, "")
     sys.exit(code)
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return with_uris(super().format(record))
+        return redacted(with_uris(super().format(record)))
 
 
 def _with_notes(message: str, error: BaseException) -> str:
     return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
-def _fail(message: str, code: int) -> int:
-    click.echo(f"posgap: error: {with_uris(message)}", err=True)
+def _fail(message: str, code: int, kind: str = "error: ") -> int:
+    """Says what went wrong, in one line without secrets; returns the exit code."""
+    line = " ".join(redacted(with_uris(message)).split("\n"))
+    with suppress(OSError):  # nobody listens
+        click.echo(f"posgap: {kind}{line}", err=True)
     return code

@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+LONGEST = 200  # characters that are shown of what somebody gave
+
 
 class PosgapError(Exception):
     """Bad input: one line that says what is wrong, where, and what to do. Exit code 2."""
@@ -74,4 +76,9 @@ def faults(make: Callable[[], object]) -> list[str]:
 
 def _fault(fault: Mapping[str, Any]) -> str:
     told = f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
-    return told if fault["type"] == "missing" else f"{told}, got {fault['input']!r}"
+    return told if fault["type"] == "missing" else f"{told}, got {shortened(repr(fault['input']))}"
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning where it is too long for a line."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

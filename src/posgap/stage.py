@@ -62,7 +62,7 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
             log.info("%s: was made before, and is not in S3 yet", name)
             publish(here.out, config.out)
         else:
-            about = {"stage": name, "identity": identity, "config": config.model_dump(mode="json"), "inputs": inputs}
+            about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
             clear = _make(work, config, here, about | {"ancestors": _ancestors(found, inputs)})
             if clear:
                 clear()
@@ -81,7 +81,7 @@ def _make(work: Work[C], config: C, here: C, about: dict[str, Any]) -> Callable[
     with start_run(name, _lineage(about["inputs"]), here.out) as run:
         with files.atomic(here.out) as partial:
             partial.mkdir()
-            run.params(_parameters(config))
+            run.params(config.settings())
             try:
                 clear = work(here, partial, run)
             except Rejected:
@@ -134,14 +134,10 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
     known = {
         "stage": name,
         "version": __version__,
-        "parameters": _parameters(config),
+        "parameters": config.settings(),
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
     return files.digest_of(known)
-
-
-def _parameters(config: StageConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", include=set(config.parameters()))
 
 
 def is_complete(out: Location, identity: str) -> bool:

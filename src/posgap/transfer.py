@@ -8,11 +8,12 @@ import logging
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
 from posgap.config import CompareConfig, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
+from posgap.config.fields import MOST_DOCS, TaskName
 from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.files import Record, parsed, write_json
 from posgap.interruption import goes_on
 from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
@@ -30,11 +31,11 @@ log = logging.getLogger(__name__)
 TRANSFER_FILE = "transfer.json"
 
 
-class Target(BaseModel):
+class Target(Record):
     """What to sweep: a task, at a length, on a file of examples."""
 
-    task: str
-    n_docs: int
+    task: TaskName
+    n_docs: int = Field(ge=1, le=MOST_DOCS)
     examples: str
 
     @property
@@ -42,7 +43,7 @@ class Target(BaseModel):
         return f"{self.task}-{self.n_docs}-{Path(self.examples).name.partition('.')[0]}"
 
 
-class Transferred(BaseModel):
+class Transferred(Record):
     """A target's figures in points: means, gaps, and the paired difference in the mean."""
 
     target: Target
@@ -67,9 +68,9 @@ def parse_target(text: str, searched: Scaling) -> Target:
     """The target that `EXAMPLES` or `TASK:N_DOCS:EXAMPLES` names; the first is where the search was."""
     task, n_docs, examples = text.split(":", 2) if text.count(":") >= 2 else (searched.task, searched.n_docs, text)
     try:
-        return Target(task=task, n_docs=n_docs, examples=examples)
-    except ValidationError:
-        raise PosgapError(f"target {text!r}: write EXAMPLES, or TASK:N_DOCS:EXAMPLES like qa:20:run/eval") from None
+        return parsed(Target, {"task": task, "n_docs": n_docs, "examples": examples}, f"target {text!r}")
+    except PosgapError as error:
+        raise PosgapError(f"{error}; write EXAMPLES, or TASK:N_DOCS:EXAMPLES like qa:20:run/eval") from None
 
 
 @goes_on()

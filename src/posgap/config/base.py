@@ -1,12 +1,16 @@
 """What the configs of several verbs have in common."""
 
+import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic.fields import FieldInfo
 
 from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT
 from posgap.config.fields import (
+    MOST_DOCS,
+    SECRET,
     InputPath,
     ModelPath,
     OptionalMetricName,
@@ -15,12 +19,26 @@ from posgap.config.fields import (
     TaskName,
     role,
 )
+from posgap.redaction import HIDDEN, redacted_value
+
+_UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
+LARGEST = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 
 
 class Config(BaseModel):
-    """The base of every verb's config."""
+    """The base of every verb's config. Its numbers are finite, and its texts can be written down."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _ordinary(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"must not be above {LARGEST}")
+        for text in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
+            if isinstance(text, str | Path) and _UNWRITABLE.search(str(text)):
+                raise ValueError("is no text in UTF-8")
+        return value
 
     @classmethod
     def default(cls, name: str) -> Any:
@@ -32,10 +50,20 @@ class Config(BaseModel):
         """The plain parameters: neither paths nor `force`."""
         return {n: f for n, f in cls.model_fields.items() if role(f) is None and n != "force"}
 
+    def recorded(self) -> dict[str, Any]:
+        """All fields as JSON values, as manifests keep them: without secrets."""
+        values = redacted_value(self.model_dump(mode="json"))
+        secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
+        return values | dict.fromkeys(secret, HIDDEN)
+
+    def settings(self) -> dict[str, Any]:
+        """The plain parameters of these."""
+        return {name: value for name, value in self.recorded().items() if name in self.parameters()}
+
 
 class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
-    seed: int = Field(0, description="seed of everything random in this stage")
+    seed: int = Field(0, ge=0, description="seed of everything random in this stage")
     force: bool = Field(False, description="run again even where the output is complete")
 
 
@@ -48,7 +76,7 @@ class PromptConfig(StageConfig):
     examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
     task: TaskName = Field("kv", description=WORDED)
-    n_docs: int = Field(20, ge=1, description="documents in a prompt")
+    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
     question: QuestionPlace = Field("after", description=QUESTION)
     shuffle: int = Field(0, ge=0, description=SHUFFLE)

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from posgap.choices import METHODS
 from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
-from posgap.config.fields import Values, from_json
+from posgap.config.fields import SECRET, Values, from_json
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig
 
@@ -90,7 +90,9 @@ class PreflightConfig(StageConfig):
     max_gap: float = Field(GateConfig.default("max_gap"), description="highest gap that the gate admits, in points")
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
     only_new: bool = Field(False, description="end at once where training data and model are those of the champion")
-    webhook_url: str = Field("", description="address told how the run ended; empty: POSGAP_WEBHOOK_URL, if set")
+    webhook_url: Annotated[str, SECRET] = Field(
+        "", description="address told how the run ended; empty: POSGAP_WEBHOOK_URL, if set"
+    )
     nodes_train: Values = Field(ClusterConfig().train.nodes, description="labels of the nodes to train on")
     nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
     nodes_cpu: Values = Field(ClusterConfig().cpu.nodes, description="labels of the nodes for everything else")

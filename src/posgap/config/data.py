@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.config.base import Config, PromptConfig, StageConfig
-from posgap.config.fields import POSITIONAL, InputPath, OptionalInputPath, OutputPath, Place
+from posgap.config.fields import MOST_DOCS, POSITIONAL, InputPath, OptionalInputPath, OutputPath, Place, RegisteredName
 from posgap.config.sources import SOURCES
 
 
@@ -23,7 +23,7 @@ class DataVersionConfig(StageConfig):
         description="where data versions begin, like s3://bucket/data/ or s3://bucket/data/train-; or the data itself",
     )
     model: Place = Field(min_length=1, description="base model: Hugging Face folder, s3:// URI or hub name")
-    name: str = Field("posgap", min_length=1, description="registered model whose champion is compared")
+    name: RegisteredName = Field("posgap", description="registered model whose champion is compared")
     only_new: bool = Field(True, description="skip where neither changed; false: take the newest anyway")
     force: bool = Field(True, description="run again even where the output is complete: the champion may be another")
 
@@ -33,8 +33,8 @@ class MakeKVConfig(Config):
 
     out: OutputPath = Field(description="file to write, .jsonl or .jsonl.gz")
     n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_keys: int = Field(75, ge=1, description="records an example")
-    seed: int = Field(0, description="equal seeds write equal files")
+    n_keys: int = Field(75, ge=1, le=MOST_DOCS, description="records an example")
+    seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
 class MakeQAConfig(Config):
@@ -42,8 +42,8 @@ class MakeQAConfig(Config):
 
     examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_docs: int = Field(20, ge=1, description="documents an example, the gold ones included")
-    seed: int = Field(0, description="equal seeds draw equal distractors")
+    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents an example, the gold ones included")
+    seed: int = Field(0, ge=0, description="equal seeds draw equal distractors")
 
 
 class MakeNeedleConfig(Config):
@@ -54,7 +54,7 @@ class MakeNeedleConfig(Config):
     n_docs: int = Field(20, ge=1, le=5000, description="documents an example")
     facts: int = Field(3, ge=1, le=12, description="facts a document, the needle among them")
     digits: int = Field(7, ge=1, le=18, description="digits of each number")
-    seed: int = Field(0, description="equal seeds write equal files")
+    seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
 class MakeTwoHopConfig(Config):
@@ -63,7 +63,7 @@ class MakeTwoHopConfig(Config):
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
     n_examples: int = Field(300, ge=1, description="examples, one a line")
     n_docs: int = Field(20, ge=3, le=24, description="documents an example, the two gold ones included")
-    seed: int = Field(0, description="equal seeds write equal files")
+    seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
 class ImportConfig(Config):
@@ -83,7 +83,7 @@ class ImportConfig(Config):
     queries: int = Field(1, ge=1, description="litm-kv: keys asked for per line, the line's own first")
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to so many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to so many characters; 0: whole")
-    seed: int = Field(0, description="litm-kv: draws the further queries")
+    seed: int = Field(0, ge=0, description="litm-kv: draws the further queries")
 
 
 class FetchConfig(Config):

@@ -1,14 +1,16 @@
 """The types of fields: paths and their roles, lists and tables as command lines and KFP give them."""
 
-import json
+import re
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic.fields import FieldInfo
 
 from posgap.choices import METRICS, TASKS, Choices
+from posgap.errors import PosgapError
+from posgap.json_text import parse
 from posgap.locations import Location, as_location, is_uri, split_uri
 from posgap.positions import parse_positions, parse_shard
 
@@ -22,6 +24,8 @@ class Role(Enum):
     WORK = "work"
 
 
+SECRET = "secret"  # marks a field that is written down nowhere
+MOST_DOCS = 100_000
 POSITIONAL = "positional"  # marks a field that the command line takes by its place, without a name
 
 
@@ -73,9 +77,9 @@ def from_json(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value or "null")
-    except ValueError:
-        raise ValueError("write JSON") from None
+        return parse(value or "null", "text")
+    except PosgapError as error:
+        raise ValueError(f"write JSON; {error}") from None
 
 
 def _as_text(value: Any) -> Any:
@@ -101,6 +105,14 @@ def _placement(text: str) -> str:
 
 def _placement_if_any(text: str) -> str:
     return _placement(text) if text else text
+
+
+def registered_name(text: str) -> str:
+    """The name of a model in MLflow's registry. `ValueError` where MLflow would not take it, or where a search for it
+    could be made to say something else."""
+    if not re.fullmatch(r"\w[\w .-]{0,199}", text):
+        raise ValueError("write at most 200 letters, digits, spaces and ._- that begin with a letter or digit")
+    return text
 
 
 def _shard(text: str) -> str:
@@ -135,7 +147,7 @@ Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Allowable = Literal["prompt", "template", "question", "shuffle", "max_new_tokens", "decoding"]
 Allowed = Annotated[list[Allowable], BeforeValidator(_split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
-Numbers = Annotated[list[float], BeforeValidator(_split_commas)]
+PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_split_commas)]
 
 
 def choices_of(field: FieldInfo) -> Choices[Any] | None:
@@ -147,6 +159,10 @@ def plain_type(field: FieldInfo) -> type:
     """The type of a field where there are only plain ones, as in KFP: int, float, bool, list, dict, or else str."""
     kind: Any = get_origin(field.annotation) or field.annotation
     return kind if kind in (int, float, bool, list, dict) else str
+
+
+RegisteredName = Annotated[str, AfterValidator(registered_name)]
+RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 
 def role(field: FieldInfo) -> Role | None:

@@ -7,6 +7,7 @@ from pydantic import Field
 from posgap.choices import BACKENDS
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
+    MOST_DOCS,
     POSITIONAL,
     Allowed,
     InputPath,
@@ -52,7 +53,7 @@ class PlanConfig(Config):
     sweep: OptionalInputPath = Field(
         None, description="sweep from which placements, mean and correlation are taken; empty: the options below"
     )
-    n_docs: int = Field(20, ge=2, description="placements swept")
+    n_docs: int = Field(20, ge=2, le=MOST_DOCS, description="placements swept")
     mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy")
     correlation: float = Field(
         0.5, ge=0, lt=1, description="of an example's outcomes at two placements: how much is the example's difficulty"

@@ -122,7 +122,7 @@ class DemoConfig(Config):
     """Trains a tiny model that gets lost in the middle, closes its gap and registers it."""
 
     out: Annotated[OutputPath, OnThisMachine] = Field(Path("runs/demo"), description="folder of the run")
-    seed: int = Field(0, description="seed of the tiny model and of every stage")
+    seed: int = Field(0, ge=0, description="seed of the tiny model and of every stage")
     data: Annotated[OptionalInputPath, OnThisMachine] = Field(
         None, description="lost-in-the-middle key-value file; empty: made by the demo"
     )

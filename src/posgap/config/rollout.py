@@ -7,22 +7,25 @@ from pydantic import AfterValidator, Field
 from posgap.choices import POSITION_ENCODINGS, TASKS
 from posgap.config.base import StageConfig
 from posgap.config.fields import (
+    MOST_DOCS,
     InputPath,
     ModelPath,
-    Numbers,
     OptionalInputPath,
     OptionalTaskName,
+    PositiveNumbers,
     WorkPath,
 )
+
+MOST_TOKENS, MOST_PARTS, MOST_RESAMPLES = 10_000_000, 10_000, 1_000_000
 
 
 class _Described(StageConfig):
     measurement: OptionalInputPath = Field(
         None, description="folder from `rollout measure`; supplies options left at 0 or set to `measured`"
     )
-    sequence_length: int = Field(0, ge=0, description="tokens (N); 0: the measurement's")
-    layers: int = Field(0, ge=0, description="layers (L); 0: the measurement's")
-    heads: int = Field(0, ge=0, description="attention heads (H); 0: the measurement's")
+    sequence_length: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens (N); 0: the measurement's")
+    layers: int = Field(0, ge=0, le=MOST_PARTS, description="layers (L); 0: the measurement's")
+    heads: int = Field(0, ge=0, le=MOST_PARTS, description="attention heads (H); 0: the measurement's")
     mask: Literal["causal", "full", "window", "prefix"] = Field("causal", description="which tokens a token sees")
     window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
     prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
@@ -49,7 +52,7 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         "the measurement's of each layer and head",
     )
     content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
-    head_weights: Numbers = Field(
+    head_weights: PositiveNumbers = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"
     )
     temperature: float = Field(1.0, gt=0, description="divides all scores")
@@ -66,7 +69,7 @@ class RolloutMeasureConfig(StageConfig):
     task: OptionalTaskName = Field(
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )
-    n_docs: int = Field(20, ge=1, description="with `task`: documents in a prompt")
+    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="with `task`: documents in a prompt")
     length: int = Field(
         0,
         ge=0,
@@ -88,7 +91,7 @@ class RolloutCompareConfig(StageConfig):
         "gradient", description="the measured distribution that plot and summary show; all are compared in the file"
     )
     sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
-    resamples: int = Field(2000, ge=100, description="bootstrap resamples of the texts")
+    resamples: int = Field(2000, ge=100, le=MOST_RESAMPLES, description="bootstrap resamples of the texts")
 
 
 class RolloutExperimentConfig(StageConfig):

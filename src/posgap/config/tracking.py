@@ -7,7 +7,17 @@ from pydantic import Field
 
 from posgap.choices import GATE_RULES
 from posgap.config.base import Config, StageConfig
-from posgap.config.fields import POSITIONAL, Allowed, InputPath, InputPaths, ModelPath, OptionalInputPath
+from posgap.config.fields import (
+    POSITIONAL,
+    SECRET,
+    Allowed,
+    InputPath,
+    InputPaths,
+    ModelPath,
+    OptionalInputPath,
+    RegisteredName,
+    RunId,
+)
 from posgap.config.measurement import ALLOW
 
 
@@ -28,17 +38,17 @@ class PromoteConfig(StageConfig):
     model: ModelPath = Field(description="Hugging Face folder of the candidate")
     gate: InputPath = Field(description="folder `gate` wrote")
     sweep: InputPath = Field(description="sweep of the candidate")
-    name: str = Field("posgap", min_length=1, description="registered model")
+    name: RegisteredName = Field("posgap", description="registered model")
 
 
 class ReportConfig(StageConfig):
     """Says how a pipeline run ended: to MLflow, and to a webhook if there is one."""
 
-    pipeline_run: str = Field("", description="id of the KFP run; empty: that of POSGAP_PIPELINE_RUN")
+    pipeline_run: RunId = Field("", description="id of the KFP run; empty: that of POSGAP_PIPELINE_RUN")
     state: str = Field("", description="how KFP says the run ended; empty: as its stages did, by MLflow")
     message: str = Field("", description="what KFP says about it")
     registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
-    webhook_url: str = Field(
+    webhook_url: Annotated[str, SECRET] = Field(
         "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
     )
 

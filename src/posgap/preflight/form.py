@@ -21,6 +21,7 @@ from posgap.config import (
     ValidateConfig,
     role,
 )
+from posgap.config.fields import registered_name
 from posgap.errors import faults
 
 STAGES: dict[str, type[Config]] = {
@@ -97,10 +98,12 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
         yield str(error)
     yield from _unknown(form.overrides)
     yield from _refused({stage: given for stage, given in settings(form).items() if _runs(stage, form)})
-    if not form.registered_name:
-        yield "registered_name: empty; name the model in the registry"
+    try:
+        registered_name(form.registered_name)
+    except ValueError as error:
+        yield f"registered_name: {error}, got {form.registered_name!r}"
     if form.webhook_url and not form.webhook_url.startswith(("http://", "https://")):
-        yield f"webhook_url: {form.webhook_url!r} is no address: it begins with https:// or http://"
+        yield "webhook_url: is no address: it begins with https:// or http://"
     for name, field in _POOLS.items():
         pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", field: getattr(form, name)}
         yield from (name + fault.removeprefix(field) for fault in faults(partial(PoolConfig, **pool)))

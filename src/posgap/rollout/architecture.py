@@ -56,8 +56,15 @@ class Architecture:
         return layers
 
     def rollout(self) -> np.ndarray:
-        """The last token's rollout over input positions, [N]."""
-        return last_row(self.n, self.layers(), self.lambdas)
+        """The last token's rollout over input positions, [N].
+
+        Raises `PosgapError` where scores are so large that it cannot be computed.
+        """
+        with np.errstate(all="ignore"):
+            shares = last_row(self.n, self.layers(), self.lambdas)
+        if not np.isfinite(shares).all():
+            raise PosgapError("the rollout is no number: its scores are too large; moderate them, or the temperature")
+        return shares
 
     def _kernel(self, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
         """The kernel of a layer, and each head's group [H]: heads with equal slopes share a group's sums."""

@@ -9,6 +9,7 @@ from typing import Any
 from posgap.config import ReportConfig
 from posgap.files import write_json
 from posgap.locations import Location
+from posgap.redaction import redacted_value
 from posgap.stage import stage
 from posgap.tracking.outcomes import markdown, outcome, stages_of
 from posgap.tracking.pipeline_runs import adopt
@@ -31,7 +32,7 @@ def report(config: ReportConfig) -> Location:
 def _report(config: ReportConfig, out: Path, run: Run) -> None:
     identity = config.pipeline_run or pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
-    told = outcome(identity, stages, config.state, config.message, config.registered_name, run)
+    told = redacted_value(outcome(identity, stages, config.state, config.message, config.registered_name, run))
     write_json(out / REPORT_FILE, told)
     (out / READABLE_FILE).write_text(markdown(told), encoding="utf-8")
     if run.id:

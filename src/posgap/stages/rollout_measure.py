@@ -62,7 +62,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         influence={name: values.tolist() for name, values in mean.items()},
         descriptions={name: describe(values) for name, values in mean.items()},
         reading=reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"]),
-        settings={name: getattr(config, name) for name in config.parameters()},
+        settings=config.settings(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     write_arrays(out, {"distance": statistics["distance"], "sink": statistics["sink"], **influence})

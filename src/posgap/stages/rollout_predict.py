@@ -40,7 +40,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         without_residuals=bare.tolist(),
         description=describe(distribution),
         reading=reading(distribution, architecture.lambdas, bare),
-        settings={name: getattr(config, name) for name in config.parameters()},
+        settings=config.settings(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
     save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")

@@ -100,7 +100,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         unscaled_fitness=unscaled.fitness,
         unscaled_accuracy=unscaled_accuracy.tolist(),
         forward_passes=evaluator.forward_passes,
-        settings={name: getattr(config, name) for name in config.parameters()},
+        settings=config.settings(),
         **known,
         **found,
     )

@@ -78,7 +78,7 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         **summarize(correct, [list(p.positions) for p in placements], config.seed),
         **digests,
         asked=Asked.by(build),
-        settings={name: getattr(config, name) for name in config.parameters()},
+        settings=config.settings(),
     )
     cases = mixed_cases(examples, predictions, config.n_docs, build)
     write_sweep(result, predictions, training_examples(config.model), out, cases)

@@ -7,12 +7,15 @@ more than their log. The log is not lost either: the outbox beside the output ha
 import getpass
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from posgap.errors import PosgapError
+from posgap.redaction import redacted
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
@@ -37,8 +40,12 @@ ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking
 
 
 def pipeline_run() -> str:
-    """Id of the KFP run that this process is a step of; empty outside of one."""
-    return os.environ.get(PIPELINE_VARIABLE, "")
+    """Id of the KFP run that this process is a step of; empty outside of one. `PosgapError` where it is no id, of
+    which a search in MLflow could be made that says something else."""
+    identity = os.environ.get(PIPELINE_VARIABLE, "")
+    if not re.fullmatch(r"[\w.-]*", identity):
+        raise PosgapError(f"{PIPELINE_VARIABLE}: {identity!r} is not the id of a run; unset it")
+    return identity
 
 
 class Sender:
@@ -149,8 +156,8 @@ class Run:
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """As MLflow takes them: what UTF-8 has no bytes for, as names of files may contain it, becomes `?`."""
-    return {name: str(value).encode("utf-8", "replace").decode() for name, value in values.items()}
+    """As MLflow takes them: without secrets; what UTF-8 has no bytes for, as names of files may contain it, as `?`."""
+    return {name: redacted(str(value)).encode("utf-8", "replace").decode() for name, value in values.items()}
 
 
 def link(run_id: str, server: str = "") -> str:

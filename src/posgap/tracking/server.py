@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.patience import Passing, Patience, Waits, retrying, within
+from posgap.redaction import redacted
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -233,6 +234,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _line(error: object) -> str:
-    """The first line of what an error says, at most 300 characters, without passwords."""
+    """The first line of what an error says, at most 300 characters, without secrets."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return without_password(lines[0])[:300]
+    return redacted(lines[0])[:300]

@@ -1,0 +1,54 @@
+"""Secrets, kept out of all that is printed, logged, written down or sent to MLflow.
+
+A secret is known by its place (the user's part of an address; what follows `Bearer`, `password=` and their kind), by
+its form (keys of AWS, tokens of Hugging Face and others), or because an environment variable of such a name holds it.
+"""
+
+import os
+import re
+from typing import Any
+
+HIDDEN = "***"
+LEAST = 8  # characters of a variable's value that is looked for everywhere: "test" stands in too many texts
+_NAME = r"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|api_?key|access_?key(?:_?id)?|private_?key|signature)"
+_TOKEN = r"token"
+_VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_URL", re.IGNORECASE)
+# name=value, "name": "value", and name: value where the value has a digit, as words of a sentence have not.
+_GIVEN = r"""["']?(?:\s*=\s*|(?<=["'])\s*:\s*|:\s*(?=[^\s"']*\d))["']?"""
+_VALUE = r"""[^\s"'&;,)\]}]+"""
+_FORMS = (
+    # What stands between :// and @ in an address.
+    (re.compile(r"""(?<=://)[^/\s"'?#]+(?=@)"""), HIDDEN),
+    (re.compile(r"\b((?:Authorization\W{1,4}\w+|Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(rf"({_NAME}{_GIVEN}){_VALUE}", re.IGNORECASE), rf"\1{HIDDEN}"),
+    # A mere number after it counts tokens of a text.
+    (re.compile(rf"({_TOKEN}{_GIVEN})(?!\d+(?:\W|$)){_VALUE}", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(r"\b(?:AKIA|ASIA|AIDA|AROA)[A-Z0-9]{16}\b"), HIDDEN),
+    (re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[\w-]{16,}"), HIDDEN),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), HIDDEN),  # a JSON web token
+    (re.compile(r"(?<=hooks\.slack\.com/services/)[\w/-]+"), HIDDEN),
+)
+
+
+def redacted(text: str) -> str:
+    """The text with `***` in the place of every secret in it."""
+    for value in _known_values():
+        text = text.replace(value, HIDDEN)
+    for form, hidden in _FORMS:
+        text = form.sub(hidden, text)
+    return text
+
+
+def redacted_value(value: Any) -> Any:
+    """A JSON value, or what is to become one, in which every text is `redacted`, keys excepted."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, dict):
+        return {key: redacted_value(each) for key, each in value.items()}
+    return [redacted_value(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _known_values() -> list[str]:
+    """Values of the environment's variables whose names say that they are secret, the longest first."""
+    values = {value for name, value in os.environ.items() if len(value) >= LEAST and _VARIABLE.fullmatch(name)}
+    return sorted(values, key=len, reverse=True)
