@@ -1,5 +1,8 @@
 """What a user gets wrong ends with code 2 and one line that says what, where and what to do."""
 
+import os
+from pathlib import Path
+
 import click
 import pytest
 from conftest import kv_example
@@ -256,6 +259,6 @@ def test_secrets_stay_out_of_files_logs_and_mlflow(capsys, tmp_path, monkeypatch
     code, shown = run(capsys, "report", "--out", tmp_path / "out", *secrets)
     assert code == 0, shown
     written = shown + "".join(file.read_text() for file in (tmp_path / "out").iterdir())
-    database = (tmp_path / "mlflow.db").read_bytes()
+    database = Path(os.environ["MLFLOW_TRACKING_URI"].removeprefix("sqlite:///")).read_bytes()
     assert "4711" not in written and "hunter2" not in written and "postgresql://***@db" in written
     assert b"4711" not in database and b"hunter2" not in database
