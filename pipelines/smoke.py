@@ -31,5 +31,6 @@ PARAMETERS: dict[str, Any] = {
 SMALLEST: dict[str, Any] = {
     "max_gap": 100.0,
     "registered_name": "posgap-smoke",
-    "overrides": OVERRIDES | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0},
+    "overrides": OVERRIDES
+    | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0, "least_examples": 1},
 }

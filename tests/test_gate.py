@@ -27,21 +27,23 @@ N = 200
 ASKED = Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy")
 
 
-def write_sweep(folder, probability, model="m", seed=0, examples="e", placements=None, asked=ASKED, order=range(N)):
+def write_sweep(
+    folder, probability, model="m", seed=0, examples="e", placements=None, asked=ASKED, order=range(N), n_docs=5
+):
     """A sweep over five placements, the positions 1 to 5, whose outcomes have these probabilities.
 
     The examples stand in its file in this order.
     """
     rng = np.random.default_rng(seed)
-    correct = rng.random((N, 5)) < np.asarray(probability)
     placements = placements or [[i + 1] for i in range(5)]
+    correct = (rng.random((N, 5)) < np.asarray(probability))[list(order), : len(placements)]
     sweep = Sweep(
         task="kv",
         model=str(model),
         label="m",
         scaling=None,
         metric="em",
-        n_docs=5,
+        n_docs=n_docs,
         **summarize(correct, placements, 0),
         examples_digest=examples,
         model_digest=digest(model) if model != "m" else "",
@@ -54,7 +56,7 @@ def write_sweep(folder, probability, model="m", seed=0, examples="e", placements
     write_jsonl(
         folder / "predictions.jsonl",
         (
-            {"id": f"e{at}", "content": f"{e:016x}", "placement": p, "response": "", "correct": bool(correct[e, i])}
+            {"id": f"e{at}", "content": f"{e:016x}", "placement": p, "response": "", "correct": bool(correct[at, i])}
             for at, e in enumerate(order)
             for i, p in enumerate(placements)
         ),

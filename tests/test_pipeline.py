@@ -34,7 +34,7 @@ PARAMETERS = {
         **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True},
         **{"k": 1, "epochs": 1, "batch_size": 8, "learning_rate": 1e-4},
         **{"population": 4, "elite": 1, "generations": 1, "order": 1, "evaluation": "generation"},
-        **{"mean_tolerance": 100, "advantageous_tolerance": 100},
+        **{"mean_tolerance": 100, "advantageous_tolerance": 100, "least_examples": 1},
     },
 }
 

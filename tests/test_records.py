@@ -161,7 +161,10 @@ def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complai
 
 def test_a_verdict_comes_back(tmp_path):
     rule = Ruling(name="gap", meaning="m", threshold=1, estimate=2, interval=(1, 3), value=3, passed=False)
-    verdict = Verdict(passed=False, model_digest="d", asked_otherwise=[], rules=[rule])
+    verdict = Verdict(
+        **{"passed": False, "model_digest": "d", "lacking": [], "asked_otherwise": [], "demands": {"max_gap": 1}},
+        **{"allow": [], "evidence": {}, "rules": [rule]},
+    )
     write_json(tmp_path / "gate.json", verdict.model_dump(mode="json"))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == verdict
 

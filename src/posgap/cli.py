@@ -71,7 +71,7 @@ class _Verb(click.Command):
         return super().parse_args(ctx, [word for arg in args for word in words(arg)])
 
 
-def verb(name: str, config_type: type[Config], target: str) -> click.Command:
+def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] | None" = None) -> click.Command:
     """A command whose options are the config's fields and whose work is `module:function`.
 
     The module is imported when the verb runs, so that `--help` stays quick.
@@ -104,7 +104,7 @@ def verb(name: str, config_type: type[Config], target: str) -> click.Command:
             raise PosgapError(_misuse(config_type, error)) from None
         getattr(importlib.import_module(module), function)(parsed)
 
-    return _Verb(name, params=options, callback=run, help=config_type.__doc__)
+    return (kind or _Verb)(name, params=options, callback=run, help=config_type.__doc__)
 
 
 def _misuse(config_type: type[Config], error: ValidationError) -> str:
@@ -166,8 +166,24 @@ def _gate(parsed: config.GateConfig) -> None:
 
     verdict = read_verdict(fetch(gate(parsed)))
     if not verdict.passed:
-        failed = ", ".join(rule.name for rule in verdict.rules if not rule.passed)
+        failed = ", ".join([rule.name for rule in verdict.rules if not rule.passed] + verdict.lacking)
         raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
+
+
+class _Gate(_Verb):
+    """`gate`, which as `gate replay FOLDER` judges again, and then takes that verb's options."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        hint = "Does a verdict follow from what it rests on? posgap gate replay FOLDER says so, offline."
+        super().__init__(*arguments, **options | {"epilog": hint})
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] != ["replay"]:
+            return super().make_context(info_name, args, parent, **extra)
+        replay = verb("gate replay", config.GateReplayConfig, "posgap.gating.replay:replay")
+        return replay.make_context(replay.name, args[1:], parent, **extra)
 
 
 class _InOrder(click.Group):
@@ -209,7 +225,8 @@ def build() -> click.Group:
         *group, word = words(name)
         if group:
             root.add_command(groups[group[0]])
-        (groups[group[0]] if group else root).add_command(verb(word, config_type, target))
+        kind = _Gate if name == "gate" else None
+        (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
     pipeline = _group(

@@ -45,7 +45,7 @@ from posgap.config.rollout import (
     RolloutPredictConfig,
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
-from posgap.config.tracking import GateConfig, PromoteConfig, ReportConfig, SyncConfig
+from posgap.config.tracking import GateConfig, GateReplayConfig, PromoteConfig, ReportConfig, SyncConfig
 
 __all__ = [
     "POSITIONAL",
@@ -60,6 +60,7 @@ __all__ = [
     "DistillConfig",
     "FetchConfig",
     "GateConfig",
+    "GateReplayConfig",
     "GenerationConfig",
     "ImportConfig",
     "MakeKVConfig",

@@ -26,10 +26,22 @@ class _Judged(StageConfig):
     base: InputPath = Field(description="sweep of the model it was made from")
     champion: OptionalInputPath = Field(None, description="sweep of the current champion; empty: the base")
     allow: Allowed = Field([], description=ALLOW)
+    least_examples: int = Field(100, ge=1, description="examples that must have been swept to be judged at all")
+    least_placements: int = Field(
+        5,
+        ge=2,
+        description="placements that must have been swept, or as many as there are documents, if fewer",
+    )
 
 
 class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3 where it may not."""
+
+
+class GateReplayConfig(Config):
+    """Judges again from what the gate kept beside its verdict, and says where the two differ, if they do."""
+
+    folder: Annotated[InputPath, POSITIONAL] = Field(description="folder `gate` wrote, or a copy of it")
 
 
 class PromoteConfig(StageConfig):

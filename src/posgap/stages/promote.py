@@ -6,12 +6,13 @@ from pathlib import Path
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
 from posgap.files import digest, write_json
-from posgap.gating.verdict import read_verdict
+from posgap.gating.evidence import record_of
+from posgap.gating.replay import replayed
 from posgap.locations import with_uris
-from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
-from posgap.storage.lineage import method_of
+from posgap.storage.lineage import method_of, training_examples
 from posgap.tracking import registry
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 
@@ -27,10 +28,17 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     highest at the lower end of its interval. Raises `GateFailed`, and moves no alias, where the gate
     refused the model; `PosgapError` where sweep and model do not belong together.
     """
-    verdict, swept = read_verdict(config.gate), read_sweep(config.sweep)
+    verdict, swept = replayed(config.gate), Evidence(config.sweep)
+    judged, given = verdict.evidence["candidate"].files, record_of(swept).files
+    if names := [name for name in judged if judged[name] != given.get(name)]:
+        raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
+    swept = swept.sweep
     run.tags({"posgap.label": swept.label})
     if not verdict.passed:
-        failed = ", ".join(f"{r.name} {r.value:.1f} (threshold {r.threshold:g})" for r in verdict.rules if not r.passed)
+        failed = ", ".join(
+            [f"{r.name} {r.value:.1f} (threshold {r.threshold:g})" for r in verdict.rules if not r.passed]
+            + verdict.lacking
+        )
         run.tags({"posgap.promotion": "refused"})
         raise GateFailed(f"{config.gate}: the gate refused this model: {failed}; no alias was moved")
     if not Path(config.model).is_dir():
@@ -38,6 +46,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     model_digest = digest(Path(config.model))
     if not swept.model_digest == verdict.model_digest == model_digest:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
+    if training_examples(config.model) != training_examples(config.sweep):
+        raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
     made_by = read_manifest(Path(config.model))
     tags = {
         "posgap.gap": f"{swept.gap:.2f}",

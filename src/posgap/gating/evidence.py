@@ -1,0 +1,119 @@
+"""What a verdict rests on: sweeps that say what their predictions say, of enough examples that no model learnt."""
+
+import math
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from posgap.errors import PosgapError
+from posgap.files import Record, digest, digest_of
+from posgap.gating.rules import Case
+from posgap.measurement.comparability import alike
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, summarize
+from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
+
+FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)  # of a sweep's folder, what a verdict rests on
+SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
+_AGREE = 1e-6  # points by which figures may differ that were computed on another machine
+
+
+class SweepRecord(Record):
+    """A sweep by digests: of the model, the examples, the settings, and of the files that a verdict rests on (empty
+    for a file that is not there)."""
+
+    label: str
+    model: str
+    model_digest: str
+    examples_digest: str
+    settings_digest: str
+    files: dict[str, str]
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of a sweep, of which `path` is that or its `sweep.json`."""
+    return path if path.is_dir() else path.parent
+
+
+def record_of(evidence: Evidence) -> SweepRecord:
+    """The record of a sweep."""
+    folder, sweep = folder_of(evidence.path), evidence.sweep
+    return SweepRecord(
+        **sweep.model_dump(include={"label", "model", "model_digest", "examples_digest"}),
+        settings_digest=digest_of(sweep.settings),
+        files={name: digest(folder / name) if (folder / name).is_file() else "" for name in FILES},
+    )
+
+
+def case_of(candidate: Path, base: Path, champion: Path | None, allow: Iterable[str]) -> tuple[Case, list[str]]:
+    """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
+
+    Raises `PosgapError` where a sweep's figures are not those of its predictions, where the sweeps were not asked
+    alike, where an example is there twice, and where candidate or champion learnt one of the examples.
+    """
+    judged, allowed = _read(candidate), list(allow)
+    if twice := len(judged.contents) - len(set(judged.contents)):
+        raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
+    old, otherwise = alike(_read(base), judged, allowed)
+    best, best_otherwise = alike(_read(champion), judged, allowed) if champion else (None, [])
+    for learner in (judged, best):
+        if learner:
+            _require_unlearnt(learner)
+    return Case(judged, old, best), sorted({*otherwise, *best_otherwise})
+
+
+def lacking(sweep: Sweep, least_examples: int, least_placements: int) -> list[str]:
+    """Why a sweep is no evidence, whatever came of it: too few examples, or placements, or holes between these."""
+    complaints = []
+    if sweep.n_examples < least_examples:
+        complaints.append(f"{sweep.n_examples} examples, and the gate asks for {least_examples}")
+    if len(sweep.placements) < (least := min(least_placements, sweep.n_docs)):
+        complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
+    most = max(1, math.ceil(SPACING * sweep.n_docs))
+    for positions in zip(*sweep.placements):
+        swept = sorted({1 - most, *positions, sweep.n_docs + most})
+        if holes := [(a, b) for a, b in pairwise(swept) if b - a > most]:
+            low, high = max(1, holes[0][0]), min(sweep.n_docs, holes[0][1])
+            complaints.append(f"nothing is known between positions {low} and {high} of {sweep.n_docs}")
+            break
+    return complaints
+
+
+def wrong_figure(evidence: Evidence) -> str:
+    """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
+    seed = evidence.sweep.settings.get("seed", 0)
+    figures = summarize(evidence.correct, evidence.sweep.placements, seed if isinstance(seed, int) else 0)
+    given = evidence.sweep.model_dump(mode="json")
+    again = evidence.sweep.model_validate(evidence.sweep.model_dump() | figures).model_dump(mode="json")
+    return first_difference(given, again)
+
+
+def first_difference(told: Any, again: Any, name: str = "") -> str:
+    """Where two JSON values differ, in words: the second is what was found again. Empty where they agree."""
+    if isinstance(told, dict) and isinstance(again, dict):
+        parts = ((key, told.get(key), again.get(key)) for key in dict.fromkeys((*told, *again)))
+        differences = (first_difference(one, other, f"{name}.{key}" if name else str(key)) for key, one, other in parts)
+        return next(filter(None, differences), "")
+    if isinstance(told, list) and isinstance(again, list) and len(told) == len(again):
+        pairs = enumerate(zip(told, again))
+        return next(filter(None, (first_difference(one, other, f"{name}.{i}") for i, (one, other) in pairs)), "")
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (told, again)]
+    if told == again or (all(numbers) and math.isclose(told, again, rel_tol=1e-9, abs_tol=_AGREE)):
+        return ""
+    return f"{name} is {told}, and should be {again}"
+
+
+def _read(path: Path) -> Evidence:
+    evidence = Evidence(path)
+    if wrong := wrong_figure(evidence):
+        raise PosgapError(f"{folder_of(path) / SWEEP_FILE}: not what its predictions say: {wrong}; sweep again")
+    return evidence
+
+
+def _require_unlearnt(evidence: Evidence) -> None:
+    if shared := training_examples(folder_of(evidence.path)).intersection(evidence.contents):
+        first = evidence.ids[next(i for i, content in enumerate(evidence.contents) if content in shared)]
+        raise PosgapError(
+            f"{evidence.path}: {evidence.sweep.label}, or a model it was made from, learnt {len(shared)} of the "
+            f"{len(evidence.contents)} examples ({first}, ...); judge it on others"
+        )

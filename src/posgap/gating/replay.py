@@ -1,0 +1,69 @@
+"""A verdict judged again, offline and wherever it lies, from the copies of the sweeps that the gate kept beside it."""
+
+import logging
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+from pydantic import ValidationError
+
+from posgap.config import GateReplayConfig
+from posgap.errors import PosgapError, first_fault
+from posgap.files import digest
+from posgap.gating.evidence import FILES, first_difference, folder_of
+from posgap.gating.verdict import GATE_FILE, Verdict, demands, judge, read_verdict
+from posgap.storage.inputs import with_local_paths
+
+log = logging.getLogger(__name__)
+ROLES = ("candidate", "base", "champion")
+
+
+def keep(sweeps: Iterable[tuple[str, Path | None]], out: Path) -> None:
+    """Copies of each sweep what a verdict rests on into `out`, under its role."""
+    for role, path in sweeps:
+        if path is None:
+            continue
+        (out / role).mkdir()
+        for name in FILES:
+            if (folder_of(path) / name).is_file():
+                shutil.copyfile(folder_of(path) / name, out / role / name)
+
+
+def replayed(folder: Path) -> Verdict:
+    """The verdict of a gate's folder, judged again and found the same.
+
+    Raises `PosgapError` that says what differs: a file that is not the one that was judged, a figure that its
+    predictions do not give, or a verdict that does not follow.
+    """
+    if not folder.is_dir():
+        raise PosgapError(f"{folder}: no folder; give the one that `gate` wrote")
+    told = read_verdict(folder)
+    for role, record in told.evidence.items():
+        if role not in ROLES:
+            raise PosgapError(f"{folder / GATE_FILE}: evidence of {role!r}: there are {', '.join(ROLES)}")
+        for name in FILES:
+            file = folder / role / name
+            if (digest(file) if file.is_file() else "") != record.files.get(name, ""):
+                raise PosgapError(f"{file}: not the file that was judged; gate again")
+    if not {"candidate", "base"} <= told.evidence.keys():
+        raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
+    champion = folder / "champion" if "champion" in told.evidence else None
+    if names := set(demands()) ^ told.demands.keys():
+        raise PosgapError(f"{folder / GATE_FILE}: demands: {min(names)} is missing or unknown; gate again")
+    try:
+        again = judge(
+            folder / "candidate", folder / "base", champion, SimpleNamespace(**told.demands, allow=told.allow)
+        )
+    except ValidationError as error:
+        raise PosgapError(f"{folder / GATE_FILE}: demands: {first_fault(error)}; gate again") from None
+    if wrong := first_difference(told.model_dump(mode="json"), again.model_dump(mode="json")):
+        raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
+    return told
+
+
+@with_local_paths
+def replay(config: GateReplayConfig) -> None:
+    """Says that the verdict in `config.folder` follows from what lies beside it; `PosgapError` where it does not."""
+    verdict = replayed(config.folder)
+    log.info("equal: %s, of %s", "admitted" if verdict.passed else "not admitted", ", ".join(verdict.evidence))

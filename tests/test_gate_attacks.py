@@ -1,0 +1,158 @@
+"""What must never pass the gate, or the registry behind it: each was tried and once passed."""
+
+import json
+import shutil
+
+import pytest
+from test_gate import ASKED, N, base, decide, promotion, write_sweep  # noqa: F401  `base` is a fixture
+
+from posgap.cli import main
+from posgap.config import PromoteConfig
+from posgap.errors import GateFailed, PosgapError
+from posgap.files import read_json, write_json
+from posgap.gating.replay import replayed
+from posgap.stages.promote import promote
+from posgap.storage.lineage import write_training_examples
+
+FLAT = [0.995] * 5
+
+
+def edited(file, change):
+    known = read_json(file)
+    change(known)
+    write_json(file, known)
+
+
+@pytest.fixture
+def admitted(tmp_path, base):  # noqa: F811
+    """The folder of a gate that admitted a model."""
+    verdict, _ = decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base)
+    assert verdict.passed
+    return tmp_path / "gate"
+
+
+def test_a_random_model_does_not_dethrone_a_champion(tmp_path, base):  # noqa: F811
+    champion = write_sweep(tmp_path / "champion", [0.9755] * 5)
+    random = write_sweep(tmp_path / "random", [0.0] * 5)
+    verdict, rules = decide(tmp_path, random, random, champion=champion)
+    assert not verdict.passed and not rules["mean"]
+
+
+@pytest.mark.parametrize(
+    ("options", "n_docs", "complaint"),
+    [
+        ({"placements": [[1]]}, 20, "1 placements, and the gate asks for 5"),
+        ({"placements": [[1], [20]]}, 20, "nothing is known between positions 1 and 20 of 20"),
+        ({"placements": [[i] for i in range(1, 6)]}, 20, "nothing is known between positions 5 and 20 of 20"),
+        ({"order": [0]}, 5, "1 examples, and the gate asks for 100"),
+    ],
+    ids=["--positions 1", "both ends", "the beginning alone", "--limit 1"],
+)
+def test_too_little_is_no_evidence(tmp_path, options, n_docs, complaint):
+    base, new = (write_sweep(tmp_path / f, FLAT, n_docs=n_docs, **options) for f in ("old", "new"))  # noqa: F811
+    verdict, _ = decide(tmp_path, new, base, max_gap=100, mean_tolerance=100, advantageous_tolerance=100)
+    assert not verdict.passed and complaint in verdict.lacking
+
+
+@pytest.mark.parametrize("who", ["candidate", "champion"])
+def test_a_sweep_of_the_training_examples_is_refused(tmp_path, base, who):  # noqa: F811
+    swept = {"candidate": write_sweep(tmp_path / "new", FLAT), "champion": write_sweep(tmp_path / "champion", FLAT)}
+    write_training_examples(swept[who], [f"{e:016x}" for e in (3, 7, 1000)])
+    with pytest.raises(PosgapError, match=r"learnt 2 of the 200 examples \(e3, ...\); judge it on others"):
+        decide(tmp_path, swept["candidate"], base, champion=swept["champion"])
+
+
+def test_an_example_counts_once(tmp_path):
+    base, new = (write_sweep(tmp_path / f, FLAT, order=[*range(100)] * 2) for f in ("old", "new"))  # noqa: F811
+    with pytest.raises(PosgapError, match="100 examples are there twice, and count once"):
+        decide(tmp_path, new, base)
+
+
+@pytest.mark.parametrize("change", [{"question": "before"}, {"shuffle": 3}, {"max_new_tokens": 1}, {"prompt": "q"}])
+def test_a_base_that_was_asked_otherwise_is_refused(tmp_path, change):
+    base = write_sweep(tmp_path / "old", [0.5] * 5, asked=ASKED.model_copy(update=change))  # noqa: F811
+    with pytest.raises(PosgapError, match=f"not asked alike: {next(iter(change))} "):
+        decide(tmp_path, write_sweep(tmp_path / "new", FLAT), base)
+
+
+def test_a_sweep_whose_figures_are_not_its_predictions_is_refused(tmp_path, base):  # noqa: F811
+    new = write_sweep(tmp_path / "new", [0.9, 0.5, 0.5, 0.5, 0.9])
+    edited(new / "sweep.json", lambda sweep: sweep.update(gap_ci95=[0, 1]))
+    with pytest.raises(
+        PosgapError, match=r"not what its predictions say: gap_ci95\.\d is [\d.]+, and should be [\d.]+"
+    ):
+        decide(tmp_path, new, base)
+    edited(new / "sweep.json", lambda sweep: sweep.update(accuracy=[]))
+    with pytest.raises(PosgapError, match="accuracy: 0 for 5 placements"):
+        decide(tmp_path, new, base)
+
+
+def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, capsys):
+    elsewhere = tmp_path / "far" / "replay"
+    shutil.copytree(admitted, elsewhere)
+    for folder in (admitted, tmp_path / "new", tmp_path / "base"):
+        shutil.rmtree(folder)
+    with pytest.raises(SystemExit) as stopped:
+        main(["gate", "replay", str(elsewhere)])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().err.splitlines()[-1] == "posgap | equal: admitted, of candidate, base"
+
+
+def test_a_refusal_is_replayed_too(tmp_path, base):  # noqa: F811
+    decide(tmp_path, base, base)
+    assert not replayed(tmp_path / "gate").passed
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "complaint"),
+    [
+        ("gate.json", lambda v: v.update(passed=False), "does not follow from its sweeps: passed is False"),
+        ("gate.json", lambda v: v["rules"][0].update(value=1.0), r"rules\.0\.value is 1\.0, and should be"),
+        ("gate.json", lambda v: v["demands"].update(max_gap=50), "does not follow"),
+        ("gate.json", lambda v: v["demands"].update(max_gap=500), "demands: field `max_gap`"),
+        ("gate.json", lambda v: v["demands"].pop("max_gap"), "demands: max_gap is missing"),
+        ("gate.json", lambda v: v["evidence"].pop("base"), "names no sweep of candidate or base"),
+        ("gate.json", lambda v: v["evidence"]["base"].update(label="x"), r"evidence\.base\.label is x"),
+        ("candidate/sweep.json", lambda s: s.update(mean=99.0), "sweep.json: not the file that was judged"),
+        ("base/sweep.json", lambda s: s.update(label="other"), "sweep.json: not the file that was judged"),
+    ],
+)
+def test_an_edited_verdict_is_not_believed(tmp_path, admitted, model_folder, file, change, complaint):
+    edited(admitted / file, change)
+    with pytest.raises(PosgapError, match=complaint):
+        replayed(admitted)
+    with pytest.raises(PosgapError, match=complaint):
+        promote(PromoteConfig(out=tmp_path / "p", model=str(model_folder), gate=admitted, sweep=tmp_path / "new"))
+
+
+def test_edited_predictions_are_not_believed(admitted):
+    file = admitted / "candidate" / "predictions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(row | {"correct": True}) + "\n" for row in rows))
+    with pytest.raises(PosgapError, match="predictions.jsonl: not the file that was judged"):
+        replayed(admitted)
+
+
+def test_the_gate_of_one_sweep_does_not_promote_another(tmp_path, base, model_folder):  # noqa: F811
+    one = promotion(tmp_path, "one", model_folder, base)
+    other = write_sweep(tmp_path / "other", [0.6, 0.2, 0.2, 0.2, 0.6], model=model_folder)
+    with pytest.raises(PosgapError, match=f"judged another sweep than {other}: sweep.json differs; gate this one"):
+        promote(one.model_copy(update={"sweep": other}))
+
+
+def test_what_the_gate_refused_cannot_be_called_admitted(tmp_path, base, model_folder):  # noqa: F811
+    refused = promotion(tmp_path, "refused", model_folder, base, probability=0.3)
+    with pytest.raises(GateFailed, match="the gate refused this model"):
+        promote(refused)
+    edited(refused.gate / "gate.json", lambda verdict: verdict.update(passed=True))
+    with pytest.raises(PosgapError, match="does not follow from its sweeps: passed is True, and should be False"):
+        promote(refused)
+
+
+def test_a_model_whose_training_the_sweep_hides_is_not_promoted(tmp_path, base, model_folder):  # noqa: F811
+    learnt = tmp_path / "learnt"
+    shutil.copytree(model_folder, learnt)
+    write_training_examples(learnt, [f"{e:016x}" for e in range(N)])
+    hidden = promotion(tmp_path, "hidden", learnt, base)
+    with pytest.raises(PosgapError, match="says otherwise than .* what the model learnt; sweep it again"):
+        promote(hidden)
