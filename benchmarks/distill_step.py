@@ -162,22 +162,24 @@ def measure(side: str, options) -> dict:
 
 def compare(options) -> tuple[dict, list[list[str]]]:
     """Both sides, each in a process of its own: the ratios, and a row of figures for each."""
-    found, rows = {}, []
+    measured, rows = {}, []
     for side in ("theirs", "ours"):
-        given = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in FLAGS]
+        arguments = [
+            f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items() if name not in FLAGS
+        ]
         flags = ["--gradient-checkpointing"] if options.gradient_checkpointing else []
-        command = [sys.executable, __file__, "--side", side, *given, *flags]
+        command = [sys.executable, __file__, "--side", side, *arguments, *flags]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found[side] = json.loads(output.splitlines()[-1])
-        seconds, peak = found[side]["seconds"], found[side]["peak_bytes"]
+        measured[side] = json.loads(output.splitlines()[-1])
+        seconds, peak = measured[side]["seconds"], measured[side]["peak_bytes"]
         rate = options.examples * options.epochs / seconds
         rows.append([f"{options.vocabulary}, {side}", f"{rate:.3f}", f"{seconds:.1f}", f"{peak / 2**30:.2f}"])
-    for a, b in zip(found["ours"]["losses"], found["theirs"]["losses"], strict=True):
+    for a, b in zip(measured["ours"]["losses"], measured["theirs"]["losses"], strict=True):
         tolerance = 1e-3 if options.dtype == "float32" else 5e-2
-        assert abs(a - b) <= tolerance * abs(b), (found["ours"]["losses"], found["theirs"]["losses"])
+        assert abs(a - b) <= tolerance * abs(b), (measured["ours"]["losses"], measured["theirs"]["losses"])
     ratios = {
-        "speed_ratio": round(found["theirs"]["seconds"] / found["ours"]["seconds"], 2),
-        "memory_ratio": round(found["ours"]["peak_bytes"] / found["theirs"]["peak_bytes"], 3),
+        "speed_ratio": round(measured["theirs"]["seconds"] / measured["ours"]["seconds"], 2),
+        "memory_ratio": round(measured["ours"]["peak_bytes"] / measured["theirs"]["peak_bytes"], 3),
     }
     return ratios, rows
 

@@ -205,13 +205,13 @@ def plot(curves: dict[str, dict[int, list[Sweep]]], path: Path) -> None:
 
 def difference(results: Results, label: str, reference: str, value: Callable[[Sweep], float]) -> tuple[float, float]:
     """Mean over seeds of a paired difference, and its standard deviation."""
-    found = [value(a) - value(b) for a, b in zip(results[label], results[reference])]
-    return mean(found), stdev(found) if len(found) > 1 else 0.0
+    differences = [value(a) - value(b) for a, b in zip(results[label], results[reference])]
+    return mean(differences), stdev(differences) if len(differences) > 1 else 0.0
 
 
-def verdict(found: tuple[float, float], paper: float) -> str:
+def verdict(mean_and_deviation: tuple[float, float], paper: float) -> str:
     """Whether a difference has the paper's sign, by more than it varies between seeds."""
-    value, deviation = found
+    value, deviation = mean_and_deviation
     if abs(value) <= deviation or abs(value) < 0.5:
         return "no clear effect"
     return "agrees" if value * paper > 0 else "the opposite"
@@ -234,8 +234,8 @@ def claims(kinds: dict[str, Results]) -> str:
         cells = [claim, "above" if paper == 1.0 else f"{paper:+.1f}"]
         for results in kinds.values():
             if label in results and reference in results:
-                found = difference(results, label, reference, value)
-                cells.append(f"{found[0]:+.1f} ± {found[1]:.1f}, {verdict(found, paper)}")
+                ours = difference(results, label, reference, value)
+                cells.append(f"{ours[0]:+.1f} ± {ours[1]:.1f}, {verdict(ours, paper)}")
             else:
                 cells.append("not run")
         rows.append(cells)

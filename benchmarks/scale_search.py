@@ -71,24 +71,24 @@ def placements(rng: np.random.Generator, tokens: int) -> list[list[int]]:
 def generated(llama, questions, candidates, budget: int) -> np.ndarray:
     """Correct [C, E, P] by greedy generation under one candidate after another."""
     generator, scaling = TransformersGenerator(llama, tokenizer(), budget, reuse=False), layer_scaling(llama)
-    asked, right = [question for row in questions for question in row], []
+    flat, right = [question for row in questions for question in row], []
     for candidate in candidates:
         scaling.set(candidate)
-        completions = complete(generator, [Prompt("", q.prompt) for q in asked], Sampling(ANSWER))
-        right += [c.token_ids == q.response for q, c in zip(asked, completions)]
+        completions = complete(generator, [Prompt("", q.prompt) for q in flat], Sampling(ANSWER))
+        right += [c.token_ids == q.response for q, c in zip(flat, completions)]
     return np.array(right).reshape(len(candidates), len(questions), -1)
 
 
 def compare(sides: dict[str, Callable[[], np.ndarray]], repeats: int) -> tuple[dict[str, float], bool]:
     """Best seconds of each side, taken in turns, and whether all found the same; some right, some wrong."""
-    seconds, found = {name: [] for name in sides}, {}
+    seconds, results = {name: [] for name in sides}, {}
     for repeat in range(repeats + 1):
         for name, side in sides.items():
             started = time.perf_counter()
-            found[name] = side()
+            results[name] = side()
             if repeat:  # the first warms up
                 seconds[name].append(time.perf_counter() - started)
-    first, *others = found.values()
+    first, *others = results.values()
     same = all((first == other).all() for other in others) and 0 < first.mean() < 1
     return {name: min(times) for name, times in seconds.items()}, bool(same)
 
@@ -111,8 +111,8 @@ def main() -> None:
         prompts = [placed for _ in range(examples) for placed in placements(rng, prompt)]
         generator = TransformersGenerator(llama, tokenizer(), BUDGET)
         unscaled = complete(generator, [Prompt("", p) for p in prompts], Sampling(ANSWER))
-        asked = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
-        questions = [asked[i : i + 7] for i in range(0, len(asked), 7)]
+        flat = [Question(p, c.token_ids) for p, c in zip(prompts, unscaled)]
+        questions = [flat[i : i + 7] for i in range(0, len(flat), 7)]
         forced = TeacherForced(llama, questions, 0, BUDGET)
         sides = {
             "teacher_forced": partial(forced.correct, candidates, range(examples)),
@@ -122,8 +122,8 @@ def main() -> None:
             sides["per_prompt"] = partial(generated, llama, questions, candidates, 1)
         seconds, same = compare(sides, 1 if suffix and arguments.quick else repeats)
         identical = identical and same
-        told = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
-        lines.append(f"{len(candidates)} candidates x {len(asked)} questions of {prompt} + {ANSWER} tokens: {told}")
+        times = ", ".join(f"{name} {value:.3f} s" for name, value in seconds.items())
+        lines.append(f"{len(candidates)} candidates x {len(flat)} questions of {prompt} + {ANSWER} tokens: {times}")
         figures[f"speed_ratio{suffix}"] = round(seconds["per_candidate"] / seconds["teacher_forced"], 2)
     figures["speed_ratio_per_prompt"] = round(seconds["per_prompt"] / seconds["teacher_forced"], 2)
     conclude("scale-search", TEXT, lines, figures | {"identical": identical}, arguments.write)

@@ -99,14 +99,14 @@ class Scalings:
 
     def rows(self, n: int) -> dict[str, Row]:
         """Figures of every model at length n."""
-        found = {}
+        rows = {}
         for start, model, methods in (("base", self.bench.model, METHODS), ("R1", self.r1, ON_R1)):
-            found[start] = figures(self.sweep(model, n))
+            rows[start] = figures(self.sweep(model, n))
             for method in methods:
                 passes = read_scaling(self.searched(model, method, n)).forward_passes
-                found[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
-        found[self.last_row] = figures(self.sweep(self.r1_after, n))
-        return found
+                rows[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
+        rows[self.last_row] = figures(self.sweep(self.r1_after, n))
+        return rows
 
     @property
     def last_row(self) -> str:
@@ -140,35 +140,35 @@ def start(name: str) -> str:
     return "R1" if name.startswith("R1") else "base"
 
 
-def gains(found: Sequence[dict[str, Row]], name: str) -> list[float]:
+def gains(seeds: Sequence[dict[str, Row]], name: str) -> list[float]:
     """What a row's mean gains over its unscaled model's, seed by seed."""
-    return [rows[name]["mean"] - rows[start(name)]["mean"] for rows in found]
+    return [rows[name]["mean"] - rows[start(name)]["mean"] for rows in seeds]
 
 
-def table(found: Sequence[dict[str, Row]]) -> str:
+def table(seeds: Sequence[dict[str, Row]]) -> str:
     """One length: a row a model."""
     lines = []
-    for name in found[0]:
-        columns = [spread([rows[name][column] for rows in found]) for column in ("mean", "worst", "gap")]
-        gained = "" if name == start(name) else ", ".join(f"{gain:+.1f}" for gain in gains(found, name))
-        passes = mean(rows[name][PASSES] for rows in found)
+    for name in seeds[0]:
+        columns = [spread([rows[name][column] for rows in seeds]) for column in ("mean", "worst", "gap")]
+        gained = "" if name == start(name) else ", ".join(f"{gain:+.1f}" for gain in gains(seeds, name))
+        passes = mean(rows[name][PASSES] for rows in seeds)
         lines.append([name, *columns, gained, f"{passes:,.0f}" if passes else ""])
     return markdown(["model", "mean", "worst", "gap", "gain in mean, each seed", "forward passes"], lines)
 
 
-def verdict(found: Sequence[dict[str, Row]], n: int) -> str:
+def verdict(seeds: Sequence[dict[str, Row]], n: int) -> str:
     """Whether the Bezier curve gains ten points where contexts are longest, and beats one factor for all layers."""
-    told = []
+    sentences = []
     for name in ("base, Bezier", "R1, Bezier"):
-        gained = gains(found, name)
+        gained = gains(seeds, name)
         reached = sum(gain >= 10 for gain in gained)
-        uniform = [f"{a - b:+.1f}" for a, b in zip(gained, gains(found, name.replace("Bezier", "uniform")))]
-        told.append(
+        uniform = [f"{a - b:+.1f}" for a, b in zip(gained, gains(seeds, name.replace("Bezier", "uniform")))]
+        sentences.append(
             f"On the {start(name)} model at n = {n} the Bezier curve gains {', '.join(f'{g:+.1f}' for g in gained)} "
             f"points in the mean: ten or more on {reached} of {len(gained)} seeds. Over the best uniform factor it "
             f"gains {', '.join(uniform)}."
         )
-    return "\n".join(told)
+    return "\n".join(sentences)
 
 
 def carries_over(transfers: Sequence[dict[int, list[Transferred]]], lengths: Sequence[int]) -> str:
@@ -178,9 +178,9 @@ def carries_over(transfers: Sequence[dict[int, list[Transferred]]], lengths: Seq
         cells = []
         for i in range(len(lengths)):
             seeds = [transfer[searched][i] for transfer in transfers]
-            refused = sum(one.verdict.startswith(("does not", "harms", "no gain")) for one in seeds)
+            refused = sum(row.verdict.startswith(("does not", "harms", "no gain")) for row in seeds)
             cells.append(
-                f"{mean(one.difference for one in seeds):+.1f}" + (f" (not on {refused} seeds)" if refused else "")
+                f"{mean(row.difference for row in seeds):+.1f}" + (f" (not on {refused} seeds)" if refused else "")
             )
         lines.append([f"n = {searched}", *cells])
     return markdown(["searched at", *(f"n = {n}" for n in lengths)], lines)
@@ -192,29 +192,31 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 30, 40])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scaling")
-    given = parser.parse_args()
+    options = parser.parse_args()
     logging.basicConfig(format="posgap | %(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{given.out.absolute()}/mlflow.db")
-    given.out.mkdir(parents=True, exist_ok=True)
-    benches = [retrieval_bench(given.out, given.data, tiny_model.SCALABLE, "scalable", seed) for seed in given.seeds]
-    scalings = [Scalings(bench, given.data, given.lengths) for bench in benches]
-    found = {n: [one.rows(n) for one in scalings] for n in given.lengths}
-    transfers = [{n: one.transfer(n) for n in given.lengths} for one in scalings]
-    longest = max(given.lengths)
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{options.out.absolute()}/mlflow.db")
+    options.out.mkdir(parents=True, exist_ok=True)
+    benches = [
+        retrieval_bench(options.out, options.data, tiny_model.SCALABLE, "scalable", seed) for seed in options.seeds
+    ]
+    scalings = [Scalings(bench, options.data, options.lengths) for bench in benches]
+    rows = {n: [scaling.rows(n) for scaling in scalings] for n in options.lengths}
+    transfers = [{n: scaling.transfer(n) for n in options.lengths} for scaling in scalings]
+    longest = max(options.lengths)
     write_section(
         "results",
         "scaling",
         RESULTS.format(
             date=date.today(),
-            seeds=", ".join(map(str, given.seeds)),
-            source=given.data.name,
+            seeds=", ".join(map(str, options.seeds)),
+            source=options.data.name,
             search=SEARCH,
             searched=SEARCHED,
             swept=SWEPT,
-            verdict=verdict(found[longest], longest),
-            tables="\n\n".join(f"### n = {n}\n\n{table(found[n])}" for n in given.lengths),
-            transfer=carries_over(transfers, given.lengths),
+            verdict=verdict(rows[longest], longest),
+            tables="\n\n".join(f"### n = {n}\n\n{table(rows[n])}" for n in options.lengths),
+            transfer=carries_over(transfers, options.lengths),
         ),
     )
 

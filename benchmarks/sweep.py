@@ -44,8 +44,8 @@ Answers = list[str]
 
 def words(vocabulary: int) -> PreTrainedTokenizerFast:
     """A tokenizer of as many words, so that prompts are texts and nothing is lost between the two."""
-    known = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(3, vocabulary))])}
-    backend = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    ids = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(3, vocabulary))])}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>", eos_token="<eos>", model_max_length=8192
@@ -89,8 +89,8 @@ def groups(options, n_docs: int, tokenizer: PreTrainedTokenizerFast) -> list[lis
     return made
 
 
-def theirs(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
-    flat, answered = [prompt.token_ids for group in asked for prompt in group], []
+def theirs(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
+    flat, answered = [prompt.token_ids for group in prompts for prompt in group], []
     for start in range(0, len(flat), options.batch_size):
         ids = torch.tensor(flat[start : start + options.batch_size], device=model.device)
         with torch.inference_mode():
@@ -105,7 +105,7 @@ def theirs(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
     return answered
 
 
-def lm_eval(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
+def lm_eval(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
@@ -113,45 +113,45 @@ def lm_eval(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
     settings = {"until": [], "do_sample": False, "max_gen_toks": options.new_tokens}
     requests = [
         Instance("generate_until", {}, (prompt.text, settings), i)
-        for i, prompt in enumerate(chain.from_iterable(asked))
+        for i, prompt in enumerate(chain.from_iterable(prompts))
     ]
     return harness.generate_until(requests, disable_tqdm=True)
 
 
-def ours(model, tokenizer, asked: list[list[Prompt]], options) -> Answers:
-    longest = len(asked[0][0].token_ids) + options.new_tokens
+def ours(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
+    longest = len(prompts[0][0].token_ids) + options.new_tokens
     generator = TransformersGenerator(model, tokenizer, options.batch_size * longest)
-    answered = dict(generator.generate(asked, Sampling(options.new_tokens)))
-    return [completion.text for i in range(len(asked)) for completion in answered[i]]
+    answered = dict(generator.generate(prompts, Sampling(options.new_tokens)))
+    return [completion.text for i in range(len(prompts)) for completion in answered[i]]
 
 
 def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
     started = time.perf_counter()
-    found = side()
+    answers = side()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - started, [answer.strip() for answer in found]
+    return time.perf_counter() - started, [answer.strip() for answer in answers]
 
 
 def compare(model, tokenizer, n_docs: int, options) -> tuple[dict, list[str]]:
     """All sides on prompts of `n_docs` documents: the figures, and a row of the table."""
-    asked = groups(options, n_docs, tokenizer)
+    prompts = groups(options, n_docs, tokenizer)
     sides = [theirs, ours, *([lm_eval] if importlib.util.find_spec("lm_eval") else [])]
-    timed(lambda: theirs(model, tokenizer, [asked[0][:2]], options), options.device)  # warms up
-    seconds, found = {side: [] for side in sides}, {}
+    timed(lambda: theirs(model, tokenizer, [prompts[0][:2]], options), options.device)  # warms up
+    seconds, results = {side: [] for side in sides}, {}
     for _ in range(options.repeats):
         for side in sides:
-            spent, found[side] = timed(lambda side=side: side(model, tokenizer, asked, options), options.device)
+            spent, results[side] = timed(lambda side=side: side(model, tokenizer, prompts, options), options.device)
             seconds[side].append(spent)
     rates = {side: options.examples * n_docs / min(spent) for side, spent in seconds.items()}
     figures = {
         "speed_ratio": round(rates[ours] / rates[theirs], 2),
         "lm_eval_ratio": round(rates[ours] / rates[lm_eval], 2) if lm_eval in rates else None,
-        "identical": all(answers == found[theirs] for answers in found.values()),
+        "identical": all(answers == results[theirs] for answers in results.values()),
     }
     cells = [f"{rates[side]:.2f}" if side in rates else "–" for side in (theirs, lm_eval, ours)]
     ratios = [str(figures[name] or "–") for name in ("speed_ratio", "lm_eval_ratio")]
-    return figures, [str(n_docs), str(len(asked[0][0].token_ids)), *cells, *ratios]
+    return figures, [str(n_docs), str(len(prompts[0][0].token_ids)), *cells, *ratios]
 
 
 def main() -> None:
@@ -179,8 +179,8 @@ def main() -> None:
         where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
         harness = importlib.metadata.version("lm_eval") if importlib.util.find_spec("lm_eval") else "not installed"
         same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
-        given = {"table": table, "date": date.today(), "where": where, "harness": harness, "same": same}
-        write_section("benchmarks", f"sweep-{options.device}", TEXT.format(**given, **vars(options)))
+        fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "same": same}
+        write_section("benchmarks", f"sweep-{options.device}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))

@@ -114,28 +114,28 @@ def main() -> None:
         for name, task, n_docs, file, numbers in sources(work, options):
             write_model(task, file, n_docs, work / name, options)
             positions = SPREAD[n_docs]
-            asked = len(positions.split(",")) if positions else n_docs
-            found = {}
+            n_positions = len(positions.split(",")) if positions else n_docs
+            costs = {}
             for number in numbers:
-                found[number] = sweep(
+                costs[number] = sweep(
                     *(f"--task={task}", f"--model={work / name}", f"--examples={file}"),
                     *(f"--limit={number}", f"--n-docs={n_docs}", f"--positions={positions}", "--dtype=float32"),
                     *(f"--max-new-tokens={options.new_tokens}", f"--batch-tokens={options.batch_tokens}"),
                     f"--out={work / f'{name}-{number}'}",
                 )
-                seconds, peak = found[number]
-                rate = number * asked / seconds
-                cells = [name, n_docs, asked, number, f"{seconds:.0f}", f"{rate:.1f}", f"{peak:.0f}"]
+                seconds, peak = costs[number]
+                rate = number * n_positions / seconds
+                cells = [name, n_docs, n_positions, number, f"{seconds:.0f}", f"{rate:.1f}", f"{peak:.0f}"]
                 rows.append(list(map(str, cells)))
                 print(" | ".join(rows[-1]), flush=True)
-            (least, small), (most, large) = found[numbers[0]], found[numbers[-1]]
+            (least, small), (most, large) = costs[numbers[0]], costs[numbers[-1]]
             growth["peak"].append(large / small)
             growth["seconds"].append(most / least)
     head = ["file", "documents", "positions", "examples", "seconds", "prompts/s", "peak MiB"]
     table = markdown(head, rows)
     if options.write:
-        given = {"table": table, "date": date.today(), "threads": torch.get_num_threads()}
-        write_section("benchmarks", "sweep-scaling", TEXT.format(**given, **vars(options)))
+        fields = {"table": table, "date": date.today(), "threads": torch.get_num_threads()}
+        write_section("benchmarks", "sweep-scaling", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     figures = {f"{name}_growth": round(max(values), 3) for name, values in growth.items()}

@@ -11,9 +11,9 @@ from posgap.errors import PosgapError
 
 
 def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a run is given, complete: as `checked`, and a missing parameter is a `PosgapError` too."""
+    """The complete arguments of a run: as in `checked`, but a missing parameter raises `PosgapError`, too."""
     values = checked(config, parameters)
-    required = [n for n, known in parameters.items() if "defaultValue" not in known and not known.get("isOptional")]
+    required = [n for n, spec in parameters.items() if "defaultValue" not in spec and not spec.get("isOptional")]
     if missing := [name for name in required if name not in values]:
         wanted = " ".join(f"--param {name}=..." for name in missing)
         raise PosgapError(f"the pipeline needs {', '.join(missing)}: give {wanted}")
@@ -21,31 +21,31 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
 
 
 def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The tiny model's parameters where asked for, then `--param`, by the type of the compiled pipeline's.
+    """The values of `--param`, and of the tiny model's parameters with `--smoke`, in the compiled pipeline's types.
 
-    An unknown name or a value of another type is a `PosgapError`.
+    Raises `PosgapError` for an unknown name or a value that does not fit the type.
     """
-    given: dict[str, Any] = dict(config.param)
+    values: dict[str, Any] = dict(config.param)
     if config.smoke:
         from posgap.pipelines.smoke import PARAMETERS
 
-        given = PARAMETERS | given
-    return {name: _value(name, value, parameters) for name, value in given.items()}
+        values = PARAMETERS | values
+    return {name: _value(name, value, parameters) for name, value in values.items()}
 
 
-def _value(name: str, given: Any, parameters: dict[str, dict[str, Any]]) -> Any:
+def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
     if name not in parameters:
         close = difflib.get_close_matches(name, parameters, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(parameters)}"
         raise PosgapError(f"--param {name}: the pipeline has no such parameter; {hint}")
     kind = parameters[name]["parameterType"]
     parse, wording = _KINDS.get(kind, (str, "text"))
-    if not isinstance(given, str):
-        return given
+    if not isinstance(value, str):
+        return value
     try:
-        return parse(given)
+        return parse(value)
     except ValueError:
-        raise PosgapError(f"--param {name}: {given!r} is not {wording}") from None
+        raise PosgapError(f"--param {name}: {value!r} is not {wording}") from None
 
 
 def _number(text: str) -> float:

@@ -1,4 +1,4 @@
-"""A client of a KFP server, and the experiment that runs and schedules belong to."""
+"""A client of a KFP server, and the experiment that its runs and schedules belong to."""
 
 import contextlib
 import io
@@ -21,10 +21,10 @@ TOKEN_VARIABLE = "KFP_TOKEN"
 
 
 class Client(kfp.Client):
-    """KFP's client, which asks nothing when it is made, prints nothing, and fails in one line.
+    """KFP's client, changed so that it sends nothing when it is created, prints nothing, and fails with one line.
 
-    The server is `config.host`, or that of KFP_HOST or KF_PIPELINES_ENDPOINT; the token is KFP_TOKEN's,
-    or that of the service account in a pod. Its requests raise `transport.Refused` and `Unanswered`.
+    The server is `config.host`, or else that of KFP_HOST or KF_PIPELINES_ENDPOINT. The token is that of KFP_TOKEN, or
+    else, in a pod, the service account's. Requests raise `transport.Refused` and `transport.Unanswered`.
     """
 
     def __init__(self, config: ServerConfig):
@@ -38,7 +38,7 @@ class Client(kfp.Client):
         credentials = None
         if not token:
             source = str(file) if file.is_file() else ""
-            # A pod's token is renewed in its file, so it is read again for every request.
+            # A pod's token is renewed in its file from time to time, so it is read again for every request.
             credentials = kfp.client.ServiceAccountTokenVolumeCredentials(str(file)) if source else None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,27 +53,28 @@ class Client(kfp.Client):
         api.rest_client = Transport(api.configuration, config, source)
 
     def get_kfp_healthz(self, sleep_duration: int = 5) -> kfp_server_api.V2beta1GetHealthzResponse:
-        """Nothing: KFP's client asks only to find a namespace, with tracebacks and 25 s of waits on failure."""
+        """Answers without a request: KFP's client only uses it to find a namespace, and on failure waits 25 s."""
         return kfp_server_api.V2beta1GetHealthzResponse(multi_user=False)
 
     def run_pipeline(self, *arguments: Any, **options: Any) -> kfp_server_api.V2beta1Run:
+        """KFP's `run_pipeline`, without the links that it prints."""
         with contextlib.redirect_stdout(io.StringIO()):
             return super().run_pipeline(*arguments, **options)
 
     def run_url(self, run_id: str) -> str:
-        """Where a run is shown."""
+        """The address of a run's page in the UI."""
         return f"{self._get_url_prefix().rstrip('/')}/#/runs/details/{run_id}"
 
     def find_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1Run]:
-        """The newest 100 runs of an experiment whose fields equal these."""
-        found = self.list_runs(
+        """The newest 100 runs of an experiment whose fields have the values `equal`."""
+        page = self.list_runs(
             experiment_id=experiment_id, filter=_equal(equal), sort_by="created_at desc", page_size=100
         )
-        return found.runs or []
+        return page.runs or []
 
     def find_recurring_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1RecurringRun]:
-        """All recurring runs of an experiment whose fields equal these, the newest first."""
-        found: list[kfp_server_api.V2beta1RecurringRun] = []
+        """All recurring runs of an experiment whose fields have the values `equal`, the newest first."""
+        recurring_runs: list[kfp_server_api.V2beta1RecurringRun] = []
         token = ""
         while True:
             page = self.list_recurring_runs(
@@ -83,31 +84,31 @@ class Client(kfp.Client):
                 page_size=100,
                 page_token=token,
             )
-            found += page.recurring_runs or []
+            recurring_runs += page.recurring_runs or []
             if not (token := page.next_page_token or ""):
-                return found
+                return recurring_runs
 
 
 def find_experiment(client: Client, config: ServerConfig) -> str | None:
-    """Id of the experiment, where there is one."""
-    found = client.list_experiments(namespace=config.namespace, filter=_equal({"display_name": config.experiment}))
-    return found.experiments[0].experiment_id if found.experiments else None
+    """The id of the experiment, or None if there is none of that name."""
+    page = client.list_experiments(namespace=config.namespace, filter=_equal({"display_name": config.experiment}))
+    return page.experiments[0].experiment_id if page.experiments else None
 
 
 def ensure_experiment(client: Client, config: ServerConfig) -> str:
-    """Id of the experiment, which is made where there is none."""
+    """The id of the experiment, which is created if there is none of that name."""
     wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
 
-    def there() -> dict[str, str]:
-        return {known: known} if (known := find_experiment(client, config)) else {}
+    def existing() -> dict[str, str]:
+        return {experiment: experiment} if (experiment := find_experiment(client, config)) else {}
 
     return find_experiment(client, config) or once(
         lambda: client.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
-        there,
+        existing,
         config.retries,
     )
 
 
 def _equal(fields: dict[str, str]) -> str:
-    """KFP's filter for fields that equal values; operation 1 is EQUALS."""
+    """KFP's filter for fields that have these values; operation 1 is EQUALS."""
     return json.dumps({"predicates": [{"operation": 1, "key": k, "stringValue": v} for k, v in fields.items()]})

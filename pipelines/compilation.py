@@ -1,4 +1,4 @@
-"""The mitigation pipeline as YAML: what KFP's UI takes, what is submitted, and what `lint` reads."""
+"""Compiles the mitigation pipeline to YAML, which KFP's UI accepts and `submit` and `lint` read."""
 
 import sys
 import tempfile
@@ -20,7 +20,7 @@ from posgap.errors import PosgapError
 
 
 def compile_pipeline(config: PipelineCompileConfig) -> None:
-    """Writes the compiled pipeline to `config.out`, at once or not at all, or to standard output."""
+    """Writes the compiled pipeline to `config.out`, atomically, or to standard output."""
     text = compiled_text(_mitigation())
     if config.out is None:
         sys.stdout.write(text)
@@ -30,58 +30,59 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
 
 
 def compiled_text(pipeline: Any) -> str:
-    """A pipeline as YAML: one document, and a second one where it asks anything of Kubernetes.
+    """A pipeline as YAML: one document, and a second one if it has settings for Kubernetes.
 
-    KFP writes neither times nor paths into it, and sorts what it writes: equal pipelines give equal
-    bytes. A parameter without a description, which would make a form nobody can fill in, is a `PosgapError`.
+    KFP writes neither times nor paths, and sorts everything, so equal pipelines give equal bytes. Raises `PosgapError`
+    for a parameter without a description, since nobody could fill it in on the form.
     """
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = Path(folder, "pipeline.yaml")
         compiler.Compiler().compile(pipeline, str(file))
-        # The comments at its head show dictionaries in no order.
+        # The comments at the head list dictionaries in varying order.
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         text = "".join(line for line in lines if not line.startswith("#"))
     compiled = parse(text, pipeline.name)
-    if bare := sorted(name for name, known in compiled.parameters.items() if not known.get("description", "").strip()):
+    if bare := sorted(name for name, spec in compiled.parameters.items() if not spec.get("description", "").strip()):
         raise PosgapError(f"pipeline {compiled.name}: describe these parameters in its docstring: {', '.join(bare)}")
     return text
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled pipeline: both documents as they are in the YAML."""
+    """A compiled pipeline, with both documents of the YAML."""
 
     spec: dict[str, Any]
     platform: dict[str, Any]
 
     @property
     def name(self) -> str:
+        """The pipeline's name."""
         return self.spec["pipelineInfo"]["name"]
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
-        """The pipeline's parameters: type, description, default."""
+        """The pipeline's parameters by name: type, description and default of each."""
         return self.spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
     @property
     def executors(self) -> dict[str, dict[str, Any]]:
-        """What the steps run, by label."""
+        """The executors of the steps, by label."""
         return self.spec["deploymentSpec"].get("executors", {})
 
     def settings(self, executor: str) -> dict[str, Any]:
-        """What a step asks of Kubernetes beyond its resources: volumes, secrets, pools."""
-        known = self.platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
-        return known.get("executors", {}).get(executor, {})
+        """An executor's settings for Kubernetes beyond its resources: volumes, secrets, pools."""
+        kubernetes = self.platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {})
+        return kubernetes.get("executors", {}).get(executor, {})
 
     def dags(self) -> Iterator[dict[str, Any]]:
-        """The root's tasks and those of every group, such as a loop or a branch."""
+        """Yields the DAG of the root, and that of every group such as a loop or a branch."""
         for component in (self.spec["root"], *self.spec.get("components", {}).values()):
             if "dag" in component:
                 yield component["dag"]
 
     def uncached(self) -> "Compiled":
-        """The same with caching off in every step. KFP's own switch leaves out steps within groups."""
+        """The same pipeline without caching in any step; KFP's own switch does not reach steps within groups."""
         spec = yaml.safe_load(yaml.safe_dump(self.spec))
         copy = Compiled(spec, self.platform)
         for dag in copy.dags():
@@ -91,7 +92,7 @@ class Compiled:
 
     @contextmanager
     def package(self) -> Iterator[str]:
-        """Path of a temporary file to give to KFP's client."""
+        """The path of a temporary file with the pipeline, for KFP's client."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "pipeline.yaml")
             documents = [self.spec, self.platform] if self.platform else [self.spec]
@@ -100,17 +101,17 @@ class Compiled:
 
 
 def load(file: Path | None) -> Compiled:
-    """A compiled pipeline from its file; without one, this version's mitigation pipeline."""
+    """Reads a compiled pipeline from its file; without one, compiles this version's mitigation pipeline."""
     if file is None:
         return parse(compiled_text(_mitigation()), "the mitigation pipeline")
     try:
         return parse(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
-        raise PosgapError(f"{file}: no compiled KFP pipeline: {error}") from None
+        raise PosgapError(f"{file}: not a compiled KFP pipeline: {error}") from None
 
 
 def parse(text: str, where: str) -> Compiled:
-    """Reads both documents; what is no compiled pipeline is a `PosgapError` that names `where`."""
+    """Parses both documents; raises `PosgapError` that names `where` if `text` is not a compiled pipeline."""
     try:
         spec, *rest = yaml.safe_load_all(text)
         platform = rest[0] if rest else {}
@@ -121,12 +122,12 @@ def parse(text: str, where: str) -> Compiled:
     except (yaml.YAMLError, json_format.ParseError, ValueError, LookupError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         hint = "write one with `posgap pipeline compile`"
-        raise PosgapError(f"{where}: no compiled KFP pipeline ({reason}); {hint}") from None
+        raise PosgapError(f"{where}: not a compiled KFP pipeline ({reason}); {hint}") from None
     return compiled
 
 
 def _mitigation() -> Any:
-    # Components take half a second to make, and are needed only where no file is given.
+    # Creating the components takes half a second, and they are needed only if no file is given.
     from posgap.pipelines.mitigation import mitigation
 
     return mitigation

@@ -1,9 +1,9 @@
-"""Cron as KFP reads it, in other time zones than the cluster's.
+"""Cron expressions as KFP reads them, and their translation between time zones.
 
-KFP's API has no time zone for a schedule. Its scheduler reads every cron expression in one zone, which the
-setting `cronScheduleTimezone` of its `pipeline-install-config` chooses (UTC unless changed), and its parser
-(robfig/cron 1.2) knows no `TZ=` or `CRON_TZ=`. It takes six fields, seconds first, and five too: but as seconds
-to month, so that `0 3 * * 1` would run every hour of January, three minutes past.
+KFP's API has no time zone for a schedule. Its scheduler reads every cron expression in one zone, set by
+`cronScheduleTimezone` in its `pipeline-install-config` (UTC by default), and its parser (robfig/cron 1.2) does not
+support `TZ=` or `CRON_TZ=`. It expects six fields, seconds first. It accepts five fields too, but reads them as seconds
+to month: `0 3 * * 1` would run every hour of January, at three minutes past.
 """
 
 import re
@@ -20,7 +20,7 @@ _FIELD = re.compile(r"(?:[A-Z]{3}(?![A-Z])|[0-9*/,-])+")
 
 @dataclass(frozen=True)
 class Cron:
-    """When something runs: second, minute, hour, day, month and weekday, and the zone they are read in."""
+    """A cron expression of six fields (second, minute, hour, day, month, weekday) and the zone it is read in."""
 
     fields: tuple[str, ...]
     zone: ZoneInfo
@@ -29,14 +29,14 @@ class Cron:
         return " ".join(self.fields)
 
     def next(self, after: datetime) -> datetime:
-        """The first time after a moment, in this zone."""
+        """The first time after the moment `after`, in this expression's zone."""
         return next(CronSim(str(self), after.astimezone(self.zone)))
 
     def moved(self, zone: ZoneInfo, at: datetime) -> "Cron":
-        """The same times read in another zone, by the zones' distance at the moment `at`.
+        """An expression for the same times in another zone, by the zones' difference at the moment `at`.
 
-        `PosgapError` where one expression cannot say it, such as the first of the month at 0:30 in a zone
-        where that is still the month before.
+        Raises `PosgapError` if no single expression describes them, for instance the first of the month at 0:30 seen
+        from a zone where that is still the month before.
         """
         minutes = _distance(self.zone, zone, at)
         if not minutes:
@@ -58,12 +58,12 @@ class Cron:
     def _impossible(self, zone: ZoneInfo) -> PosgapError:
         return PosgapError(
             f"--cron: {str(self)!r} in {self.zone} cannot be written in {zone}, in which the cluster reads it: choose "
-            "another time of day, or let the cluster's cronScheduleTimezone and --cluster-timezone be that zone"
+            "another time of day, or set the cluster's cronScheduleTimezone, and --cluster-timezone, to that zone"
         )
 
 
 def parse(text: str, timezone: str) -> Cron:
-    """Reads five fields, minute first, or six, second first; what KFP would not take is a `PosgapError`."""
+    """Parses five fields, minute first, or six, second first; raises `PosgapError` for what KFP would not accept."""
     fields = text.upper().replace("?", "*").split()
     if len(fields) == 5:
         fields = ["0", *fields]
@@ -74,11 +74,11 @@ def parse(text: str, timezone: str) -> Cron:
         )
     try:
         if bad := [field for field in fields if not _FIELD.fullmatch(field)]:
-            raise CronSimError(f"KFP does not read {bad[0]!r}")
+            raise CronSimError(f"KFP cannot read {bad[0]!r}")
         sim = CronSim(" ".join(fields), datetime.now(UTC))
     except CronSimError as error:
         raise PosgapError(f"--cron: {text!r}: {str(error).replace('Bad', 'bad')}") from None
-    sunday = re.search(r"(?<![/0-9])7", fields[5])  # which is 0 for KFP
+    sunday = re.search(r"(?<![/0-9])7", fields[5])  # KFP knows Sunday only as 0
     if sunday or re.search(r"(?<!\*)/", fields[5]):
         days = {day % 7 for day in sim.weekdays if isinstance(day, int) and (sunday or day != 7)}
         fields[5] = _listed(days, 7)
@@ -90,19 +90,19 @@ def zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise PosgapError(f"time zone {name!r} is not known: write one like Europe/Berlin or UTC") from None
+        raise PosgapError(f"time zone {name!r} is unknown: write one like Europe/Berlin or UTC") from None
 
 
-def next_change(one: ZoneInfo, other: ZoneInfo, after: datetime) -> datetime | None:
-    """The day within the next year on which the distance of two zones changes, as clocks are put forward or back."""
-    now = _distance(one, other, after)
+def next_change(zone: ZoneInfo, other: ZoneInfo, after: datetime) -> datetime | None:
+    """The day within the next year on which the difference of two zones changes, as clocks are put forward or back."""
+    now = _distance(zone, other, after)
     days = (after + timedelta(days=number) for number in range(1, 367))
-    return next((day for day in days if _distance(one, other, day) != now), None)
+    return next((day for day in days if _distance(zone, other, day) != now), None)
 
 
-def _distance(one: ZoneInfo, other: ZoneInfo, at: datetime) -> int:
-    """Minutes to add to a time in one zone to read it in the other."""
-    difference = at.astimezone(other).replace(tzinfo=None) - at.astimezone(one).replace(tzinfo=None)
+def _distance(zone: ZoneInfo, other: ZoneInfo, at: datetime) -> int:
+    """The minutes to add to a time in `zone` to get the time in `other`."""
+    difference = at.astimezone(other).replace(tzinfo=None) - at.astimezone(zone).replace(tzinfo=None)
     return int(difference.total_seconds()) // 60
 
 

@@ -1,4 +1,4 @@
-"""`posgap pipeline lint`: what a run would ask of the cluster, and what in it looks wrong."""
+"""`posgap pipeline lint`: the resources a run would request from the cluster, and warnings about them."""
 
 import dataclasses
 import json
@@ -21,30 +21,30 @@ _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
 def lint(config: PipelineLintConfig) -> None:
-    """Prints steps, totals and warnings; raises `LintFindings` where there are warnings."""
+    """Prints steps, totals and warnings; raises `LintFindings` if there are any warnings."""
     compiled = load(config.file)
     group = tree(compiled, checked(config, compiled.parameters))
-    asked = [resources(step) for step in group.steps()]
-    found = [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
-    totals = _totals(asked, group)
-    print(_json(asked, totals, found) if config.format == "json" else _table(asked, totals, found))
-    if found:
-        raise LintFindings(f"pipeline {compiled.name}: {len(found)} warning{'s' if len(found) > 1 else ''}")
+    steps = [resources(step) for step in group.steps()]
+    warnings = [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
+    totals = _totals(steps, group)
+    print(_json(steps, totals, warnings) if config.format == "json" else _table(steps, totals, warnings))
+    if warnings:
+        raise LintFindings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
 
 
 def complaints(step: Step) -> list[str]:
-    """What looks wrong with a step, each in a few words."""
-    asked, found = resources(step), []
-    if asked.on_accelerator and not (asked.pool or asked.affinity):
-        found.append("asks for an accelerator, but selects no nodes")
-    if asked.on_accelerator and not asked.tolerations:
-        found.append("asks for an accelerator, but tolerates no taint: nodes with accelerators usually have one")
-    if missing := [name for name in ("cpu", "memory") if not getattr(asked, name)]:
-        found.append(f"requests no {' and no '.join(missing)}")
-    found += _image_complaints(asked.image)
+    """The probable faults of a step, each in a few words."""
+    requested, faults = resources(step), []
+    if requested.on_accelerator and not (requested.pool or requested.affinity):
+        faults.append("requests an accelerator, but selects no nodes")
+    if requested.on_accelerator and not requested.tolerations:
+        faults.append("requests an accelerator, but tolerates no taint: nodes with accelerators usually have one")
+    if missing := [name for name in ("cpu", "memory") if not getattr(requested, name)]:
+        faults.append(f"requests no {' and no '.join(missing)}")
+    faults += _image_complaints(requested.image)
     if names := ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed):
-        found.append(f"uses {names}, which KFP does not pass into the group around it: the step would not start")
-    return found
+        faults.append(f"uses {names}, which KFP does not pass into the group around it: the step would not start")
+    return faults
 
 
 def _image_complaints(image: str) -> list[str]:
@@ -53,56 +53,56 @@ def _image_complaints(image: str) -> list[str]:
         return [f"image {image} is not pinned to a version"]
     ours = parts["name"].rsplit("/", 1)[-1].startswith("posgap")
     if ours and parts["tag"] and parts["tag"] != __version__:
-        return [f"image {image} is not of this version, {__version__}"]
+        return [f"image {image} does not belong to this version, {__version__}"]
     return []
 
 
-def _totals(asked: list[Resources], group: Group) -> dict[str, dict[str, list[str]]]:
-    """By kind, what is asked for in all, and by which steps."""
+def _totals(steps: list[Resources], group: Group) -> dict[str, dict[str, list[str]]]:
+    """Everything that is requested, by kind and name, with the steps that request it."""
     totals: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for one in asked:
-        totals["images"][one.image].append(one.step)
-        totals["pools"][_labels(one.pool)].append(one.step)
-        for taint in map(_taint, one.tolerations):
-            totals["tolerations"][taint].append(one.step)
-        for volume in one.volumes:
-            totals["volumes"][volume].append(one.step)
-        for kind, names in one.needs.items():
+    for step in steps:
+        totals["images"][step.image].append(step.step)
+        totals["pools"][_labels(step.pool)].append(step.step)
+        for taint in map(_taint, step.tolerations):
+            totals["tolerations"][taint].append(step.step)
+        for volume in step.volumes:
+            totals["volumes"][volume].append(step.step)
+        for kind, names in step.needs.items():
             for name in names:
-                totals[kind][name].append(one.step)
+                totals[kind][name].append(step.step)
     most, sure = most_accelerators(group)
-    totals["accelerators at once"][f"{'' if sure else 'at least '}{most}"] = [a.step for a in asked if a.on_accelerator]
+    totals["accelerators at once"][f"{'' if sure else 'at least '}{most}"] = [s.step for s in steps if s.on_accelerator]
     return {kind: dict(names) for kind, names in totals.items()}
 
 
-def _table(asked: list[Resources], totals: dict[str, dict[str, list[str]]], found: list[str]) -> str:
+def _table(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warnings: list[str]) -> str:
     rows = [
         {
-            "step": one.step,
-            "image": one.image.rsplit("/", 1)[-1],
-            "pool": _labels(one.pool),
-            "cpu": one.cpu or "-",
-            "memory": one.memory or "-",
-            "accelerators": _accelerators(one),
-            "retries": one.retries,
-            "cache": "yes" if one.cached else "no",
+            "step": step.step,
+            "image": step.image.rsplit("/", 1)[-1],
+            "pool": _labels(step.pool),
+            "cpu": step.cpu or "-",
+            "memory": step.memory or "-",
+            "accelerators": _accelerators(step),
+            "retries": step.retries,
+            "cache": "yes" if step.cached else "no",
         }
-        for one in asked
+        for step in steps
     ]
     sums = [
-        (kind if first else "", name, ", ".join(steps))
+        (kind if first else "", name, ", ".join(by))
         for kind, names in totals.items()
-        for first, (name, steps) in zip([True] + [False] * len(names), names.items())
+        for first, (name, by) in zip([True] + [False] * len(names), names.items())
     ]
     parts = [tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)]
     parts.append(tabulate(sums, tablefmt="plain", disable_numparse=True))
-    parts += ["\n".join(f"warning: {each}" for each in found)] if found else []
+    parts += ["\n".join(f"warning: {warning}" for warning in warnings)] if warnings else []
     return "\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
 
 
-def _json(asked: list[Resources], totals: dict[str, dict[str, list[str]]], found: list[str]) -> str:
-    steps = [dataclasses.asdict(one) for one in asked]
-    return json.dumps({"steps": steps, "totals": totals, "warnings": found}, indent=2)
+def _json(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warnings: list[str]) -> str:
+    as_dicts = [dataclasses.asdict(step) for step in steps]
+    return json.dumps({"steps": as_dicts, "totals": totals, "warnings": warnings}, indent=2)
 
 
 def _labels(pool: dict[str, str]) -> str:
@@ -114,5 +114,7 @@ def _taint(toleration: dict[str, Any]) -> str:
     return f"{toleration.get('key', 'any')}{value}:{toleration.get('effect', 'any')}"
 
 
-def _accelerators(one: Resources) -> str:
-    return f"{'?' if one.accelerators is None else one.accelerators} {one.accelerator}" if one.on_accelerator else "-"
+def _accelerators(step: Resources) -> str:
+    if not step.on_accelerator:
+        return "-"
+    return f"{'?' if step.accelerators is None else step.accelerators} {step.accelerator}"

@@ -1,4 +1,4 @@
-"""Running a pipeline on this machine with KFP's local runner."""
+"""Runs a pipeline on this machine with KFP's local runner."""
 
 import builtins
 import contextlib
@@ -28,12 +28,12 @@ _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 
 
 class _Digest:
-    """A stdout that keeps everything in a log and shows what a person wants to see."""
+    """An output stream that writes everything to a log, and shows only the lines that are of interest to people."""
 
     def __init__(self, log: TextIO, show: Callable[[str], object]):
         self.log, self.show = log, show
         self.errors: list[str] = []
-        self.rest: dict[int, str] = {}  # of a line, by thread: KFP runs the rounds of a loop side by side
+        self.rest: dict[int, str] = {}  # an unfinished line per thread: KFP runs loop iterations in parallel
 
     def write(self, text: str) -> int:
         thread = threading.get_ident()
@@ -51,38 +51,38 @@ class _Digest:
         return False
 
     def _digest(self, line: str) -> None:
-        if (found := _TASK.search(line)) and not found[1].startswith("importer"):
-            self.show(f"{time.strftime('%H:%M:%S')} {found[1]}")
-        elif found := _EXECUTOR.search(line):
-            if not found[1].startswith(_EXECUTOR_NOISE):
-                self.show(f"         {found[1]}")
+        if (match := _TASK.search(line)) and not match[1].startswith("importer"):
+            self.show(f"{time.strftime('%H:%M:%S')} {match[1]}")
+        elif match := _EXECUTOR.search(line):
+            if not match[1].startswith(_EXECUTOR_NOISE):
+                self.show(f"         {match[1]}")
         elif line.startswith(("posgap.errors.", "WARNING posgap")):
             self.errors.append(line.split(": ", 1)[-1])
-        elif (found := _ENDED.search(line)) and found[2] != "SUCCESS":
-            self.show(f"         {found[1]}: {found[2]}")
+        elif (match := _ENDED.search(line)) and match[2] != "SUCCESS":
+            self.show(f"         {match[1]}: {match[2]}")
 
 
 @goes_on()
 def run(config: PipelineRunConfig) -> None:
-    """Runs the mitigation pipeline in `config.out`; prints how it ended and where its steps' folders are."""
+    """Runs the mitigation pipeline in `config.out`, and prints its report and the folder of its steps."""
     from posgap.pipelines.arguments import arguments
     from posgap.pipelines.compilation import compiled_text, parse
     from posgap.pipelines.smoke import pipeline
 
-    given = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
+    values = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
     out = config.out.absolute()
-    folder = run_locally(pipeline, given, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
-    for told in folder.glob("report/out/report.md"):
-        print(told.read_text(encoding="utf-8"))
+    folder = run_locally(pipeline, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+    for report in folder.glob("report/out/report.md"):
+        print(report.read_text(encoding="utf-8"))
     print(folder)
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
-    """Runs a pipeline in subprocesses of this Python; returns the run's folder below `root`, with a folder a step.
+    """Runs a pipeline in subprocesses of this Python; returns the run's folder below `root`, with one folder per step.
 
-    Steps whose component and arguments are in `cache` are reused; their folders are in the run that
-    made them. Everything KFP prints goes to `log`, the stages' own lines to stderr too. Raises
-    `PosgapError` with the first failed stage's line.
+    Steps whose component and arguments are in `cache` are reused; their folders are in the run that made them. KFP's
+    whole output goes to `log`, and the stages' own lines to stderr, too. Raises `PosgapError` with the error of the
+    first failed stage.
     """
     from kfp import local
 
@@ -99,13 +99,13 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
                 _once(pipeline)(**arguments)
         except RuntimeError as error:
             reason = digest.errors[0] if digest.errors else _ANSI.sub("", str(error))
-            raise PosgapError(f"{reason} (the whole log is in {log}; what is complete is kept in {root})") from None
+            raise PosgapError(f"{reason} (the whole log is in {log}; complete steps are kept in {root})") from None
     (folder,) = set(root.glob("*")) - before
     return folder
 
 
 def _once(pipeline: Any) -> Any:
-    """The pipeline without retries: what fails on this machine would fail again, after minutes of waiting."""
+    """The pipeline without retries: a step that fails on this machine would fail again after minutes of waiting."""
     pipeline = copy.deepcopy(pipeline)
     spec = pipeline.pipeline_spec
     for component in (spec.root, *spec.components.values()):
@@ -116,7 +116,7 @@ def _once(pipeline: Any) -> Any:
 
 @contextlib.contextmanager
 def _as_before() -> Iterator[None]:
-    """Gives back the logging and the print of before: KFP's own way back fails where rounds ran side by side."""
+    """Restores logging and `print`; KFP's local runner fails to after parallel loop iterations."""
     root, print_before = logging.getLogger(), builtins.print
     handlers, level = root.handlers[:], root.level
     try:
@@ -128,7 +128,7 @@ def _as_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_pipeline_run() -> Iterator[None]:
-    """Tells the stages that they are steps of one run, unless somebody has."""
+    """Sets the variable by which stages know that they are steps of one run, unless it is set already."""
     ours = PIPELINE_VARIABLE not in os.environ
     os.environ.setdefault(PIPELINE_VARIABLE, f"local-{uuid.uuid4()}")
     try:

@@ -1,6 +1,6 @@
-"""Where the steps of a pipeline run, and what they find there: nodes, GPUs, shared memory, caches, secrets.
+"""Places the steps of a pipeline on a cluster: nodes, GPUs, shared memory, caches, secrets.
 
-What KFP can take at run time (nodes, tolerations, accelerators) is a parameter of the pipeline; the rest is
+Settings that KFP accepts at run time (nodes, tolerations, accelerators) are parameters of the pipeline; the others are
 compiled in, from `ClusterConfig`.
 """
 
@@ -27,31 +27,31 @@ from posgap.tracking.runs import PIPELINE_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
 CACHE, SHARED_MEMORY, SCRATCH = "/cache/huggingface", "/dev/shm", "/tmp"
-# What a retry can help: a node that goes away, storage or a server that does not answer for a while.
+# Retries help when a node goes away, or when storage or a server does not answer for a while.
 _RETRIES = {"num_retries": 2, "backoff_duration": "60s", "backoff_factor": 2.0, "backoff_max_duration": "600s"}
 
 
 def cluster_config() -> ClusterConfig:
-    """The cluster that POSGAP_CLUSTER describes, a YAML file of what differs from the defaults."""
+    """The cluster of the YAML file that POSGAP_CLUSTER names; the file lists only differences from the defaults."""
     if not (file := os.environ.get(CLUSTER_VARIABLE)):
         return ClusterConfig()
     try:
-        given = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-        known = ClusterConfig().model_dump()
-        pools = {name: known[name] | given[name] for name in ("train", "inference", "cpu") if name in given}
-        return ClusterConfig(**given | pools)
+        changes = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
+        defaults = ClusterConfig().model_dump()
+        pools = {name: defaults[name] | changes[name] for name in ("train", "inference", "cpu") if name in changes}
+        return ClusterConfig(**changes | pools)
     except ValidationError as error:
         raise PosgapError(f"{file}: {first_fault(error)}") from None
     except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
-        raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): no cluster configuration: {error}") from None
+        raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): not a cluster configuration: {error}") from None
 
 
 @contextlib.contextmanager
 def _quick_stack() -> Iterator[None]:
-    """Tells KFP its caller's name quickly.
+    """Replaces `inspect.stack` inside KFP's setters: half a second less per setting.
 
-    Each setting of a task asks for the whole stack with its source lines, and uses one name of it; where torch
-    and transformers are loaded that takes half a second, for each of a hundred settings.
+    Each of a hundred settings of tasks reads the whole stack with its source lines, slowly if torch and transformers
+    are loaded, but uses only the caller's name.
     """
 
     def stack() -> list[tuple]:
@@ -64,7 +64,7 @@ def _quick_stack() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pools:
-    """Places steps on the nodes of a cluster. Nodes and the rest are values, or channels of the pipeline."""
+    """Places steps on the nodes of a cluster. Nodes, tolerations and GPUs are values, or parameters of the pipeline."""
 
     cluster: ClusterConfig
     nodes_cpu: Any
@@ -74,16 +74,16 @@ class Pools:
     gpus_train: Any = None
 
     def cpu(self, task: PipelineTask, retry: bool = False) -> PipelineTask:
-        """A step of minutes without a GPU."""
+        """Places a step that takes minutes and no GPU."""
         return self._place(task, self.cluster.cpu, self.nodes_cpu, retry)
 
     def inference(self, task: PipelineTask) -> PipelineTask:
-        """A step that generates, or searches by generating."""
+        """Places a step that generates responses, or searches by generating."""
         pool = self.cluster.inference
         return self._place(task, pool, self.nodes_inference, True, pool.accelerators)
 
     def train(self, task: PipelineTask) -> PipelineTask:
-        """A step that trains."""
+        """Places a step that trains."""
         return self._place(task, self.cluster.train, self.nodes_train, True, self.gpus_train)
 
     @_quick_stack()
@@ -105,13 +105,13 @@ class Pools:
 
 
 def _kind(task: PipelineTask) -> str:
-    """What the component's image is for: ghcr.io/posgap/posgap-KIND:VERSION."""
+    """The kind of a component's image, from its name ghcr.io/posgap/posgap-KIND:VERSION."""
     return task.container_spec.image.rpartition("/posgap-")[2].partition(":")[0]
 
 
 def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any, tolerations: Any) -> None:
     if isinstance(accelerators, PipelineChannel):
-        # KFP 2.17 passes this channel to the task, but not into the groups around it.
+        # KFP 2.17 passes this parameter to the task, but not into the groups around the task.
         task.register_pipeline_channels([accelerators])
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(accelerators)
     kubernetes.add_toleration_json(task, tolerations)
@@ -122,7 +122,7 @@ def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any, tolerat
 
 
 def _environment(task: PipelineTask, cluster: ClusterConfig) -> None:
-    """The user that the step runs as, and its environment; what the cluster lacks of it is left unset."""
+    """Sets the user that the step runs as, and its environment; variables that the cluster lacks are left unset."""
     kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
     kubernetes.use_config_map_as_env(task, cluster.environment, {key: key for key in cluster.variables}, optional=True)
     for secret, keys in cluster.secrets.items():

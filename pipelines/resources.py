@@ -1,4 +1,4 @@
-"""What a step asks of the cluster, read off its container and its Kubernetes settings."""
+"""The resources that a step requests, from its container and its Kubernetes settings."""
 
 import functools
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from posgap.pipelines.steps import UNKNOWN, Group, Step
 
 @dataclass(frozen=True)
 class Resources:
-    """What one step asks for: quantities as Kubernetes writes them, empty where nothing is asked for.
+    """The requests of one step; quantities are in Kubernetes' notation, empty if there is no request.
 
-    `accelerators` is None where only the run will know how many. `affinity`: nodes are chosen by an
-    expression. `needs`: what must be there before, by kind.
+    `accelerators` is None if the number will be known only at run time. `affinity` says that nodes are chosen by an
+    expression. `needs` lists, by kind, the objects that must exist in the cluster.
     """
 
     step: str
@@ -31,18 +31,19 @@ class Resources:
 
     @property
     def on_accelerator(self) -> bool:
+        """Whether the step requests accelerators."""
         return self.accelerators != 0
 
 
 def resources(step: Step) -> Resources:
-    """Reads them off a step."""
+    """The resources that a step requests."""
     limits, settings = step.container.get("resources", {}), step.settings
     return Resources(
         step=step.name,
         image=step.container["image"],
         pool=_pool(settings),
         affinity="nodeAffinity" in settings,
-        tolerations=[t for each in settings.get("tolerations", []) for t in _given(each, "tolerationJson")],
+        tolerations=[t for each in settings.get("tolerations", []) for t in _either(each, "tolerationJson")],
         cpu=_quantity(limits, "Cpu"),
         memory=_quantity(limits, "Memory"),
         accelerators=_accelerators(limits.get("accelerator", {})),
@@ -55,18 +56,18 @@ def resources(step: Step) -> Resources:
 
 
 def most_accelerators(group: Group) -> tuple[int, bool]:
-    """Accelerators asked for at once at most, over all orders in which the steps can run, and whether that is
-    all: it is not where only the run will know how long a loop is, or how many a step takes.
+    """The largest number of accelerators in use at once, over all orders in which the steps can run, and whether it is
+    exact: it is not if the length of a loop, or a step's number of accelerators, will be known only at run time.
     """
-    weights, known = {}, group.times is not None
+    weights, exact = {}, group.times is not None
     for name, member in group.members.items():
         weights[name], sure = most_accelerators(member) if isinstance(member, Group) else _weight(member)
-        known &= sure
+        exact &= sure
     if group.exclusive:
         most = max(weights.values(), default=0)
     else:
         most = _heaviest([name for name in weights if weights[name]], weights, _ancestors(group.after))
-    return most * (1 if group.times is None else group.times), known
+    return most * (1 if group.times is None else group.times), exact
 
 
 def _weight(step: Step) -> tuple[int, bool]:
@@ -75,7 +76,7 @@ def _weight(step: Step) -> tuple[int, bool]:
 
 
 def _heaviest(names: list[str], weights: dict[str, int], before: dict[str, frozenset[str]]) -> int:
-    """The largest total weight of tasks none of which comes after another (a maximum-weight antichain)."""
+    """The largest total weight of tasks of which none depends on another (a maximum-weight antichain)."""
     if not names:
         return 0
     first, *rest = names
@@ -92,23 +93,25 @@ def _ancestors(after: dict[str, list[str]]) -> dict[str, frozenset[str]]:
 
 
 def _quantity(limits: dict[str, Any], kind: str) -> str:
-    """The request; without one, the limit, which Kubernetes then takes for the request."""
+    """The request, or without one the limit, which Kubernetes then uses as the request."""
     return str(limits.get(f"resource{kind}Request") or limits.get(f"resource{kind}Limit") or "")
 
 
-def _accelerators(asked: dict[str, Any]) -> int | None:
-    count = asked.get("resourceCount", "0")
+def _accelerators(limit: dict[str, Any]) -> int | None:
+    count = limit.get("resourceCount", "0")
     return None if count == UNKNOWN else int(float(count or 0))
 
 
 def _pool(settings: dict[str, Any]) -> dict[str, str]:
     selector = settings.get("nodeSelector", {})
-    given = selector.get("nodeSelectorJson")
-    return given if isinstance(given, dict) else {UNKNOWN: UNKNOWN} if given else selector.get("labels", {})
+    by_parameter = selector.get("nodeSelectorJson")
+    if not by_parameter:
+        return selector.get("labels", {})
+    return by_parameter if isinstance(by_parameter, dict) else {UNKNOWN: UNKNOWN}
 
 
-def _given(each: dict[str, Any], parameter: str) -> list[dict[str, Any]]:
-    """One setting, or those that a pipeline parameter holds: one, or a list."""
+def _either(each: dict[str, Any], parameter: str) -> list[dict[str, Any]]:
+    """A setting as a list: the setting itself, or the one or more that a pipeline parameter holds."""
     if parameter not in each:
         return [each]
     held = each[parameter]

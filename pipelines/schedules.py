@@ -1,8 +1,8 @@
-"""Schedules of the pipeline on a KFP server, by name: KFP's recurring runs, which cannot be changed once made.
+"""Schedules of the pipeline on a KFP server, by name. They are KFP's recurring runs, which cannot be changed.
 
-What a schedule was made from is kept as a digest in its description, so that making it again does nothing, and
-making another of its name replaces it. A replaced or deleted schedule is paused first, and removed only when no
-run of it is under way: before KFP 2.16 a schedule takes its runs with it.
+A digest of everything that a schedule was made from is kept in its description. So creating the same schedule again
+does nothing, and creating a different one of the same name replaces it. A replaced or deleted schedule is paused first
+and removed only when none of its runs is still running, since before KFP 2.16 removing a schedule removes its runs.
 """
 
 import logging
@@ -18,25 +18,25 @@ log = logging.getLogger(__name__)
 
 
 def create(config: ScheduleCreateConfig) -> None:
-    """Makes the schedule, or replaces one that differs, or does nothing; says which, and when the next run is."""
-    compiled, given = to_run(config)
+    """Creates the schedule, replaces one that differs, or does nothing; prints which, and the time of the next run."""
+    compiled, values = to_run(config)
     times = timetable(config)
-    mark = times.mark(compiled, given, config.service_account)
+    mark = times.mark(compiled, values, config.service_account)
     client = Client(config)
     experiment = ensure_experiment(client, config)
 
-    def there() -> dict[str, RecurringRun]:
-        found = client.find_recurring_runs(experiment, display_name=config.name)
-        return {one.recurring_run_id: one for one in found}
+    def existing() -> dict[str, RecurringRun]:
+        schedules = client.find_recurring_runs(experiment, display_name=config.name)
+        return {schedule.recurring_run_id: schedule for schedule in schedules}
 
-    before = list(there().values())
-    if foreign := [one.recurring_run_id for one in before if not ours(one)]:
+    before = list(existing().values())
+    if foreign := [schedule.recurring_run_id for schedule in before if not ours(schedule)]:
         raise PosgapError(
-            f"schedule {config.name}: {foreign[0]} has this name, and posgap did not make it: choose another, or "
+            f"schedule {config.name}: {foreign[0]} has this name, but was not made by posgap: choose another name, or "
             "delete it in the KFP UI"
         )
-    same = next((one for one in before if one.description == mark), None)
-    # Who paused the old one did not ask for the new one to run.
+    same = next((schedule for schedule in before if schedule.description == mark), None)
+    # If the old schedule is paused, so is the new one.
     paused = bool(before) and not any(map(enabled, before))
     with compiled.package() as package:
         current = same or once(
@@ -48,11 +48,11 @@ def create(config: ScheduleCreateConfig) -> None:
                 max_concurrency="1",  # the API writes 64-bit numbers as text
                 no_catchup=True,
                 enabled=not paused,
-                params=given,
+                params=values,
                 pipeline_package_path=package,
                 service_account=config.service_account or None,
             ),
-            there,
+            existing,
             config.retries,
         )
     done = "unchanged" if same else "replaced" if before else "created"
@@ -62,60 +62,62 @@ def create(config: ScheduleCreateConfig) -> None:
         if old is same:
             continue
         if run := _retire(client, old):
-            log.warning("%s: the old one is paused; run this again to remove it when %s has ended", config.name, run)
+            log.warning(
+                "%s: the old schedule is paused; run this again when %s has ended, to remove it", config.name, run
+            )
         else:
-            log.info("%s: removed %s", config.name, old.recurring_run_id)
+            log.info("%s: removed the old schedule %s", config.name, old.recurring_run_id)
 
 
 def show(config: ScheduleListConfig) -> None:
     """Prints the experiment's schedules."""
     client = Client(config)
     experiment = find_experiment(client, config)
-    found = client.find_recurring_runs(experiment) if experiment else []
-    print(table(found) if found else f"no schedules in experiment {config.experiment}")
+    schedules = client.find_recurring_runs(experiment) if experiment else []
+    print(table(schedules) if schedules else f"no schedules in experiment {config.experiment}")
 
 
 def pause(config: NamedScheduleConfig) -> None:
-    """No further runs; one under way goes on."""
+    """Stops the schedule from starting runs; a run that has started goes on."""
     client = Client(config)
-    for one in _named(client, config):
-        client.disable_recurring_run(one.recurring_run_id)
-        print(f"{config.name}: paused ({one.recurring_run_id})")
+    for schedule in _named(client, config):
+        client.disable_recurring_run(schedule.recurring_run_id)
+        print(f"{config.name}: paused ({schedule.recurring_run_id})")
 
 
 def resume(config: NamedScheduleConfig) -> None:
-    """Runs again, from the next time on."""
+    """Lets the schedule start runs again."""
     client = Client(config)
-    for one in _named(client, config):
-        client.enable_recurring_run(one.recurring_run_id)
-        print(f"{config.name}: resumed ({one.recurring_run_id}); next run {next_run(one)}")
+    for schedule in _named(client, config):
+        client.enable_recurring_run(schedule.recurring_run_id)
+        print(f"{config.name}: resumed ({schedule.recurring_run_id}); next run {next_run(schedule)}")
 
 
 def delete(config: NamedScheduleConfig) -> None:
-    """Removes it; where a run of it is under way, pauses it and raises `PosgapError`."""
+    """Removes the schedule; if one of its runs is still running, only pauses it and raises `PosgapError`."""
     client = Client(config)
-    for one in _named(client, config):
-        if run := _retire(client, one):
+    for schedule in _named(client, config):
+        if run := _retire(client, schedule):
             hint = "delete it when that has ended"
-            raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is under way; {hint}")
-        print(f"{config.name}: deleted ({one.recurring_run_id})")
+            raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is still running; {hint}")
+        print(f"{config.name}: deleted ({schedule.recurring_run_id})")
 
 
 def _named(client: Client, config: NamedScheduleConfig) -> list[RecurringRun]:
     experiment = find_experiment(client, config)
-    found = client.find_recurring_runs(experiment, display_name=config.name) if experiment else []
-    if not found:
-        hint = "`posgap pipeline schedule list` shows what there is"
-        raise PosgapError(f"schedule {config.name}: there is none in experiment {config.experiment}; {hint}")
-    return found
+    schedules = client.find_recurring_runs(experiment, display_name=config.name) if experiment else []
+    if not schedules:
+        hint = "`posgap pipeline schedule list` lists the schedules"
+        raise PosgapError(f"schedule {config.name}: not found in experiment {config.experiment}; {hint}")
+    return schedules
 
 
 def _retire(client: Client, old: RecurringRun) -> str | None:
-    """Pauses a schedule and removes it, unless a run of it is under way: then that run's id."""
+    """Pauses a schedule and removes it; if one of its runs is still running, returns that run's id instead."""
     client.disable_recurring_run(old.recurring_run_id)
     for run in client.find_runs(old.experiment_id, recurring_run_id=old.recurring_run_id):
         if run.state not in ENDED:
             return run.run_id
-    # ORPHAN: from KFP 2.16 on, a run that has started since is left alone.
+    # ORPHAN: from KFP 2.16 on, a run that has started in the meantime is not deleted.
     client.recurring_runs.recurring_run_service_delete_recurring_run(old.recurring_run_id, propagation_policy="ORPHAN")
     return None

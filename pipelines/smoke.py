@@ -1,4 +1,4 @@
-"""The mitigation pipeline with parameters for the tiny model: `posgap demo`, and CI."""
+"""The mitigation pipeline with parameters for the tiny model, for `posgap demo` and CI."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from posgap.pipelines.mitigation import mitigation
 
 pipeline: Any = mitigation
 
-# A model of 100,000 parameters needs a higher learning rate and more passes than one of seven
-# billion, and at that rate a firmer anchor. 200 examples widen the intervals by several points,
-# and the limits allow for that.
+# A model of 100,000 parameters needs a higher learning rate and more epochs than one of seven billion, and at that rate
+# a larger weight of the anchoring loss. With only 200 examples the intervals are several points wider, and the limits
+# allow for that.
 OVERRIDES = {
     "max_new_tokens": 4,
     "anchoring": 3.0,
@@ -27,7 +27,7 @@ PARAMETERS: dict[str, Any] = {
     "overrides": OVERRIDES,
 }
 
-# For `posgap demo --smoke`: every step is tried, and any model is let through.
+# For `posgap demo --smoke`: it runs every step, and the gate lets any model through.
 SMALLEST: dict[str, Any] = {
     "max_gap": 100.0,
     "registered_name": "posgap-smoke",

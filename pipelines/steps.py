@@ -1,4 +1,4 @@
-"""What is in a compiled pipeline: steps and groups of steps, with the values that reach them filled in."""
+"""The steps and groups of steps of a compiled pipeline, with the values that reach them filled in."""
 
 import json
 import re
@@ -9,15 +9,15 @@ from typing import Any
 
 from posgap.pipelines.compilation import Compiled
 
-UNKNOWN = "?"  # what only the run will know, such as another step's output
+UNKNOWN = "?"  # a value that will be known only at run time, such as another step's output
 _PLACEHOLDER = re.compile(r"\{\{\$\.inputs\.parameters\[['\"](.+?)['\"]\]\}\}")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One container: what it runs, what it asks of Kubernetes, its task (caching, retries).
+    """One step: its container, its settings for Kubernetes, and its task (caching, retries).
 
-    `unpassed` names inputs that it uses and nobody passes to it: KFP compiles that, and the run fails.
+    `unpassed` names inputs that the step uses but nothing passes to it: KFP compiles such a step, but its run fails.
     """
 
     name: str
@@ -29,10 +29,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Group:
-    """Steps and groups by task name, in an order they can run in, and which tasks each comes after.
+    """Steps and groups by task name, in an order in which they can run, and the tasks that each depends on.
 
-    `exclusive`: only one of them runs (if, else). `times`: how many copies run at once, None where only
-    the run will know (a loop over a step's output).
+    `exclusive` says that only one of them runs (if, else). `times` is the number of copies that run at once, or None if
+    it will be known only at run time (a loop over a step's output).
     """
 
     members: dict[str, "Step | Group"]
@@ -41,19 +41,19 @@ class Group:
     times: int | None = 1
 
     def steps(self) -> list[Step]:
-        """All steps, those of groups within included."""
+        """All steps, including those of inner groups."""
         inner = (m.steps() if isinstance(m, Group) else [m] for m in self.members.values())
         return [step for steps in inner for step in steps]
 
 
-def tree(compiled: Compiled, given: Mapping[str, Any]) -> Group:
-    """The pipeline as it would run with the arguments `given`; a parameter without a value is unknown."""
-    scope = {name: given.get(name, known.get("defaultValue", UNKNOWN)) for name, known in compiled.parameters.items()}
+def tree(compiled: Compiled, arguments: Mapping[str, Any]) -> Group:
+    """The pipeline as it would run with `arguments`; a parameter without a value or default is `UNKNOWN`."""
+    scope = {name: arguments.get(name, spec.get("defaultValue", UNKNOWN)) for name, spec in compiled.parameters.items()}
     return _group(compiled, compiled.spec["root"], scope)
 
 
 def task_names(compiled: Compiled) -> dict[str, str]:
-    """From the name of a task, by which a run reports it, to what the UI calls it; steps only."""
+    """The names of steps in the UI, by the names of tasks under which a run reports them."""
     components = compiled.spec.get("components", {})
     return {
         key: task["taskInfo"]["name"]
@@ -96,13 +96,13 @@ def _times(task: dict, values: dict) -> int | None:
         return 1
     items = task.get("parameterIterator", {}).get("items", {})
     listed = json.loads(items["raw"]) if "raw" in items else values.get(items.get("inputParameter"))
-    known = [len(listed)] if isinstance(listed, list) else []
+    length = [len(listed)] if isinstance(listed, list) else []
     limit = task.get("iteratorPolicy", {}).get("parallelismLimit")
-    return min([*known, limit] if limit else known, default=None)
+    return min([*length, limit] if limit else length, default=None)
 
 
 def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
-    """`value` with KFP's references to inputs replaced by what `scope` has; what it lacks goes to `missing`."""
+    """`value` with KFP's references to inputs replaced by their values in `scope`; names not in it go to `missing`."""
 
     def look_up(name: str) -> Any:
         if name not in scope:
@@ -110,9 +110,9 @@ def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
         return scope.get(name, UNKNOWN)
 
     if isinstance(value, list):
-        return [_filled(one, scope, missing) for one in value]
+        return [_filled(item, scope, missing) for item in value]
     if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda found: _text(look_up(found[1])), value)
+        return _PLACEHOLDER.sub(lambda match: _text(look_up(match[1])), value)
     if not isinstance(value, dict):
         return value
     if value.keys() == {"componentInputParameter"}:
@@ -121,7 +121,7 @@ def _filled(value: Any, scope: dict, missing: list[str]) -> Any:
         return _filled(value["runtimeValue"].get("constant", UNKNOWN), scope, missing)
     if value.keys() & {"taskOutputParameter", "taskFinalStatus"} and len(value) == 1:
         return UNKNOWN
-    return {name: _filled(one, scope, missing) for name, one in value.items()}
+    return {name: _filled(item, scope, missing) for name, item in value.items()}
 
 
 def _text(value: Any) -> str:

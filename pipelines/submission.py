@@ -1,4 +1,4 @@
-"""Runs on a KFP server: sent once, and waited for if asked."""
+"""Starts runs on a KFP server, each exactly once, and waits for their end if asked to."""
 
 import logging
 import secrets
@@ -20,11 +20,11 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 
 
 def submit(config: PipelineSubmitConfig) -> None:
-    """Starts a run and prints its id and address; with `wait`, raises what its end or the time limit says."""
-    compiled, given = to_run(config)
+    """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
+    compiled, values = to_run(config)
     client = Client(config)
     experiment = ensure_experiment(client, config)
-    # The suffix keeps two submissions within a second apart, for people and for `once`.
+    # The suffix distinguishes two submissions within the same second, for people and for `once`.
     name = config.name or f"{compiled.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
     with compiled.package() as package:
         run = once(
@@ -32,7 +32,7 @@ def submit(config: PipelineSubmitConfig) -> None:
                 experiment,
                 name,
                 pipeline_package_path=package,
-                params=given,
+                params=values,
                 service_account=config.service_account or None,
             ),
             lambda: {run.run_id: run for run in client.find_runs(experiment, display_name=name)},
@@ -43,27 +43,27 @@ def submit(config: PipelineSubmitConfig) -> None:
         try:
             _wait(client, run.run_id, compiled, config)
         except (KeyboardInterrupt, Stopped) as stop:
-            # The same command again would start another run.
+            # The same command would start another run, so this says how to find the one that goes on.
             stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
             raise
 
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
-    """The compiled pipeline as it is to run, and the arguments that it accepts."""
+    """The compiled pipeline to run, and its complete arguments."""
     compiled = load(config.file)
-    given = arguments(config, compiled.parameters)
-    return (compiled.uncached() if config.no_cache else compiled), given
+    values = arguments(config, compiled.parameters)
+    return (compiled.uncached() if config.no_cache else compiled), values
 
 
 def _wait(client: Client, run_id: str, compiled: Compiled, config: PipelineSubmitConfig) -> None:
-    """Looks until the run has ended. KFP's own wait takes a cancelled run for one under way."""
+    """Polls until the run has ended. KFP's own wait would treat a cancelled run as one that is still running."""
     until, state = time.monotonic() + config.timeout, ""
     while True:
         try:
             run = client.get_run(run_id)
         except Unanswered as error:
-            # The run goes on without us, and hours may depend on it.
-            log.warning("%s; looking again", error)
+            # The run goes on meanwhile, and may represent hours of work.
+            log.warning("%s; trying again", error)
         else:
             if run.state != state:
                 state = run.state
@@ -91,10 +91,10 @@ def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> Non
 
 
 def failed_steps(run: kfp_server_api.V2beta1Run, compiled: Compiled) -> list[str]:
-    """Names of the steps that failed, the first to end first.
+    """The names of the steps that failed, in the order in which they ended.
 
-    KFP reports every node of the workflow: a step's driver beside it, and the groups and the root above,
-    which fail with what is in them.
+    KFP reports every node of the workflow: also a step's driver, and the groups and the root, which fail along with
+    the steps in them.
     """
     steps = task_names(compiled)
     tasks = (run.run_details.task_details or []) if run.run_details else []

@@ -1,4 +1,4 @@
-"""When a schedule runs: as asked for, as KFP's scheduler is told, and as a schedule on the server says of itself."""
+"""The times of a schedule: as the user gives them, as KFP's scheduler gets them, and as read back from the server."""
 
 import logging
 import re
@@ -19,67 +19,67 @@ _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); scheduler in (?P<cluster>\S+
 
 @dataclass(frozen=True)
 class Timetable:
-    """A schedule's times in the zone they were asked for, and in the zone the cluster reads cron in."""
+    """A schedule's times in the user's time zone (`own`), and in the one in which the cluster reads cron (`sent`)."""
 
-    asked: cron.Cron
+    own: cron.Cron
     sent: cron.Cron
 
-    def mark(self, compiled: Compiled, given: dict, service_account: str) -> str:
-        """The description of a schedule: its times, for people, and a digest of all that it was made from."""
-        times = f"{self.asked} in {self.asked.zone}; scheduler in {self.sent.zone}; posgap {__version__}"
-        made_from = [times, str(self.sent), compiled.spec, compiled.platform, given, service_account]
+    def mark(self, compiled: Compiled, arguments: dict, service_account: str) -> str:
+        """The description of a schedule: its times, for people, and a digest of everything that it is made from."""
+        times = f"{self.own} in {self.own.zone}; scheduler in {self.sent.zone}; posgap {__version__}"
+        made_from = [times, str(self.sent), compiled.spec, compiled.platform, arguments, service_account]
         return f"{times} {files.digest_of(made_from)}"
 
 
 def timetable(config: ScheduleCreateConfig) -> Timetable:
-    """Reads `--cron`. Where the two zones put their clocks forward or back on different days, warns from when on
-    the schedule would be off."""
+    """The times of `--cron`. If the two zones put their clocks forward or back on different days, warns of the day from
+    which on the schedule would be off."""
     now, cluster = datetime.now(UTC), cron.zone(config.cluster_timezone)
-    asked = cron.parse(config.cron, config.timezone)
-    first = asked.next(now)
-    if change := cron.next_change(asked.zone, cluster, first):
+    own = cron.parse(config.cron, config.timezone)
+    first = own.next(now)
+    if change := cron.next_change(own.zone, cluster, first):
         log.warning(
             "%s: from %s on, the clocks of %s and %s differ by another hour, and runs would start that much earlier or "
             "later: run this again then, or set the cluster's cronScheduleTimezone, and --cluster-timezone, to %s",
-            *(config.name, f"{change:%Y-%m-%d}", asked.zone, cluster, asked.zone),
+            *(config.name, f"{change:%Y-%m-%d}", own.zone, cluster, own.zone),
         )
-    return Timetable(asked, asked.moved(cluster, first))
+    return Timetable(own, own.moved(cluster, first))
 
 
-def ours(one: RecurringRun) -> bool:
-    """Whether posgap made it."""
-    return _MARK.fullmatch(one.description or "") is not None
+def ours(schedule: RecurringRun) -> bool:
+    """Whether posgap made the schedule."""
+    return _MARK.fullmatch(schedule.description or "") is not None
 
 
-def enabled(one: RecurringRun) -> bool:
-    """Whether it starts runs."""
-    return one.status != "DISABLED"
+def enabled(schedule: RecurringRun) -> bool:
+    """Whether the schedule starts runs."""
+    return schedule.status != "DISABLED"
 
 
-def next_run(one: RecurringRun) -> str:
-    """When it runs next, in the zone it was asked for in; `?` where it does not run by cron."""
-    mark, schedule = _MARK.fullmatch(one.description or ""), one.trigger and one.trigger.cron_schedule
-    if not schedule:
+def next_run(schedule: RecurringRun) -> str:
+    """The time of the schedule's next run, in its user's time zone; `?` if it does not run by cron."""
+    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
+    if not trigger:
         return "?"
-    told = cron.parse(schedule.cron, mark["cluster"] if mark else "UTC")
-    zone = cron.zone(mark["zone"]) if mark else told.zone
-    return f"{told.next(datetime.now(UTC)).astimezone(zone):%Y-%m-%d %H:%M %Z}"
+    times = cron.parse(trigger.cron, mark["cluster"] if mark else "UTC")
+    zone = cron.zone(mark["zone"]) if mark else times.zone
+    return f"{times.next(datetime.now(UTC)).astimezone(zone):%Y-%m-%d %H:%M %Z}"
 
 
 def table(schedules: list[RecurringRun]) -> str:
-    """Schedules in aligned columns, by name."""
-    rows = [_row(one) for one in sorted(schedules, key=lambda one: one.display_name)]
+    """A table of schedules in aligned columns, sorted by name."""
+    rows = [_row(schedule) for schedule in sorted(schedules, key=lambda schedule: schedule.display_name)]
     lines = tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(one: RecurringRun) -> dict[str, str]:
-    mark, schedule = _MARK.fullmatch(one.description or ""), one.trigger and one.trigger.cron_schedule
+def _row(schedule: RecurringRun) -> dict[str, str]:
+    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
     return {
-        "name": one.display_name,
-        "state": "enabled" if enabled(one) else "paused",
-        "cron": mark["cron"] if mark else schedule.cron if schedule else "-",
+        "name": schedule.display_name,
+        "state": "enabled" if enabled(schedule) else "paused",
+        "cron": mark["cron"] if mark else trigger.cron if trigger else "-",
         "time zone": mark["zone"] if mark else "-",
-        "next run": next_run(one) if enabled(one) else "-",
-        "id": one.recurring_run_id,
+        "next run": next_run(schedule) if enabled(schedule) else "-",
+        "id": schedule.recurring_run_id,
     }

@@ -1,4 +1,4 @@
-"""How requests reach a KFP server: with time limits, repeated where that is safe, and one line for what goes wrong."""
+"""Requests to a KFP server: with time limits, with retries if they are safe, and with one line for each error."""
 
 import json
 import random
@@ -15,11 +15,11 @@ from posgap.errors import PosgapError
 
 T = TypeVar("T")
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between tries; doubled each time
-PASSING = {408, 429, 500, 502, 503, 504}  # statuses that may be others a moment later
+PASSING = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
 class Refused(PosgapError):
-    """The server's answer is no; `status` is its HTTP status."""
+    """The server refused the request with the HTTP status `status`."""
 
     def __init__(self, complaint: str, status: int):
         super().__init__(complaint)
@@ -27,11 +27,11 @@ class Refused(PosgapError):
 
 
 class Unanswered(PosgapError):
-    """The server was not reached, or failed: whether it did what it was asked is not known."""
+    """The server was not reached, or failed, so it is unknown whether it carried out the request."""
 
 
 def tries(retries: int) -> Iterator[bool]:
-    """Counts 1 + `retries` tries, with growing waits between them; each says whether it is the last."""
+    """Yields 1 + `retries` times, with growing waits in between, whether this is the last try."""
     for number in range(retries + 1):
         if number:
             time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.5, 1.0))
@@ -39,19 +39,20 @@ def tries(retries: int) -> Iterator[bool]:
 
 
 def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int) -> T:
-    """Creates one thing, and never two: where an answer was lost, looks whether it is there before asking again.
+    """Creates one object, and never two: if an answer was lost, it looks for the object before it tries again.
 
-    `find` returns what is there under its name, by id. 409 is such a case too: another may have been quicker.
+    `find` returns the existing objects of that name, by id. Status 409 (conflict) is treated in the same way, since
+    another client may have created the object in the meantime.
     """
     before = set(find())
     lost: PosgapError | None = None
 
-    def made() -> T | None:
-        return next((thing for key, thing in find().items() if key not in before), None)
+    def created() -> T | None:
+        return next((new for key, new in find().items() if key not in before), None)
 
     for _ in tries(retries):
-        if lost and (thing := made()):
-            return thing
+        if lost and (new := created()):
+            return new
         try:
             return create()
         except Unanswered as error:
@@ -61,24 +62,25 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
                 raise
             lost = error
             break
-    if thing := made():
-        return thing
-    assert lost is not None  # there was a try
+    if new := created():
+        return new
+    assert lost is not None  # at least one try has failed
     raise lost
 
 
 class Transport(rest.RESTClientObject):
-    """Sends KFP's requests. `token_source` names where the token is from, for the complaint that it is not taken.
+    """Sends KFP's requests. `token_source` says where the token comes from, for the message that it is not accepted.
 
-    What may go right when sent again is sent again, unless that could create a second one (see `once`).
+    A failure worth a retry is retried, unless that could create an object twice (see `once`).
     """
 
     def __init__(self, configuration: kfp_server_api.Configuration, config: ServerConfig, token_source: str):
-        configuration.retries = False  # urllib3's own: without waits, and they follow redirects to login pages
+        configuration.retries = False  # urllib3's own retries do not wait, and follow redirects to login pages
         super().__init__(configuration)
         self.host, self.config, self.token_source = configuration.host, config, token_source
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
+        """Sends a request; raises `Refused` or `Unanswered`."""
         creates = method == "POST" and ":" not in url.rsplit("/", 1)[-1]
         for last in tries(self.config.retries):
             try:
@@ -91,7 +93,7 @@ class Transport(rest.RESTClientObject):
     def _send(self, method: str, url: str, options: dict) -> rest.RESTResponse:
         seconds = self.config.request_timeout
         try:
-            # As a pair: of a single number KFP's code takes only an int, and a float for no limit at all.
+            # As a pair: KFP's code ignores a single float, and then there would be no limit at all.
             response = super().request(method, url, **options | {"_request_timeout": (seconds, seconds)})
             json.loads(response.data)
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
@@ -104,37 +106,37 @@ class Transport(rest.RESTClientObject):
         except kfp_server_api.ApiException as error:
             raise self._complaint(error) from None
         except ValueError:
-            # KFP's code would take a web page for an empty answer.
+            # KFP's code would treat a web page as an empty answer.
             raise Refused(f"{self.host}: the answer is not KFP's: {_short(response.data)!r}", response.status) from None
         return response
 
     def _complaint(self, error: kfp_server_api.ApiException) -> Exception:
         status = error.status or 0
         answer = f"{status or ''} {_short(error.reason)}".strip()
-        message = ": ".join(filter(None, [self.host, answer, _told(error.body)]))
+        message = ": ".join(filter(None, [self.host, answer, _server_message(error.body)]))
         if status in PASSING:
             return _Again(message, may_have_worked=status != 429)
         if status == 401 or 300 <= status < 400:
-            where = f"KFP does not take the token in {self.token_source}" if self.token_source else "set KFP_TOKEN"
+            where = f"KFP does not accept the token in {self.token_source}" if self.token_source else "set KFP_TOKEN"
             return Refused(f"{message}; {where}", status)
         if status == 403:
-            return Refused(f"{message}; the token's owner may not do this: is --namespace right?", status)
+            return Refused(f"{message}; the token's owner has no permission for this: is --namespace right?", status)
         return Refused(message, status)
 
 
 class _Again(Exception):
-    """What may go right when sent again, and whether it may have gone right already."""
+    """A failure worth a retry, and whether the server may have carried out the request."""
 
     def __init__(self, complaint: str, may_have_worked: bool = True):
         super().__init__(complaint)
         self.may_have_worked = may_have_worked
 
 
-def _told(body: bytes | None) -> str:
-    """What the server says is wrong; KFP's message for users, where there is one, is the shortest."""
+def _server_message(body: bytes | None) -> str:
+    """The server's error message; KFP's message for users, if there is one, is the shortest."""
     try:
-        told = json.loads(body or b"")
-        return _short(next(m["message"] for m in [*told.get("details", []), told] if m.get("message")))
+        answer = json.loads(body or b"")
+        return _short(next(m["message"] for m in [*answer.get("details", []), answer] if m.get("message")))
     except (ValueError, AttributeError, TypeError, LookupError, StopIteration):
         return _short(body or "")
 
@@ -145,5 +147,5 @@ def _short(text: str | bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """urllib3's message without the object it happened to."""
+    """urllib3's message without the name of the object it concerns."""
     return str(error).rsplit(": ", 1)[-1]

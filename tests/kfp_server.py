@@ -39,10 +39,10 @@ class Bad(Exception):
 
 def conforms(value: object, kind: str, where: str = "body") -> None:
     """Raises `Bad` where a JSON value is not what the API's models say."""
-    if found := re.fullmatch(r"list\[(.+)\]", kind):
+    if match := re.fullmatch(r"list\[(.+)\]", kind):
         for number, each in enumerate(value):
-            conforms(each, found[1], f"{where}[{number}]")
-    elif found := re.fullmatch(r"dict\(str, (.+)\)", kind):
+            conforms(each, match[1], f"{where}[{number}]")
+    elif match := re.fullmatch(r"dict\(str, (.+)\)", kind):
         if not isinstance(value, dict):
             raise Bad(f"{where}: {value!r} is no object")
     elif kind in KINDS:
@@ -71,16 +71,16 @@ def runnable(body: dict) -> None:
         json_format.ParseDict(both.get("platform_spec", {}), PlatformSpec())
     except json_format.ParseError as error:
         raise Bad(f"invalid pipeline spec: {error}") from None
-    known = spec.root.input_definitions.parameters
-    given = body.get("runtime_config", {}).get("parameters", {})
-    for name, value in given.items():
-        if name not in known:
+    parameters = spec.root.input_definitions.parameters
+    values = body.get("runtime_config", {}).get("parameters", {})
+    for name, value in values.items():
+        if name not in parameters:
             raise Bad(f"unknown parameter {name}")
-        kind = json_format.MessageToDict(known[name])["parameterType"]
+        kind = json_format.MessageToDict(parameters[name])["parameterType"]
         if not isinstance(value, VALUES[kind]) or (kind.startswith("NUMBER") and isinstance(value, bool)):
             raise Bad(f"parameter {name}: {value!r} is no {kind}")
-    for name, parameter in known.items():
-        if name not in given and not parameter.is_optional and not parameter.HasField("default_value"):
+    for name, parameter in parameters.items():
+        if name not in values and not parameter.is_optional and not parameter.HasField("default_value"):
             raise Bad(f"parameter {name} is required")
 
 
@@ -129,8 +129,8 @@ class Server:
                 done = 200, {}, json.dumps(self.answer(method, address.path, dict(parse_qsl(address.query)), body))
             except Bad as error:
                 detail = {"@type": "type.googleapis.com/google.rpc.Status", "code": 3, "message": str(error)}
-                told = {"code": 3, "message": f"Failed to do it: {error}", "details": [detail]}
-                done = error.status, {}, json.dumps(told)
+                complaint = {"code": 3, "message": f"Failed to do it: {error}", "details": [detail]}
+                done = error.status, {}, json.dumps(complaint)
         if isinstance(wrong, tuple):
             return wrong[:3]
         time.sleep(wrong or 0)
@@ -164,7 +164,7 @@ class Server:
 
     def create_experiments(self, body: dict) -> dict:
         conforms(body, "V2beta1Experiment")
-        if any(one["display_name"] == body["display_name"] for one in self.experiments.values()):
+        if any(experiment["display_name"] == body["display_name"] for experiment in self.experiments.values()):
             raise Bad(f"experiment {body['display_name']} already exists", 409)
         return self.new(self.experiments, "experiment_id", body)
 
@@ -192,16 +192,19 @@ class Server:
             raise Bad(f"experiment {body.get('experiment_id')} not found", 404)
 
     def listed(self, kind: str, held: dict, query: dict) -> dict:
-        found = list(reversed(held.values()))
+        listed = list(reversed(held.values()))
         if "experiment_id" in query:
-            found = [one for one in found if one["experiment_id"] == query["experiment_id"]]
+            listed = [item for item in listed if item["experiment_id"] == query["experiment_id"]]
         for predicate in json.loads(query.get("filter", "{}")).get("predicates", []):
             assert predicate["operation"] == 1
-            found = [one for one in found if one.get(predicate["key"]) == predicate["stringValue"]]
+            listed = [item for item in listed if item.get(predicate["key"]) == predicate["stringValue"]]
         start = int(query.get("page_token") or 0)
         end = start + min(int(query["page_size"]), self.page_size)
-        more = {"next_page_token": str(end)} if end < len(found) else {}
-        return {"recurringRuns" if kind == "recurringruns" else kind: found[start:end], "total_size": len(found)} | more
+        more = {"next_page_token": str(end)} if end < len(listed) else {}
+        return {
+            "recurringRuns" if kind == "recurringruns" else kind: listed[start:end],
+            "total_size": len(listed),
+        } | more
 
     def delete(self, key: str, query: dict) -> dict:
         policy = query.get("propagation_policy", "")

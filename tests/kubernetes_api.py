@@ -73,10 +73,10 @@ class Cluster:
 
 def faults(manifest: dict) -> list[str]:
     """What the schema of TrainJob finds wrong with a manifest."""
-    found = [f"{key}: {manifest.get(key)}" for key in ("apiVersion", "kind") if manifest.get(key) != SCHEMA[key]]
+    complaints = [f"{key}: {manifest.get(key)}" for key in ("apiVersion", "kind") if manifest.get(key) != SCHEMA[key]]
     for part, schema in ((manifest["metadata"]["name"], SCHEMA["name"]), (manifest["spec"], SCHEMA["spec"])):
-        found += [f"{list(e.path)}: {e.message}" for e in Draft202012Validator(schema).iter_errors(part)]
-    return found
+        complaints += [f"{list(e.path)}: {e.message}" for e in Draft202012Validator(schema).iter_errors(part)]
+    return complaints
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,10 +105,10 @@ class _Handler(BaseHTTPRequestHandler):
         for (refused, end), answers in self.cluster.refuse.items():
             if method == refused and url.path.endswith(end) and answers:
                 return self._fail(*answers.pop(0))
-        if found := JOBS.match(url.path):
-            return self._job(method, found[1], body)
-        if found := LOG.match(url.path):
-            return self._log(found[1], "follow" in parse_qs(url.query))
+        if match := JOBS.match(url.path):
+            return self._job(method, match[1], body)
+        if match := LOG.match(url.path):
+            return self._log(match[1], "follow" in parse_qs(url.query))
         if url.path.endswith("/pods"):
             return self._send(self._pods(parse_qs(url.query)["labelSelector"][0]))
         if url.path.endswith("/clustertrainingruntimes/posgap-deepspeed"):

@@ -56,7 +56,7 @@ def test_an_endpoint_gives_the_predictions_of_the_model_it_serves(endpoint, toke
     save_model(llama(), tokenizer, tmp_path / "model")
     here = sweep(SweepConfig(out=tmp_path / "here", **sweep_options(tmp_path, tmp_path / "model")))
     with served(Endpoint(Served(tmp_path / "model", endpoint == "chat"))) as server:
-        asked = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint)
-        there = sweep(SweepConfig(out=tmp_path / "there", **asked))
+        changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=server.url, endpoint=endpoint)
+        there = sweep(SweepConfig(out=tmp_path / "there", **changes))
     assert predictions(here) == predictions(there)
     assert server.seen.total() == 48

@@ -45,7 +45,7 @@ def sweep(tmp_path, examples, model_folder, *more):
         ),
         (["--n-docs", "0"], "--n-docs: Input should be greater than or equal to 1, got 0"),
         (["--n-docs", "many"], "Invalid value for '--n-docs': 'many' is not a valid integer"),
-        (["--positions", "1,x"], "--positions.1: 'x' is no placement: write a position like 7, or two like 3+7"),
+        (["--positions", "1,x"], "--positions.1: 'x' is not a placement: write a position like 7, or two like 3+7"),
         (["--n-docs", "4", "--positions", "1+2"], "placement 1+2: the task has one gold document"),
         (["--metric", "bleu"], "Invalid value for '--metric': 'bleu' is not one of 'em', 'sub_em', 'f1'"),
         (["--dtype", "float8"], "Invalid value for '--dtype': 'float8' is not one of"),
@@ -92,7 +92,7 @@ def test_a_teacher_without_position_says_what_to_give(capsys, tmp_path, examples
 
 @pytest.mark.parametrize(
     ("where", "complaint"),
-    [("last", "--advantageous: 'last' is no placement"), ("3+4", "placement 3+4: the task has one gold document")],
+    [("last", "--advantageous: 'last' is not a placement"), ("3+4", "placement 3+4: the task has one gold document")],
 )
 def test_a_teacher_at_no_placement_of_the_task(capsys, tmp_path, examples, model_folder, where, complaint):
     words = ["teacher", "--examples", examples, "--model", model_folder, "--out", tmp_path / "out", "--n-docs", 4]
@@ -119,12 +119,12 @@ def test_an_unreachable_tracking_server_is_one_clear_line_and_results_stay(
 
 def test_key_value_records_are_no_passages(capsys, tmp_path, examples):
     complaint = fails(capsys, "data", "make", "qa", "--examples", examples, "--out", tmp_path / "qa.jsonl")
-    assert complaint == f"{examples}: key-value records are no passages; `make kv` makes those"
+    assert complaint == f"{examples}: holds key-value records, but distractors are drawn from passages"
 
 
 def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):
-    given = ["--sweep", tmp_path / "none", "--examples", examples, "--model", model_folder]
-    complaint = fails(capsys, "diagnose", *given, "--out", tmp_path / "out")
+    options = ["--sweep", tmp_path / "none", "--examples", examples, "--model", model_folder]
+    complaint = fails(capsys, "diagnose", *options, "--out", tmp_path / "out")
     assert complaint == f"sweep: {tmp_path / 'none'}: no such file or folder"
 
 

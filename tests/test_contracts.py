@@ -64,9 +64,9 @@ def test_every_component_keeps_the_rules_of_the_community_registry(name):
     assert list(metadata) == ["name", "stability", "dependencies", "tags", "lastVerified", "links"]
     assert metadata["name"] == name and metadata["stability"] in ("experimental", "alpha", "beta", "stable")
     assert metadata["dependencies"].keys() == {"kubeflow", "external_services"}
-    known = [one for group in metadata["dependencies"].values() for one in group]
-    assert all(one.keys() == {"name", "version"} and VERSION.fullmatch(one["version"]) for one in known)
-    assert "Pipelines" in [one["name"] for one in metadata["dependencies"]["kubeflow"]]
+    services = [service for group in metadata["dependencies"].values() for service in group]
+    assert all(service.keys() == {"name", "version"} and VERSION.fullmatch(service["version"]) for service in services)
+    assert "Pipelines" in [service["name"] for service in metadata["dependencies"]["kubeflow"]]
     assert metadata["tags"] and all(isinstance(tag, str) for tag in metadata["tags"])
     assert metadata["lastVerified"].tzinfo is not None
     assert metadata["links"].keys() == {"documentation", "issue_tracker"}

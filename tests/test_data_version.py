@@ -89,20 +89,20 @@ def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_fo
 
 @dsl.pipeline(name="retraining")
 def retraining(data: str, model: str, name: str):
-    found = data_version_component(data=data, model=model, name=name).set_caching_options(False)
+    version = data_version_component(data=data, model=model, name=name).set_caching_options(False)
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
-    with dsl.If(found.outputs["Output"] == True, name="something new"):  # noqa: E712  KFP reads the comparison
-        train = dsl.importer(artifact_uri=found.outputs["uri"], artifact_class=dsl.Dataset).output
+    with dsl.If(version.outputs["Output"] == True, name="something new"):  # noqa: E712  KFP reads the comparison
+        train = dsl.importer(artifact_uri=version.outputs["uri"], artifact_class=dsl.Dataset).output
         validate(examples=train, model=base, n_docs=4)
 
 
 @pytest.mark.slow
 def test_a_pipeline_trains_on_what_is_new_and_skips_what_is_not(bucket, data, crown, tmp_path, model_folder):
     first = data("2026-11-20", 5)
-    asked = {"data": f"{bucket}/data/train-", "model": str(model_folder), "name": "tiny"}
+    arguments = {"data": f"{bucket}/data/train-", "model": str(model_folder), "name": "tiny"}
 
     def steps(run: str) -> set[str]:
-        run_locally(retraining, asked, tmp_path / run, tmp_path / "kfp-cache", tmp_path / f"{run}.log")
+        run_locally(retraining, arguments, tmp_path / run, tmp_path / "kfp-cache", tmp_path / f"{run}.log")
         written = [read_manifest(path.parent) for path in (tmp_path / run).rglob("manifest.json")]
         return {manifest["stage"] for manifest in written}
 

@@ -76,7 +76,7 @@ def test_equal_readings_do_not_differ(model, tokenizer):
     assert shift.turning is None and max(shift.kl) < 1e-6
 
 
-class Told(torch.nn.Module):
+class Scripted(torch.nn.Module):
     """A model whose next token depends on the prompt's first token and on the last token alone.
 
     `logits [V, V, V]` are those after (first, last).
@@ -108,28 +108,28 @@ class Told(torch.nn.Module):
 
 
 @pytest.fixture
-def told() -> Told:
+def scripted() -> Scripted:
     """After 0 it says 2 3 4 5 whatever came first; but where the prompt begins with 1 it says 5 after 3."""
     logits = torch.zeros(6, 6, 6)
     for last, following in {0: 2, 1: 2, 2: 3, 3: 4, 4: 5}.items():
         logits[:, last, following] = 3.0
     logits[1, 3, 4], logits[1, 3, 5] = 0.0, 3.0
-    return Told(logits)
+    return Scripted(logits)
 
 
-def test_the_turning_token_and_its_divergence_in_closed_form(told):
-    (shift,) = token_shifts(told, [Readings([0, 0], [1, 0], [2, 3, 4, 5])], 0, 512)
+def test_the_turning_token_and_its_divergence_in_closed_form(scripted):
+    (shift,) = token_shifts(scripted, [Readings([0, 0], [1, 0], [2, 3, 4, 5])], 0, 512)
     assert shift.turning == 2 and shift.greedy == [2, 3, 5, 5]
     # Both put e^3 / (e^3 + 5) on their own choice and 1 / (e^3 + 5) on the other's.
     wanted = 3 * (np.exp(3) - 1) / (np.exp(3) + 5)
     assert shift.kl == pytest.approx([0, 0, wanted, 0], abs=1e-6)
 
 
-def test_the_model_goes_on_rightly_from_the_corrected_token(told):
+def test_the_model_goes_on_rightly_from_the_corrected_token(scripted):
     readings = [Readings([0, 0], [1, 0], [2, 3, 4, 5])]
-    assert next(complete(told, [Prompt("", [1, 0])], Sampling(8))).token_ids == [2, 3, 5]
-    assert corrected(told, readings, [2], 8, str) == ["[2, 3, 4, 5]"]
-    assert corrected(told, readings, [2], 3, str) == ["[2, 3, 4]"]
+    assert next(complete(scripted, [Prompt("", [1, 0])], Sampling(8))).token_ids == [2, 3, 5]
+    assert corrected(scripted, readings, [2], 8, str) == ["[2, 3, 4, 5]"]
+    assert corrected(scripted, readings, [2], 3, str) == ["[2, 3, 4]"]
     # Corrected at its last token, a response is complete and nothing is generated.
     assert corrected(None, readings, [3], 8, str) == ["[2, 3, 4, 5]"]
 
@@ -142,7 +142,7 @@ def shift_of(turning: int, kl: list[float], recovered: bool, settled: bool) -> T
 
 
 def test_figures_against_values_worked_by_hand():
-    found = summarize_shifts(
+    figures = summarize_shifts(
         [
             shift_of(0, [4.0, 1.0, 2.0], recovered=True, settled=True),
             shift_of(1, [0.0, 1.0, 3.0], recovered=True, settled=False),
@@ -151,9 +151,9 @@ def test_figures_against_values_worked_by_hand():
         ],
         wrong=7,
     )
-    assert (found.wrong, found.diagnosed, found.unsettled) == (7, 4, 2)
-    assert (found.recovery_rate, found.unsettled_recovery_rate, found.turning_is_peak) == (75, 50, 75)
-    assert (found.kl_turning, found.kl_elsewhere) == (3.0, 1.0)  # of 4 1 2 9, and of 1 2 0 3 0.5
+    assert (figures.wrong, figures.diagnosed, figures.unsettled) == (7, 4, 2)
+    assert (figures.recovery_rate, figures.unsettled_recovery_rate, figures.turning_is_peak) == (75, 50, 75)
+    assert (figures.kl_turning, figures.kl_elsewhere) == (3.0, 1.0)  # of 4 1 2 9, and of 1 2 0 3 0.5
     none = summarize_shifts([], wrong=0)
     assert none.recovery_rate is none.kl_turning is none.unsettled_recovery_rate is None
 
@@ -215,7 +215,9 @@ def test_no_attention_map_is_ever_held():
 
 def test_a_model_without_attention_says_so(model):
     model.base_model.forward = lambda **_: SimpleNamespace(past_key_values=None, attentions=None)
-    with pytest.raises(PosgapError, match="LlamaForCausalLM: shows no attention; diagnose with attention 0"):
+    with pytest.raises(
+        PosgapError, match="LlamaForCausalLM: returns no attention to measure; diagnose with `attention` 0"
+    ):
         list(attention_rows(model, [1, 2, 3]))
 
 
@@ -242,9 +244,9 @@ def test_gold_tokens_are_the_record_s(tokenizer, template, monkeypatch):
     build, example = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), kv_example(3)
     for position in range(1, 7):
         placement = Placement((position,), 6)
-        ids, found = build(example, placement), gold_tokens(build, example, placement)
-        assert found == list(range(found[0], found[-1] + 1))
-        assert tokenizer.convert_ids_to_tokens([ids[i] for i in found]) == [*example.key, f" {example.value}"]
+        ids, gold = build(example, placement), gold_tokens(build, example, placement)
+        assert gold == list(range(gold[0], gold[-1] + 1))
+        assert tokenizer.convert_ids_to_tokens([ids[i] for i in gold]) == [*example.key, f" {example.value}"]
 
 
 def test_a_template_that_rewrites_the_prompt_is_refused(tokenizer, monkeypatch):
@@ -271,18 +273,18 @@ def diagnosed(tmp_path, model_folder):
 
 
 def test_the_stage_diagnoses_what_was_swept(diagnosed):
-    found = read_diagnosis(diagnose(diagnosed))
+    diagnosis = read_diagnosis(diagnose(diagnosed))
     rows = [json.loads(line) for line in (diagnosed.sweep / "predictions.jsonl").read_text().splitlines()]
     wrong = {(row["id"], *row["placement"]): row["response"] for row in rows if not row["correct"]}
-    assert found.advantageous == [2] and found.tokens.wrong == len(wrong) == found.tokens.diagnosed > 0
-    for shift in found.tokens.shifts:
+    assert diagnosis.advantageous == [2] and diagnosis.tokens.wrong == len(wrong) == diagnosis.tokens.diagnosed > 0
+    for shift in diagnosis.tokens.shifts:
         assert shift.prediction == wrong[shift.id, *shift.placement] != shift.response
         # The wrong answer is the right one as far as the turning token.
         before = "".join(shift.tokens[: shift.turning])
         assert shift.prediction.startswith((before + shift.instead).strip().removesuffix("<eos>"))
         assert shift.corrected.startswith((before + shift.tokens[shift.turning]).strip().removesuffix("<eos>"))
         assert shift.recovered == (shift.corrected == shift.response)
-    seen = found.attention
+    seen = diagnosis.attention
     shapes = [np.shape(s) for s in (seen.gold, seen.sink, seen.answer_gold, seen.answer_sink)]
     assert shapes == [(4, 2)] * 4 and seen.n_examples == 3
     assert seen.even == pytest.approx([100 * 3 / 22] * 4)
@@ -320,20 +322,22 @@ def test_answers_of_one_token_have_no_attention_of_their_own(diagnosed):
 
 
 def test_parts_can_be_left_out(diagnosed):
-    found = read_diagnosis(diagnose(diagnosed.model_copy(update={"tokens": 0, "attention": 0})))
-    assert found.tokens is found.attention is None
+    diagnosis = read_diagnosis(diagnose(diagnosed.model_copy(update={"tokens": 0, "attention": 0})))
+    assert diagnosis.tokens is diagnosis.attention is None
 
 
 def test_what_an_endpoint_answered_is_refused(diagnosed):
     swept = read_json(diagnosed.sweep / "sweep.json")
     swept["settings"]["backend"] = "openai"
     write_json(diagnosed.sweep / "sweep.json", swept)
-    with pytest.raises(PosgapError, match="sweep: swept through an endpoint, which shows no tokens"):
+    with pytest.raises(PosgapError, match="sweep: swept through an endpoint, which gives no token ids"):
         diagnose(diagnosed)
 
 
 def test_other_examples_than_the_sweep_s_are_refused(diagnosed):
     write_examples(diagnosed.examples, [kv_example(i) for i in range(12)])
-    with pytest.raises(PosgapError, match="sweep: its examples are not those given; give what was swept"):
+    with pytest.raises(
+        PosgapError, match="sweep: was swept with other examples than those given here; give the examples of the sweep"
+    ):
         diagnose(diagnosed)
     assert not diagnosed.out.exists()

@@ -112,7 +112,9 @@ def test_processes_share_a_step_evenly(rows, world):
 
 
 def test_responses_to_other_examples_are_refused(pairs):
-    with pytest.raises(PosgapError, match="1 responses answer examples that are not given, the first kv-3"):
+    with pytest.raises(
+        PosgapError, match="1 responses belong to examples that are not in `examples`, the first to kv-3"
+    ):
         pair_up([p.example for p in pairs[:3]], [p.response for p in pairs])
 
 
@@ -159,9 +161,9 @@ def test_losses_are_those_of_a_live_teacher(model, collate, tmp_path):
     teacher_of(model, collate, tmp_path / "t")
     teacher = Teacher(TeacherStates(tmp_path / "t", OURS), frozen_head(model, False), collate)
     rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,)), Row(3, (5,))]
-    found = Student(student, KL, teacher)(collate(rows))
+    losses = Student(student, KL, teacher)(collate(rows))
     expected = torch.stack([live_losses(model, student, collate, row) for row in rows])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
     assert expected.min() > 1e-3
 
 
@@ -222,7 +224,9 @@ def test_a_broken_shard_is_refused(collate, teacher, tmp_path):
 def test_a_model_with_logits_of_its_own_making_is_refused(model, collate, tmp_path):
     forward = model.forward
     model.forward = lambda *a, **k: (out := forward(*a, **k), setattr(out, "logits", out.logits * 0.5 + 1))[0]
-    with pytest.raises(PosgapError, match="LlamaForCausalLM: its logits are not those of its output head"):
+    with pytest.raises(
+        PosgapError, match="LlamaForCausalLM: its logits are not its output head applied to the last hidden state"
+    ):
         teacher_of(model, collate, tmp_path / "t")
 
 
@@ -318,9 +322,9 @@ def test_micro_batches_do_not_change_the_numbers(method, micro_batch_size, livel
     else:
         teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), method, 1.0)
     whole, parts = copy.deepcopy(lively), copy.deepcopy(lively)
-    one = run(whole, collate, objective, teacher, epochs=2)
+    whole_run = run(whole, collate, objective, teacher, epochs=2)
     many = run(parts, collate, objective, teacher, epochs=2, micro_batch_size=micro_batch_size)
-    for a, b in zip(one, many):
+    for a, b in zip(whole_run, many):
         assert a == pytest.approx(b, rel=1e-5)
     moved = (parameters(whole) - parameters(lively)).norm()
     assert (parameters(whole) - parameters(parts)).norm() < 1e-4 * moved
@@ -329,11 +333,11 @@ def test_micro_batches_do_not_change_the_numbers(method, micro_batch_size, livel
 def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, collate, tmp_path, monkeypatch):
     teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), "paper", 1.0)
     plain, frugal = copy.deepcopy(lively), copy.deepcopy(lively)
-    one = run(plain, collate, objective, teacher, epochs=2)
+    plain_run = run(plain, collate, objective, teacher, epochs=2)
     monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", 60)
     frugal.activation_checkpointing_enable({"use_reentrant": False})
     again = run(frugal, collate, objective, teacher, epochs=2)
-    for a, b in zip(one, again):
+    for a, b in zip(plain_run, again):
         assert a == pytest.approx(b, rel=1e-6)
     torch.testing.assert_close(parameters(frugal), parameters(plain), rtol=1e-4, atol=1e-7)
 

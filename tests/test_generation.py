@@ -30,9 +30,9 @@ def _made(config, **options):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"vocab_size": 41, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    known = sizes | ids | {"num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 512}
+    shared = sizes | ids | {"num_key_value_heads": 2, "initializer_range": 0.3, "max_position_embeddings": 512}
     # Eager attention masks with the least float32, which makes NaN of padding in float64.
-    made = AutoModelForCausalLM.from_config(config(**(known | options))).eval()
+    made = AutoModelForCausalLM.from_config(config(**(shared | options))).eval()
     return made if options.get("attn_implementation") == "eager" else made.double()
 
 
@@ -46,9 +46,9 @@ def groups_of(tokenizer, n_docs=8, examples=3):
 
 def answers(model, tokenizer, groups, budget, new_tokens=5, reuse=True):
     generator = TransformersGenerator(model, tokenizer, budget, reuse)
-    found = dict(generator.generate(groups, Sampling(new_tokens)))
-    assert sorted(found) == list(range(len(groups)))
-    return [[completion.token_ids for completion in found[i]] for i in range(len(groups))]
+    answers = dict(generator.generate(groups, Sampling(new_tokens)))
+    assert sorted(answers) == list(range(len(groups)))
+    return [[completion.token_ids for completion in answers[i]] for i in range(len(groups))]
 
 
 def by_hand(model, tokenizer, prompt, new_tokens=5):
@@ -74,10 +74,10 @@ def test_groups_are_read_no_further_ahead_than_some_batches():
             made.append(i)
             yield [Prompt("", [1] * 10)] * 3
 
-    found = group_batches(groups(), 0, 100)
-    assert len(next(found)) == 10
+    batches = group_batches(groups(), 0, 100)
+    assert len(next(batches)) == 10
     assert len(made) == 10 * LOOK_AHEAD
-    assert sorted([*range(10), *(i for batch in found for i, _ in batch)]) == list(range(1000))
+    assert sorted([*range(10), *(i for batch in batches for i, _ in batch)]) == list(range(1000))
 
 
 @given(st.lists(tokens, min_size=1, max_size=8))

@@ -29,11 +29,11 @@ def room(module: str) -> str:
 
 
 def arrows() -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for file in SOURCE.rglob("*.py"):
         name = file.relative_to(SOURCE).with_suffix("").parts[0]
-        found.setdefault(name, set()).update(room(module) for module in imports(file))
-    return {name: others - {name, "", "__init__"} for name, others in found.items()}
+        imported.setdefault(name, set()).update(room(module) for module in imports(file))
+    return {name: others - {name, "", "__init__"} for name, others in imported.items()}
 
 
 def test_no_room_depends_on_itself_through_others():

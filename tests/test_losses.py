@@ -97,8 +97,8 @@ POSITIONED = st.lists(st.tuples(st.floats(0, 20, width=32), st.integers(2, 6)), 
 def test_alpha_is_its_definition(pairs, kind):
     losses, positions = zip(*pairs)
     alignment, within = kind
-    found = alignment_weights(torch.tensor(losses, dtype=torch.float64), torch.tensor(positions), alignment)
-    assert found.tolist() == pytest.approx(alpha_by_definition(losses, positions, within), rel=1e-9, abs=1e-12)
+    weights = alignment_weights(torch.tensor(losses, dtype=torch.float64), torch.tensor(positions), alignment)
+    assert weights.tolist() == pytest.approx(alpha_by_definition(losses, positions, within), rel=1e-9, abs=1e-12)
 
 
 @given(POSITIONED)

@@ -99,5 +99,5 @@ def test_shards_are_neighbours_and_cover_everything():
 
 @pytest.mark.parametrize("shard", ["3/2", "0/2", "1", "a/b", "1/2/3", "-1/2"])
 def test_a_shard_that_is_none_is_refused(shard, sweeps):
-    with pytest.raises(ValueError, match="is no part: write 2/4 for the second of four"):
+    with pytest.raises(ValueError, match="is not a part of a sweep: write 2/4 for the second of four parts"):
         sweeps("none", shard=shard)

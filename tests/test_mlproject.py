@@ -38,10 +38,10 @@ def parsed(command: str) -> dict:
 def test_an_entry_point_is_verbs_that_the_command_line_takes(name, tmp_path):
     point = PROJECT.get_entry_point(name)
     needed = [p.name for p in point.parameters.values() if p.default is None]
-    given = {each: f"a folder/{each}" for each in needed} | ({"sweeps": "a,b"} if "sweeps" in needed else {})
-    taken = parsed(point.compute_command(given, str(tmp_path)))
+    values = {each: f"a folder/{each}" for each in needed} | ({"sweeps": "a,b"} if "sweeps" in needed else {})
+    taken = parsed(point.compute_command(values, str(tmp_path)))
     assert {each: taken[each] for each in needed if each not in ("out", "sweeps")} == {
-        each: given[each] for each in needed if each not in ("out", "sweeps")
+        each: values[each] for each in needed if each not in ("out", "sweeps")
     }
     assert str(taken["out"]).startswith("a folder/out") or "out" not in needed
 
@@ -56,7 +56,7 @@ def test_an_entry_point_s_flags_can_be_set_and_left(tmp_path):
     assert {("smoke", "smoke"), ("data_version", "only_new"), ("scale", "halving")} < flags
     for name, flag in flags:
         point = PROJECT.get_entry_point(name)
-        given = {each: "x,y" for each, parameter in point.parameters.items() if parameter.default is None}
+        values = {each: "x,y" for each, parameter in point.parameters.items() if parameter.default is None}
         for value in ("true", "false", "True", "False"):
-            taken = parsed(point.compute_command(given | {flag: value}, str(tmp_path)))
+            taken = parsed(point.compute_command(values | {flag: value}, str(tmp_path)))
             assert taken[flag] is (value.lower() == "true"), (name, flag, value)

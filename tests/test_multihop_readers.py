@@ -118,7 +118,7 @@ def test_the_public_hotpot_file(tmp_path, hotpot_file, caplog):
     with caplog.at_level(logging.INFO, logger="posgap"):
         import_examples(config)
     examples = read_examples(tmp_path / "e.jsonl.gz")
-    assert "left out 1 of fewer than 10 documents" in caplog.text
+    assert "left out 1 with fewer than 10 documents" in caplog.text
     assert len(examples) == len({e.id for e in examples}) == 59
     assert all(len(e.gold) == 2 and len(e.distractors) == 8 for e in examples)
     assert [d.title for d in examples[0].gold] == ["Scott Derrickson", "Ed Wood"]
@@ -220,5 +220,5 @@ def test_made_two_hop_examples_are_repeatable_and_never_alike(tmp_path):
     assert len(examples) == 50 and all(len(e.distractors) == 18 for e in examples)
     few = list(two_hop_examples(12144, 3, seed=0))  # 24 * 23 * 22, every one there is
     assert len({(e.gold[0].title, *(d.text for d in (*e.gold, *e.distractors))) for e in few}) == 12144
-    with pytest.raises(PosgapError, match="n_examples=12145: so many different ones need more than 3 documents"):
+    with pytest.raises(PosgapError, match="n_examples=12145: that many different examples need more than 3 documents"):
         list(two_hop_examples(12145, 3, seed=0))

@@ -129,7 +129,7 @@ def test_waits_grow_and_are_never_all_the_same(monkeypatch):
     ("wrong", "complaint"),
     [
         ((500, {}, "out of\nmemory"), "gave up after 4 tries: 500 Internal Server Error: out of memory; when the"),
-        ((200, {}, "garbage"), "gave up after 4 tries: the answer is no completion: 'garbage'"),
+        ((200, {}, "garbage"), "gave up after 4 tries: the answer is not a completion: 'garbage'"),
         (0.3, "gave up after 4 tries: no answer within 0.05 s"),
         ((401, {}, "bad key"), "401 Unauthorized: bad key; set OPENAI_API_KEY"),
         ((404, {}, "no such model"), "404 Not Found: no such model"),

@@ -14,7 +14,7 @@ from test_generation import llama
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
-from posgap.generation.backends import open_builder, open_generator
+from posgap.generation.backends import TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling
 from posgap.generation.parallel import ParallelGenerator
 from posgap.measurement.unfinished import Unfinished
@@ -68,7 +68,7 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
 
 
 def test_what_a_process_cannot_do_it_says(options, tmp_path):
-    build = open_builder(SweepConfig(out=tmp_path / "out", **options))
+    build = TRANSFORMERS.builder(SweepConfig(out=tmp_path / "out", **options))
     generator = ParallelGenerator(str(tmp_path / "nothing"), "float32", build.tokenizer, 100, 2)
     with pytest.raises(PosgapError, match="nothing: no model to load here"):
         list(generator.generate([[build.prompt(kv_example(), Placement((1,), DOCS))]], Sampling(1)))
@@ -77,8 +77,8 @@ def test_what_a_process_cannot_do_it_says(options, tmp_path):
 def test_a_launcher_s_processes_are_refused(options, tmp_path, monkeypatch):
     config = SweepConfig(out=tmp_path / "out", **options)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(PosgapError, match="run this without a launcher; `processes` says how many"):
-        open_generator(config, open_builder(config))
+    with pytest.raises(PosgapError, match="run this without a launcher, and set `processes`"):
+        open_generator(config, TRANSFORMERS.builder(config))
 
 
 def test_the_processes_end_with_a_killed_parent(options, tmp_path):
@@ -89,8 +89,8 @@ def test_the_processes_end_with_a_killed_parent(options, tmp_path):
     children, deadline = [], time.monotonic() + 120
     while len(children) < 2 and time.monotonic() < deadline:
         assert parent.poll() is None
-        told = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        children = [pid for pid in told if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        pids = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        children = [pid for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         time.sleep(0.02)
     parent.kill()
     parent.wait()

@@ -70,10 +70,10 @@ def example(number: int, gold: str, answer: str) -> Example:
 )
 def test_dpr_passages_become_gold_and_distractors(tmp_path, fields, gold, distractors):
     write_json(tmp_path / "dpr.json", [{"question": "who?", "answers": ["the cat"], **fields}])
-    ((number, found),) = read_dpr(tmp_path / "dpr.json")
-    assert (number, found.question, found.answers) == (1, "who?", ["the cat"])
-    assert [d.text for d in found.gold] == [gold]
-    assert [d.text for d in found.distractors] == distractors
+    ((number, example),) = read_dpr(tmp_path / "dpr.json")
+    assert (number, example.question, example.answers) == (1, "who?", ["the cat"])
+    assert [d.text for d in example.gold] == [gold]
+    assert [d.text for d in example.distractors] == distractors
 
 
 def test_dpr_questions_without_an_answering_passage_are_counted(tmp_path, caplog):
@@ -82,13 +82,13 @@ def test_dpr_questions_without_an_answering_passage_are_counted(tmp_path, caplog
     write_jsonl(tmp_path / "dpr.jsonl", [row, row | {"ctxs": [passage("dog")]}])
     config = ImportConfig(format="dpr", input=tmp_path / "dpr.jsonl", out=tmp_path / "e.jsonl")
     assert len(read_examples(import_examples(config))) == 1
-    assert "left out 1 without a passage that has the answer" in caplog.text
+    assert "left out 1 without a passage that contains the answer" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ({"question": "who?", "answers": ["a"]}, r"dpr.jsonl:1: field `ctxs`: neither it nor `positive_ctxs`"),
+        ({"question": "who?", "answers": ["a"]}, r"dpr.jsonl:1: field `ctxs`: missing, and so is `positive_ctxs`"),
         ({"question": "who?", "answers": ["a"], "ctxs": [{"title": "t"}]}, r"dpr.jsonl:1: field `ctxs.0.text`"),
         ({"question": "who?", "answers": "a", "ctxs": []}, r"dpr.jsonl:1: field `answers`"),
     ],
@@ -105,18 +105,18 @@ OWN = {"question": "Who?", "answers": ["me"], "documents": [{"text": "you"}, {"t
 def test_a_file_of_one_s_own_needs_three_fields(tmp_path):
     two = [{"text": "b", "gold": 2}, {"text": "c", "title": "C"}, {"text": "a", "gold": 1}]
     write_jsonl(tmp_path / "own.jsonl", [OWN, {"id": "mine", "question": "?", "answers": "b", "documents": two}])
-    (_, one), (_, hops) = read_own(tmp_path / "own.jsonl")
-    assert (one.id, one.answers, one.gold[0].text) == ("own-000001", ["me"], "me")
-    assert one.distractors == [Document(title="", text="you")]
+    (_, single), (_, hops) = read_own(tmp_path / "own.jsonl")
+    assert (single.id, single.answers, single.gold[0].text) == ("own-000001", ["me"], "me")
+    assert single.distractors == [Document(title="", text="you")]
     assert (hops.id, hops.answers, [d.text for d in hops.gold]) == ("mine", ["b"], ["a", "b"])
     assert [d.title for d in hops.distractors] == ["C"]
 
 
 def test_the_documented_example_is_read(tmp_path):
-    told = (ROOT / "docs" / "formats.md").read_text().split("### Your own file")[1].split("```")[1]
-    write_jsonl(tmp_path / "own.jsonl", [json.loads(told.removeprefix("json"))])
-    ((_, found),) = read_own(tmp_path / "own.jsonl")
-    assert [d.title for d in (*found.gold, *found.distractors)] == ["Röntgen", "Marie Curie"]
+    documented = (ROOT / "docs" / "formats.md").read_text().split("### Your own file")[1].split("```")[1]
+    write_jsonl(tmp_path / "own.jsonl", [json.loads(documented.removeprefix("json"))])
+    ((_, example),) = read_own(tmp_path / "own.jsonl")
+    assert [d.title for d in (*example.gold, *example.distractors)] == ["Röntgen", "Marie Curie"]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,10 @@ def test_questions_without_enough_passages_are_left_out(tmp_path, caplog):
     write_examples(tmp_path / "e.jsonl", [example(i, f"text {i}", "T" if i == 2 else "answer") for i in range(4)])
     config = MakeQAConfig(examples=tmp_path / "e.jsonl", out=tmp_path / "qa.jsonl", n_docs=4)
     assert [e.id for e in read_examples(make_qa(config))] == ["e-0", "e-1", "e-3"]
-    assert "left out 1 with too few passages" in caplog.text
-    with pytest.raises(PosgapError, match="e.jsonl: no question has 4 passages of others without its answer; lower"):
+    assert "left out 1: too few passages without their answer" in caplog.text
+    with pytest.raises(
+        PosgapError, match="e.jsonl: for no question are there 4 passages of other questions without its answer; lower"
+    ):
         make_qa(config.model_copy(update={"n_docs": 5, "out": tmp_path / "other.jsonl"}))
     assert not (tmp_path / "other.jsonl").exists()
 
@@ -181,13 +183,13 @@ def test_questions_without_enough_passages_are_left_out(tmp_path, caplog):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30), st.integers(1, 12), st.integers(4, 9))
 def test_one_document_alone_states_the_needle(seed, n_docs, facts, digits):
-    (found,) = needle_examples(1, n_docs, facts, digits, seed)
-    (answer,), (gold,) = found.answers, found.gold
-    assert len(answer) == digits and f"is {answer}." in gold.text and gold.title in found.question
-    assert len(found.distractors) == n_docs - 1
-    assert not any(sub_exact_match(f"{d.title} {d.text}", [answer]) for d in found.distractors)
-    asked = found.question.removeprefix("What is the ").removesuffix("?")
-    assert [d.title for d in [gold, *found.distractors] if f"The {asked} is {answer}." in d.text] == [gold.title]
+    (example,) = needle_examples(1, n_docs, facts, digits, seed)
+    (answer,), (gold,) = example.answers, example.gold
+    assert len(answer) == digits and f"is {answer}." in gold.text and gold.title in example.question
+    assert len(example.distractors) == n_docs - 1
+    assert not any(sub_exact_match(f"{d.title} {d.text}", [answer]) for d in example.distractors)
+    attribute = example.question.removeprefix("What is the ").removesuffix("?")
+    assert [d.title for d in [gold, *example.distractors] if f"The {attribute} is {answer}." in d.text] == [gold.title]
     assert gold.text.count(" is ") == facts
 
 

@@ -59,14 +59,14 @@ def runs(tmp_path_factory):
         nonlocal count
         count += 1
         chosen = PARAMETERS["overrides"] | (overrides or {})
-        given = PARAMETERS | places | more | {"overrides": chosen}
+        values = PARAMETERS | places | more | {"overrides": chosen}
         root, log = work / f"run-{count}", work / f"{count}.log"
         error = ""
         with pytest.MonkeyPatch.context() as patched:
             patched.setenv("MLFLOW_TRACKING_URI", store)
             before = (print, logging.root.handlers[:])
             try:
-                run_locally(mitigation, given, root=root, cache=work / "cache", log=log)
+                run_locally(mitigation, values, root=root, cache=work / "cache", log=log)
             except PosgapError as failed:
                 error = str(failed)
             assert before == (print, logging.root.handlers), "KFP's print and log handlers must not outlive the run"
@@ -101,7 +101,7 @@ def test_every_branch_runs_with_its_sweep_in_parts(runs):
 def test_what_the_run_page_shows(runs):
     def shown(step):
         written = json.loads((runs.first.folder / step / "executor_output.json").read_text())["artifacts"]
-        return {name: one["artifacts"][0] for name, one in written.items()}
+        return {name: outputs["artifacts"][0] for name, outputs in written.items()}
 
     curve = shown(f"{DISTILLED}/merge-3")
     figures = curve["metrics"]["metadata"]
@@ -185,10 +185,12 @@ def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(runs):
 def test_a_form_with_mistakes_ends_at_the_start_with_one_line(runs):
     run = runs.run(methods="r1+r9", task="kw")
     assert run.steps == {"report"}
-    told = run.error.partition(" (the whole log")[0]
-    assert told.startswith("2 things to correct before the run can start: (1) methods: unknown method 'r9': choose of ")
-    assert "(2) task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc" in told
-    assert run.report["status"] == "failed" and run.report["failed"] == [{"step": "preflight", "error": told}]
+    reason = run.error.partition(" (the whole log")[0]
+    assert reason.startswith(
+        "2 things to correct before the run can start: (1) methods: unknown method 'r9': choose from "
+    )
+    assert "(2) task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc" in reason
+    assert run.report["status"] == "failed" and run.report["failed"] == [{"step": "preflight", "error": reason}]
 
 
 def test_with_nothing_new_it_ends_before_anything_is_spent(runs):

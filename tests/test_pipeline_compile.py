@@ -33,7 +33,7 @@ def test_kfp_reads_back_what_is_written():
     loaded = components.load_component_from_text(COMMITTED.read_text())
     assert loaded.name == "posgap-mitigation"
     assert loaded.component_spec.inputs.keys() == load(COMMITTED).parameters.keys()
-    assert all(known["description"] for known in load(COMMITTED).parameters.values())
+    assert all(spec["description"] for spec in load(COMMITTED).parameters.values())
 
 
 def test_both_documents_are_written_where_the_pipeline_asks_anything_of_kubernetes(tmp_path):
@@ -54,27 +54,27 @@ def test_a_pipeline_with_a_parameter_nobody_described_is_refused_and_nothing_is_
         print(n)
 
     @dsl.pipeline(name="bare")
-    def bare(n: int, told: int = 1):
+    def bare(n: int, described: int = 1):
         """Works.
 
         Args:
-            told: Described.
+            described: Described.
         """
         work(n=n)
 
     monkeypatch.setattr(compilation, "_mitigation", lambda: bare)
     (tmp_path / "old.yaml").write_text("as it was")
-    told = fails(capsys, "compile", "--out", tmp_path / "old.yaml")
-    assert told == "pipeline bare: describe these parameters in its docstring: n"
+    complaint = fails(capsys, "compile", "--out", tmp_path / "old.yaml")
+    assert complaint == "pipeline bare: describe these parameters in its docstring: n"
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("old.yaml", "as it was")]
 
 
 @pytest.mark.parametrize("text", ["", "a: [", "a: 1", "- 1", "pipelineInfo: {name: x}", "spec: {workflow: argo}"])
 def test_what_is_no_compiled_pipeline_is_refused_in_one_line(capsys, tmp_path, text):
     (tmp_path / "p.yaml").write_text(text)
-    told = fails(capsys, "lint", "--file", tmp_path / "p.yaml")
-    assert told.startswith(f"{tmp_path / 'p.yaml'}: no compiled KFP pipeline (")
-    assert told.endswith("write one with `posgap pipeline compile`")
+    complaint = fails(capsys, "lint", "--file", tmp_path / "p.yaml")
+    assert complaint.startswith(f"{tmp_path / 'p.yaml'}: not a compiled KFP pipeline (")
+    assert complaint.endswith("write one with `posgap pipeline compile`")
 
 
 def test_a_missing_file_is_named(capsys, tmp_path):
@@ -126,8 +126,8 @@ def test_run_takes_the_parameters_by_their_types_and_prints_where_outputs_are(ca
 
 
 def test_run_ends_with_the_failed_step_s_line(capsys, tmp_path, writing):
-    told = fails(capsys, "run", "--out", tmp_path, "--param", "text=x", "--param", "times=9")
-    assert told.startswith("times: too many (the whole log is in ")
+    complaint = fails(capsys, "run", "--out", tmp_path, "--param", "text=x", "--param", "times=9")
+    assert complaint.startswith("times: too many (the whole log is in ")
 
 
 def test_run_needs_what_has_no_default(capsys, tmp_path, writing):

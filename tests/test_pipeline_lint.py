@@ -23,7 +23,7 @@ def linted(capsys, toy_file, *more) -> dict:
 
 def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, toy_file):
     steps = linted(capsys, toy_file)["steps"]
-    names = [one["step"] for one in steps]
+    names = [step["step"] for step in steps]
     assert sorted(names) == ["explain", "generate", "prepare", "report", "search", "sweep", "train R1"]
     assert names.index("prepare") < names.index("train R1") < names.index("explain") < names.index("report")
     train = steps[names.index("train R1")]
@@ -48,7 +48,7 @@ def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, to
 def test_parameters_are_followed_to_where_they_are_used(capsys, toy_file):
     more = ("--param", 'pool={"node": "h100"}', "--param", "secret=mine", "--param", "tolerations=[]")
     code, out, _ = posgap(capsys, "lint", "--file", toy_file, "--format", "json", *more)
-    train = next(one for one in json.loads(out)["steps"] if one["step"] == "train R1")
+    train = next(step for step in json.loads(out)["steps"] if step["step"] == "train R1")
     assert code == 1 and train["pool"] == {"node": "h100"} and train["needs"]["secrets"] == ["mine"]
     warnings = json.loads(out)["warnings"]
     assert len(warnings) == 5 and all("tolerates no taint" in warning for warning in warnings)
@@ -114,8 +114,8 @@ def by_affinity() -> None:
     [
         (lambda: small(bare()), []),
         (by_affinity, []),
-        (untolerated, ["asks for an accelerator, but tolerates no taint: nodes with accelerators usually have one"]),
-        (unselected, ["asks for an accelerator, but selects no nodes"]),
+        (untolerated, ["requests an accelerator, but tolerates no taint: nodes with accelerators usually have one"]),
+        (unselected, ["requests an accelerator, but selects no nodes"]),
         (bare, ["requests no cpu and no memory"]),
         (lambda: bare().set_cpu_request("1"), ["requests no memory"]),
         (lambda: bare().set_cpu_limit("1").set_memory_limit("1Gi"), []),  # a limit alone is the request too
@@ -126,7 +126,7 @@ def by_affinity() -> None:
         (lambda: small(bare("python@sha256:0123")), []),
         (
             lambda: small(bare("r/posgap-cpu:0.0.1")),
-            [f"image r/posgap-cpu:0.0.1 is not of this version, {__version__}"],
+            [f"image r/posgap-cpu:0.0.1 does not belong to this version, {__version__}"],
         ),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_parameter_that_kfp_does_not_pass_into_a_group_is_found():
 
 
 def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_know():
-    steps = {one.name: one for one in tree(parse(compiled_text(toy), "toy"), {}).steps()}
+    steps = {step.name: step for step in tree(parse(compiled_text(toy), "toy"), {}).steps()}
     train, sweep = steps["train R1"], steps["sweep"]  # of 2 and 1
     chain = Group({"a": train, "b": sweep, "c": train}, {"a": [], "b": ["a"], "c": ["b"]})
     assert most_accelerators(chain) == (2, True)
@@ -165,16 +165,16 @@ def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_kn
 
 def test_one_warning_ends_it_with_code_1(capsys, tmp_path, toy_file):
     (tmp_path / "p.yaml").write_text(toy_file.read_text().replace("posgap-cpu:", "posgap-cpu:9."))
-    told = fails(capsys, "lint", "--file", tmp_path / "p.yaml", code=1)
-    assert told == "pipeline toy: 7 warnings"
+    complaint = fails(capsys, "lint", "--file", tmp_path / "p.yaml", code=1)
+    assert complaint == "pipeline toy: 7 warnings"
 
 
 def test_the_mitigation_pipeline_is_read_whole(capsys):
     code, out, _ = posgap(capsys, "lint", "--format", "json", "--smoke")
-    steps = {one["step"] for one in json.loads(out)["steps"]}
+    steps = {step["step"] for step in json.loads(out)["steps"]}
     compiled = load(None)
     importers = {name for name, executor in compiled.executors.items() if "importer" in executor}
     tasks = [task for dag in compiled.dags() for task in dag["tasks"].values()]
-    labels = {name: one.get("executorLabel") for name, one in compiled.spec["components"].items()}
+    labels = {name: component.get("executorLabel") for name, component in compiled.spec["components"].items()}
     run = {t["taskInfo"]["name"] for t in tasks if labels[t["componentRef"]["name"]] not in {None, *importers}}
     assert code in (0, 1) and steps == run and len(steps) > 5

@@ -1,4 +1,4 @@
-"""How a pipeline run ended is told, whatever happened: from MLflow's runs of its stages, to MLflow and a webhook."""
+"""How a pipeline run ended is reported, whatever happened: from its stages' MLflow runs, to MLflow and a webhook."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ def pipeline(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def told(tmp_path):
+def reported(tmp_path):
     def run(**more):
         return read_json(report(ReportConfig(out=tmp_path / "report", **more)) / "report.json")
 
@@ -72,29 +72,29 @@ def webhook(monkeypatch):
     server.server_close()
 
 
-def test_a_run_that_succeeded(pipeline, told, tmp_path):
+def test_a_run_that_succeeded(pipeline, reported, tmp_path):
     pipeline("sweep", params={"label": "base", "shard": "1/2"})
     figures = {"mean": 91.234, "gap": 4.0, "gap_value": 6.5}
     pipeline("gate", gate="passed", label="r1", metrics=figures)
     pipeline("gate", gate="failed", label="lpes", metrics=figures)
-    found = told(state="SUCCEEDED", registered_name="tiny")
-    assert (found["pipeline_run"], found["status"], found["failed"]) == ("run-1", "succeeded", [])
+    outcome = reported(state="SUCCEEDED", registered_name="tiny")
+    assert (outcome["pipeline_run"], outcome["status"], outcome["failed"]) == ("run-1", "succeeded", [])
     rounded = figures | {"mean": 91.23}
-    assert found["candidates"] == [
+    assert outcome["candidates"] == [
         {"label": "r1", "gate": "passed", **rounded},
         {"label": "lpes", "gate": "failed", **rounded},
     ]
-    assert found["champion"] is None and found["seconds"].keys() == {"sweep base 1/2", "gate r1", "gate lpes"}
+    assert outcome["champion"] is None and outcome["seconds"].keys() == {"sweep base 1/2", "gate r1", "gate lpes"}
     page = (tmp_path / "report" / "report.md").read_text()
     assert page.startswith("# The run succeeded\n") and "| r1 | 91.23 | 4.0 | 6.5 | passed |" in " ".join(page.split())
 
 
-def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, told, tmp_path):
+def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, reported, tmp_path):
     pipeline("distill", "loss is not finite", params={"method": "r1"})
     killed = pipeline("teacher")
     MlflowClient().update_run(killed.id, "RUNNING")
-    found = told(state="FAILED", message="Task exit-handler-1 failed.")
-    assert found["failed"] == [
+    outcome = reported(state="FAILED", message="Task exit-handler-1 failed.")
+    assert outcome["failed"] == [
         {"step": "distill r1", "error": "loss is not finite"},
         {"step": "teacher", "error": KILLED},
     ]
@@ -102,37 +102,37 @@ def test_failed_and_killed_steps_are_named_with_their_errors(pipeline, told, tmp
 
 
 @pytest.mark.parametrize("state", ["RUNNING", ""])
-def test_where_kfp_does_not_say_how_it_ended_mlflow_does(pipeline, told, state):
+def test_where_kfp_does_not_say_how_it_ended_mlflow_does(pipeline, reported, state):
     pipeline("validate")
-    assert told(state=state)["status"] == "succeeded"
+    assert reported(state=state)["status"] == "succeeded"
     pipeline("teacher", "no response is correct")
-    assert told(state=state)["status"] == "failed"
+    assert reported(state=state)["status"] == "failed"
 
 
-def test_a_step_that_succeeded_when_tried_again_did_not_fail(pipeline, told):
+def test_a_step_that_succeeded_when_tried_again_did_not_fail(pipeline, reported):
     pipeline("sweep", "connection lost", params={"label": "base"})
     pipeline("sweep", params={"label": "base"})
-    assert told(state="")["status"] == "succeeded"
+    assert reported(state="")["status"] == "succeeded"
 
 
-def test_a_step_that_failed_before_mlflow_knew_it_is_kfp_s_to_tell(pipeline, told):
-    assert told(state="FAILED", message="Task exit-handler-1 failed.")["failed"] == [
+def test_a_step_that_failed_before_mlflow_knew_it_is_kfp_s_to_tell(pipeline, reported):
+    assert reported(state="FAILED", message="Task exit-handler-1 failed.")["failed"] == [
         {"step": "", "error": "Task exit-handler-1 failed."}
     ]
-    assert "see its log in KFP" in told(state="FAILED")["failed"][0]["error"]
+    assert "see its log in KFP" in reported(state="FAILED")["failed"][0]["error"]
 
 
-def test_a_run_with_nothing_new_says_so(pipeline, told):
+def test_a_run_with_nothing_new_says_so(pipeline, reported):
     note = "skipped: tiny version 3 was made from data version 7 and this base model"
     run = pipeline("data_version", skip="true")
     MlflowClient().set_tag(run.id, "mlflow.note.content", note)
-    assert told(state="SUCCEEDED")["skipped"] == note
+    assert reported(state="SUCCEEDED")["skipped"] == note
 
 
-def test_the_report_is_the_parent_of_the_stages_in_mlflow(pipeline, told, tmp_path):
+def test_the_report_is_the_parent_of_the_stages_in_mlflow(pipeline, reported, tmp_path):
     mine, theirs = pipeline("sweep"), pipeline("gate")
     MlflowClient().set_tag(theirs.id, "mlflow.parentRunId", "another")
-    told(state="SUCCEEDED")
+    reported(state="SUCCEEDED")
     own = read_manifest(tmp_path / "report")["mlflow_run_id"]
     assert mlflow.get_run(mine.id).data.tags["mlflow.parentRunId"] == own
     assert mlflow.get_run(theirs.id).data.tags["mlflow.parentRunId"] == "another"
@@ -140,41 +140,44 @@ def test_the_report_is_the_parent_of_the_stages_in_mlflow(pipeline, told, tmp_pa
     assert run.info.run_name == "pipeline run-1" and run.data.tags["posgap.outcome"] == "succeeded"
 
 
-def test_other_runs_stages_are_left_out(pipeline, told, monkeypatch):
+def test_other_runs_stages_are_left_out(pipeline, reported, monkeypatch):
     pipeline("distill", "broken")
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-2")
-    assert told()["status"] == "succeeded" and told(pipeline_run="run-1")["status"] == "failed"
+    assert reported()["status"] == "succeeded" and reported(pipeline_run="run-1")["status"] == "failed"
 
 
-def test_the_report_is_posted_and_a_busy_webhook_asked_again(pipeline, told, webhook):
+def test_the_report_is_posted_and_a_busy_webhook_asked_again(pipeline, reported, webhook):
     webhook.statuses.extend([503, 500])
-    found = told(state="SUCCEEDED", webhook_url=webhook.address)
-    assert len(webhook.posted) == 3 and webhook.posted[-1] == ("application/json", found)
+    outcome = reported(state="SUCCEEDED", webhook_url=webhook.address)
+    assert len(webhook.posted) == 3 and webhook.posted[-1] == ("application/json", outcome)
 
 
 @pytest.mark.parametrize("statuses", [[404], [500] * 3])
-def test_a_webhook_that_fails_is_a_warning_without_its_address(pipeline, told, webhook, statuses, caplog):
+def test_a_webhook_that_fails_is_a_warning_without_its_address(pipeline, reported, webhook, statuses, caplog):
     webhook.statuses.extend(statuses)
     with caplog.at_level(logging.WARNING):
-        assert told(state="SUCCEEDED", webhook_url=f"{webhook.address}?token=secret")["status"] == "succeeded"
-    assert f"the webhook was not told: HTTP {statuses[0]}" in caplog.text and "secret" not in caplog.text
+        assert reported(state="SUCCEEDED", webhook_url=f"{webhook.address}?token=secret")["status"] == "succeeded"
+    assert (
+        f"the report could not be posted to the webhook: HTTP {statuses[0]}" in caplog.text
+        and "secret" not in caplog.text
+    )
     assert len(webhook.posted) == len(statuses)
 
 
-def test_an_address_where_nobody_is_does_not_fail_the_run(pipeline, told, webhook, monkeypatch, caplog):
+def test_an_address_where_nobody_is_does_not_fail_the_run(pipeline, reported, webhook, monkeypatch, caplog):
     monkeypatch.setenv("POSGAP_WEBHOOK_URL", "http://127.0.0.1:9/hook")
-    told(state="SUCCEEDED")
-    told(state="SUCCEEDED", webhook_url="http://[nonsense")
-    assert caplog.text.count("the webhook was not told: ") == 2
+    reported(state="SUCCEEDED")
+    reported(state="SUCCEEDED", webhook_url="http://[nonsense")
+    assert caplog.text.count("the report could not be posted to the webhook: ") == 2
 
 
-def test_without_mlflow_there_is_a_report_all_the_same(told, webhook, monkeypatch):
+def test_without_mlflow_there_is_a_report_all_the_same(reported, webhook, monkeypatch):
     monkeypatch.setenv(PIPELINE_VARIABLE, "run-1")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    found = told(state="FAILED", message="Task x failed.", webhook_url=webhook.address)
-    assert found["failed"] == [{"step": "", "error": "Task x failed."}] and webhook.posted[0][1] == found
+    outcome = reported(state="FAILED", message="Task x failed.", webhook_url=webhook.address)
+    assert outcome["failed"] == [{"step": "", "error": "Task x failed."}] and webhook.posted[0][1] == outcome
 
 
-def test_links_lead_to_the_run_in_kfp(pipeline, told, monkeypatch):
+def test_links_lead_to_the_run_in_kfp(pipeline, reported, monkeypatch):
     monkeypatch.setenv("POSGAP_KFP_UI", "https://kubeflow.example/pipeline/")
-    assert told()["links"] == {"kfp": "https://kubeflow.example/pipeline/#/runs/details/run-1"}
+    assert reported()["links"] == {"kfp": "https://kubeflow.example/pipeline/#/runs/details/run-1"}

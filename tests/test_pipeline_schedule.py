@@ -90,13 +90,13 @@ def test_a_run_under_way_is_never_killed(schedule, capsys):
         out, err = schedule(server, "create", *WEEKLY, "--param", "steps=9")
         (new,) = server.schedules.keys() - {old}
         assert out.startswith(f"weekly: replaced ({new})")
-        assert f"run this again to remove it when {run['run_id']} has ended" in err
+        assert f"run this again when {run['run_id']} has ended, to remove it" in err
         assert server.schedules[old]["status"] == "DISABLED" and server.schedules[new]["status"] == "ENABLED"
         assert run["state"] == "RUNNING" and not server.deleted
 
         add_run(server, new, "RUNNING")
-        told = fails(capsys, "schedule", "delete", "weekly", "--host", server.url)
-        assert told.startswith("schedule weekly: paused, not deleted, since run ") and not server.deleted
+        complaint = fails(capsys, "schedule", "delete", "weekly", "--host", server.url)
+        assert complaint.startswith("schedule weekly: paused, not deleted, since run ") and not server.deleted
         schedule(server, "resume", "weekly")
 
         for one in server.runs.values():
@@ -143,8 +143,8 @@ def test_somebody_else_s_schedule_is_left_alone(schedule, capsys, toy_file):
         ((key, theirs),) = server.schedules.items()
         theirs["description"] = "by hand"
         words = ("create", *WEEKLY, "--file", toy_file, *GIVEN)
-        told = fails(capsys, "schedule", *words, "--host", server.url)
-        assert told.startswith(f"schedule weekly: {key} has this name, and posgap did not make it")
+        complaint = fails(capsys, "schedule", *words, "--host", server.url)
+        assert complaint.startswith(f"schedule weekly: {key} has this name, but was not made by posgap")
         # In another experiment the name is free.
         assert "created" in schedule(server, "create", *WEEKLY, "--experiment", "other")[0]
     assert len(server.schedules) == 2 and theirs["status"] == "ENABLED"
@@ -187,9 +187,9 @@ def test_schedules_are_listed_by_name_however_many_pages_they_take(schedule):
 def test_delete_removes_it_and_what_is_not_there_is_said(schedule, capsys):
     with served(Server()) as server:
         for verb in ("pause", "resume", "delete"):
-            told = fails(capsys, "schedule", verb, "weekly", "--host", server.url)
-            assert told.startswith(
-                "schedule weekly: there is none in experiment posgap; `posgap pipeline schedule list`"
+            complaint = fails(capsys, "schedule", verb, "weekly", "--host", server.url)
+            assert complaint.startswith(
+                "schedule weekly: not found in experiment posgap; `posgap pipeline schedule list`"
             )
         schedule(server, "create", *WEEKLY)
         (key,) = server.schedules
@@ -201,7 +201,7 @@ def test_bad_cron_and_parameters_are_refused_before_anything_is_sent(capsys, toy
     with served(Server()) as server:
         for more, complaint in (
             (("--cron", "0 3 * *", *GIVEN), "--cron: '0 3 * *' has 4 fields"),
-            (("--cron", "0 3 * * 1", "--timezone", "X/Y", *GIVEN), "time zone 'X/Y' is not known"),
+            (("--cron", "0 3 * * 1", "--timezone", "X/Y", *GIVEN), "time zone 'X/Y' is unknown"),
             (("--cron", "0 3 * * 1"), "the pipeline needs data"),
             ((*GIVEN,), "Missing option '--cron'"),
         ):

@@ -50,8 +50,8 @@ def test_a_run_is_sent_as_the_api_wants_it(capsys, submit):
     assert out.splitlines() == [f"run {run['run_id']}", f"{server.url}/#/runs/details/{run['run_id']}"]
     assert experiment["display_name"] == "trials" and run["experiment_id"] == experiment["experiment_id"]
     assert run["display_name"] == "mine" and run["service_account"] == "robot"
-    given = {"data": "s3://bucket/examples.jsonl.gz", "steps": 7, "rate": 1.0, "fast": True, "shards": [2]}
-    assert run["runtime_config"] == {"parameters": given}
+    sent = {"data": "s3://bucket/examples.jsonl.gz", "steps": 7, "rate": 1.0, "fast": True, "shards": [2]}
+    assert run["runtime_config"] == {"parameters": sent}
     spec, platform = run["pipeline_spec"]["pipeline_spec"], run["pipeline_spec"]["platform_spec"]
     assert spec["pipelineInfo"]["name"] == "toy"
     assert "exec-train" in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
@@ -62,8 +62,8 @@ def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
         uris = [w for name in ("train_data", "eval_data", "model") for w in ("--param", f"{name}=s3://b/{name}")]
         code, *_ = posgap(capsys, "submit", "--host", server.url, "--smoke", "--param", "n_docs=4", *uris)
     (run,) = server.runs.values()
-    given = run["runtime_config"]["parameters"]
-    assert code == 0 and given["n_docs"] == 4 and given["registered_name"] == "posgap-demo"
+    values = run["runtime_config"]["parameters"]
+    assert code == 0 and values["n_docs"] == 4 and values["registered_name"] == "posgap-demo"
     assert run["display_name"].startswith("posgap-mitigation 20")
 
 
@@ -98,12 +98,12 @@ def test_host_and_token_come_from_the_environment(capsys, submit, tmp_path, monk
         monkeypatch.setenv("KFP_HOST", server.url + "/")
         assert fails(capsys, "submit", *words).endswith("; set KFP_TOKEN")
         (tmp_path / "token").write_text("wrong")
-        assert fails(capsys, "submit", *words).endswith(f"KFP does not take the token in {tmp_path / 'token'}")
+        assert fails(capsys, "submit", *words).endswith(f"KFP does not accept the token in {tmp_path / 'token'}")
         (tmp_path / "token").write_text("right\n")
         assert posgap(capsys, "submit", *words)[0] == 0
         monkeypatch.setenv("KFP_TOKEN", "secret")
         code, out, err = posgap(capsys, "submit", *words)
-        assert code == 2 and "401 Unauthorized" in err and "KFP does not take the token in KFP_TOKEN" in err
+        assert code == 2 and "401 Unauthorized" in err and "KFP does not accept the token in KFP_TOKEN" in err
         assert "secret" not in out + err
         monkeypatch.setenv("KFP_TOKEN", " right\n")
         assert posgap(capsys, "submit", *words)[0] == 0
@@ -146,7 +146,7 @@ def test_a_host_is_needed_with_its_protocol(capsys, submit):
         (
             403,
             '{"message": "no access to team"}',
-            "403 Forbidden: no access to team; the token's owner may not do this",
+            "403 Forbidden: no access to team; the token's owner has no permission for this",
         ),
         (404, "nothing here", "404 Not Found: nothing here"),
         (409, '{"message": "it exists"}', "409 Conflict: it exists"),
@@ -180,23 +180,25 @@ def test_a_failing_server_is_asked_again(capsys, submit, status):
 
 def test_a_server_that_goes_on_failing_is_given_up_in_one_line(capsys, submit):
     with served(Server(misbehave=lambda *_: (503, {}, "upstream\nconnect error"))) as server:
-        told = fails(capsys, *submit(server, "--retries", "2"))
-    assert told == f"{server.url}: 503 Service Unavailable: upstream connect error"
+        complaint = fails(capsys, *submit(server, "--retries", "2"))
+    assert complaint == f"{server.url}: 503 Service Unavailable: upstream connect error"
     assert server.seen["GET", "/apis/v2beta1/experiments"] == 3
 
 
 def test_a_server_that_cannot_be_reached_is_named(capsys, submit):
     with served(Server()) as server:
         pass
-    told = fails(capsys, *submit(server, "--retries", "1"))
-    assert told.startswith(f"{server.url}: cannot be reached (") and told.endswith("is this the address of KFP?")
+    complaint = fails(capsys, *submit(server, "--retries", "1"))
+    assert complaint.startswith(f"{server.url}: cannot be reached (") and complaint.endswith(
+        "is this the address of KFP?"
+    )
 
 
 def test_a_server_that_does_not_answer_is_given_up_after_the_time_limit(capsys, submit):
     with served(Server(misbehave=at("experiments", 5, method="GET"))) as server:
         started = time.monotonic()
-        told = fails(capsys, *submit(server, "--request-timeout", "0.2", "--retries", "1"))
-    assert told == f"{server.url}: no answer within 0.2 s" and time.monotonic() - started < 3
+        complaint = fails(capsys, *submit(server, "--request-timeout", "0.2", "--retries", "1"))
+    assert complaint == f"{server.url}: no answer within 0.2 s" and time.monotonic() - started < 3
 
 
 @pytest.mark.parametrize("lost", [(502, {}, "bad gateway", True), 0.6])
@@ -247,9 +249,9 @@ def test_a_failed_run_is_reported_with_its_step_and_code_4(capsys, submit):
 
     with served(Server(misbehave=fail)) as server:
         server.states = ["RUNNING", "FAILED"]
-        told = fails(capsys, *submit(server, *WAIT), code=4)
+        complaint = fails(capsys, *submit(server, *WAIT), code=4)
     (run,) = server.runs
-    assert told == (
+    assert complaint == (
         f"run {run} failed in train R1 and search: child 'toy-x7k2p' failed: see {server.url}/#/runs/details/{run}"
     )
 
@@ -264,8 +266,8 @@ def test_a_cancelled_run_ends_the_wait_with_code_5(capsys, submit, state):
 def test_the_wait_ends_with_code_6_when_the_time_is_up(capsys, submit):
     with served(Server()) as server:
         server.states = ["RUNNING"]
-        told = fails(capsys, *submit(server, *WAIT, "--timeout", "0.2"), code=6)
-    assert "has not ended after 0.2 s (last seen RUNNING); it goes on: http" in told
+        complaint = fails(capsys, *submit(server, *WAIT, "--timeout", "0.2"), code=6)
+    assert "has not ended after 0.2 s (last seen RUNNING); it goes on: http" in complaint
 
 
 def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
@@ -288,8 +290,8 @@ def test_a_signal_ends_the_wait_and_not_the_run(capsys, submit, number, code, ho
 
     with served(Server(misbehave=stop)) as server:
         server.states = ["RUNNING"]
-        told = fails(capsys, *submit(server, *WAIT), code=code)
-    assert told.startswith(f"{how}; run 0") and f" goes on: {server.url}/#/runs/details/" in told
+        complaint = fails(capsys, *submit(server, *WAIT), code=code)
+    assert complaint.startswith(f"{how}; run 0") and f" goes on: {server.url}/#/runs/details/" in complaint
 
 
 def test_the_local_server_itself_refuses_what_is_not_as_the_api_says():

@@ -69,7 +69,7 @@ def test_text_is_a_placement_or_is_refused(text):
 
 @pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1+2+3", "1 2", "3+0", "-1", "1.5", "٣"])
 def test_what_is_no_placement_is_refused(text):
-    with pytest.raises(ValueError, match="is no placement"):
+    with pytest.raises(ValueError, match="is not a placement"):
         parse_positions(text)
 
 
@@ -126,13 +126,13 @@ def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, complai
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("positions", "kept"),
     [("1, 5,10", ["1", "5", "10"]), ("1+2,19+20", ["1+2", "19+20"]), ([1, 5.0, "3+7"], ["1", "5", "3+7"]), ("", [])],
 )
-def test_a_sweep_s_positions_come_as_text_or_from_kfp_as_a_list(given, kept):
-    assert SweepConfig(examples="e", model="m", out="o", positions=given).positions == kept
+def test_a_sweep_s_positions_come_as_text_or_from_kfp_as_a_list(positions, kept):
+    assert SweepConfig(examples="e", model="m", out="o", positions=positions).positions == kept
 
 
-@pytest.mark.parametrize(("given", "kept"), [("", ""), ("19+20", "19+20"), (1, "1")])
-def test_the_advantageous_placement_is_text(given, kept):
-    assert TeacherConfig(examples="e", model="m", out="o", advantageous=given).advantageous == kept
+@pytest.mark.parametrize(("positions", "kept"), [("", ""), ("19+20", "19+20"), (1, "1")])
+def test_the_advantageous_placement_is_text(positions, kept):
+    assert TeacherConfig(examples="e", model="m", out="o", advantageous=positions).advantageous == kept

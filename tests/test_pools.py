@@ -46,29 +46,31 @@ def test_no_step_is_forgotten(steps):
 
 def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
     for name, step in steps.items():
-        asked, pool = resources(step), pool_of(name)
-        assert asked.pool == pool.nodes, name
-        assert asked.tolerations == pool.tolerations, name
-        assert (asked.cpu, asked.memory) == (pool.cpu, pool.memory), name
-        assert asked.image == image(IMAGES.get(name, CPU)), name
-        assert asked.accelerators == (1 if pool.accelerator else 0) and asked.accelerator == pool.accelerator, name
+        requested, pool = resources(step), pool_of(name)
+        assert requested.pool == pool.nodes, name
+        assert requested.tolerations == pool.tolerations, name
+        assert (requested.cpu, requested.memory) == (pool.cpu, pool.memory), name
+        assert requested.image == image(IMAGES.get(name, CPU)), name
+        assert requested.accelerators == (1 if pool.accelerator else 0) and requested.accelerator == pool.accelerator, (
+            name
+        )
         memory = [f"/dev/shm=Memory {pool.shared_memory}", f"/tmp=disk {pool.scratch}"] if pool.accelerator else []
-        assert asked.volumes == memory, name
+        assert requested.volumes == memory, name
         labels = step.settings.get("podMetadata", {}).get("labels", {})
         assert labels == ({"kueue.x-k8s.io/queue-name": "posgap-gpu"} if pool.accelerator else {}), name
 
 
 def test_every_step_has_user_environment_secrets_and_the_run_s_id(steps):
     for name, step in steps.items():
-        known = step.settings
-        assert known["securityContext"] == {"runAsUser": "10001", "runAsGroup": "10001", "runAsNonRoot": True}, name
-        (environment,) = known["configMapAsEnv"]
+        settings = step.settings
+        assert settings["securityContext"] == {"runAsUser": "10001", "runAsGroup": "10001", "runAsNonRoot": True}, name
+        (environment,) = settings["configMapAsEnv"]
         assert environment["configMapName"] == "posgap-env" and environment["optional"]
-        assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {one["envVar"] for one in environment["keyToEnv"]}
-        secrets = {one["secretName"]: [k["envVar"] for k in one["keyToEnv"]] for one in known["secretAsEnv"]}
-        assert secrets == CLUSTER.secrets and all(one["optional"] for one in known["secretAsEnv"])
+        assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {entry["envVar"] for entry in environment["keyToEnv"]}
+        secrets = {entry["secretName"]: [k["envVar"] for k in entry["keyToEnv"]] for entry in settings["secretAsEnv"]}
+        assert secrets == CLUSTER.secrets and all(entry["optional"] for entry in settings["secretAsEnv"])
         run = {"name": "POSGAP_PIPELINE_RUN", "fieldPath": "metadata.labels['pipeline/runid']"}
-        assert known["fieldPathAsEnv"] == [run], name
+        assert settings["fieldPathAsEnv"] == [run], name
 
 
 def test_retries_and_caching_are_where_they_help(steps):
@@ -83,11 +85,11 @@ def test_lint_finds_nothing_wrong_with_any_step(steps):
 
 
 def test_nodes_tolerations_and_gpus_are_chosen_in_the_form():
-    asked = {"nodes_train": {"node": "h100"}, "nodes_cpu": {}, "gpus_train": "8"}
-    asked["tolerations"] = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
-    steps = {step.name: resources(step) for step in tree(load(None), asked).steps()}
+    values = {"nodes_train": {"node": "h100"}, "nodes_cpu": {}, "gpus_train": "8"}
+    values["tolerations"] = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
+    steps = {step.name: resources(step) for step in tree(load(None), values).steps()}
     assert steps["distill"].pool == {"node": "h100"} and steps["distill"].accelerators == 8
-    assert steps["sweep scaled"].tolerations == steps["distill"].tolerations == asked["tolerations"]
+    assert steps["sweep scaled"].tolerations == steps["distill"].tolerations == values["tolerations"]
     assert steps["report"].pool == {} and steps["sweep base"].pool == CLUSTER.inference.nodes
 
 
@@ -107,17 +109,17 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("POSGAP_CLUSTER", str(file))
     compiled = parse(compiled_text(mitigation_pipeline(cluster_config())), "test")
     steps = {step.name: step for step in tree(compiled, {}).steps()}
-    asked = {name: resources(step) for name, step in steps.items()}
-    assert asked["sweep base"].image == image(SERVE, "registry.example/ml")
-    assert asked["sweep base"].accelerator == "amd.com/gpu" and asked["distill"].accelerator == "nvidia.com/gpu"
-    assert asked["sweep base"].volumes == [
+    requested = {name: resources(step) for name, step in steps.items()}
+    assert requested["sweep base"].image == image(SERVE, "registry.example/ml")
+    assert requested["sweep base"].accelerator == "amd.com/gpu" and requested["distill"].accelerator == "nvidia.com/gpu"
+    assert requested["sweep base"].volumes == [
         "/cache/huggingface=models",
         "/dev/shm=Memory 2Gi",
         f"/tmp=disk {CLUSTER.inference.scratch}",
     ]
     assert {"name": "HF_HOME", "value": "/cache/huggingface"} in steps["sweep base"].container["env"]
     assert "podMetadata" not in steps["sweep base"].settings and "secretAsEnv" not in steps["report"].settings
-    assert asked["report"].needs == {"secrets": ["mine"]} and asked["report"].volumes == []
+    assert requested["report"].needs == {"secrets": ["mine"]} and requested["report"].volumes == []
 
 
 def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
@@ -133,14 +135,14 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     [
         ("train: {gpus: 2}", "field `train.gpus`: Extra inputs are not permitted"),
         ("user: 0", "field `user`: Input should be greater than or equal to 1"),
-        ("train: [", "no cluster configuration"),
-        ("- train", "no cluster configuration"),
+        ("train: [", "not a cluster configuration"),
+        ("- train", "not a cluster configuration"),
     ],
 )
 def test_a_cluster_that_cannot_be_meant_is_refused_in_one_line(tmp_path, monkeypatch, text, complaint):
     file = tmp_path / "cluster.yaml"
     file.write_text(text)
     monkeypatch.setenv("POSGAP_CLUSTER", str(file))
-    with pytest.raises(PosgapError) as told:
+    with pytest.raises(PosgapError) as refused:
         cluster_config()
-    assert complaint in str(told.value) and str(file) in str(told.value)
+    assert complaint in str(refused.value) and str(file) in str(refused.value)

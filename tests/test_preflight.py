@@ -28,15 +28,15 @@ def form(tmp_path, model_folder):
 
 
 def refused(form, **more) -> str:
-    with pytest.raises(Rejected) as told:
+    with pytest.raises(Rejected) as rejected:
         preflight(form.model_copy(update=more))
-    return str(told.value)
+    return str(rejected.value)
 
 
 def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
-    given = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
-    given["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
-    plan = read_plan(preflight(form.model_copy(update=given)))
+    values = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
+    values["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
+    plan = read_plan(preflight(form.model_copy(update=values)))
     assert plan["candidates"] == ["r1", "lpes"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
@@ -53,7 +53,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
 
 
 def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
-    told = refused(
+    complaint = refused(
         form,
         task="kw",
         methods="r1+r3",
@@ -66,34 +66,36 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         gpus_train="many",
         overrides={"epocs": 2, "gate.seed": 1, "learning_rate": -1},
     )
-    assert told.startswith(
-        "11 things to correct before the run can start: (1) methods: unknown method 'r3': choose of "
+    assert complaint.startswith(
+        "11 things to correct before the run can start: (1) methods: unknown method 'r3': choose from "
     )
-    for one in (
+    for fault in (
         "overrides: epocs: no stage has such a parameter; did you mean epochs?",
-        "overrides: gate.seed: the form or the pipeline sets it",
+        "overrides: gate.seed: is set by the form or the pipeline, and cannot be overridden",
         "task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc, got 'kw'",
         "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "overrides: learning_rate: Input should be greater than 0, got -1",
-        "webhook_url: is no address: it begins with",
+        "webhook_url: must begin with https:// or http://",
         "nodes_train.pool: Input should be a valid string, got 7",
         "gpus_train: String should match pattern",
         f"{tmp_path}/none.jsonl: no such file or folder",
     ):
-        assert one in told
-    assert "\n" not in told
+        assert fault in complaint
+    assert "\n" not in complaint
     assert len(read_plan(tmp_path / "out.rejected")["wrong"]) == 11 and not (tmp_path / "out").exists()
 
 
 def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
-    asked = ["--train-data", form.train_data, "--eval-data", form.train_data, "--model", form.model, "--n-docs", "4"]
+    options = ["--train-data", form.train_data, "--eval-data", form.train_data, "--model", form.model, "--n-docs", "4"]
     with pytest.raises(SystemExit) as stopped:
-        main(["preflight", *asked, "--overrides", '{"k": 0.5}', "--out", str(tmp_path / "out")])
+        main(["preflight", *options, "--overrides", '{"k": 0.5}', "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) overrides: k: ")
-    assert line.endswith(f"(2) {form.train_data}: is train_data too; judge a model by examples it was not trained on")
+    assert line.endswith(
+        f"(2) {form.train_data}: is train_data, too; evaluate a model on examples it was not trained on"
+    )
 
 
 def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
@@ -103,14 +105,14 @@ def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
 
 
 def test_scaling_wants_one_gold_document_and_rotary_positions(form):
-    told = refused(form, methods="lpes", task="multihop-cot")
-    assert "methods: lpes takes tasks with one gold document, and multihop-cot has two" in told
-    assert "(2)" not in told
+    complaint = refused(form, methods="lpes", task="multihop-cot")
+    assert "methods: lpes needs a task with one gold document, but multihop-cot has two" in complaint
+    assert "(2)" not in complaint
 
 
 def test_shards_are_at_most_as_many_as_placements(form):
-    assert "shards: from 1 to 4, the placements of a sweep; got 5" in refused(form, shards=5)
-    assert "shards: from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
+    assert "shards: must be from 1 to 4, the number of placements; got 5" in refused(form, shards=5)
+    assert "shards: must be from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
 
 
 def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, model_folder, tmp_path):
@@ -119,7 +121,7 @@ def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, mo
     tokenizer = tiny_model.tokenizer()
     tokenizer.add_tokens([f"more-{i}" for i in range(60)])
     save_model(tiny_model.untrained(0), tokenizer, tmp_path / "other")
-    assert "they are not of one model" in refused(form, model=str(tmp_path / "other"))
+    assert "they do not belong together" in refused(form, model=str(tmp_path / "other"))
 
 
 def test_the_registry_must_answer(form, monkeypatch):
@@ -144,9 +146,9 @@ def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, mo
         client.upload_file(form.train_data, name, f"data/train-{day}.jsonl")
     s3_calls.clear()
     there = {"train_data": f"{bucket}/data/train-", "model": f"{bucket}/model"}
-    found = read_plan(preflight(form.model_copy(update=there)))["found"]
-    assert found["training examples"] == f"{bucket}/data/train-2026-11-20.jsonl"
-    assert found["model"].startswith("llama, 2 layers")
+    results = read_plan(preflight(form.model_copy(update=there)))["found"]
+    assert results["training examples"] == f"{bucket}/data/train-2026-11-20.jsonl"
+    assert results["model"].startswith("llama, 2 layers")
     assert not [key for key in s3_calls.keys("GetObject") if key.endswith((".safetensors", ".jsonl"))]
     assert f"{bucket}/nothing" in refused(form, eval_data=f"{bucket}/nothing")
 
@@ -161,7 +163,7 @@ def test_methods_and_parts():
 def test_a_trainjob_wants_a_place_in_s3(form):
     job = form.model_copy(update={"trainer": True, "gpus_train": "8", "overrides": {"nodes": 2, "work": "/tmp/work"}})
     assert list(complaints(form.model_copy(update={"overrides": {"work": "/tmp/work"}}))) == []
-    assert [one.partition(", got")[0] for one in complaints(job)] == [
+    assert [complaint.partition(", got")[0] for complaint in complaints(job)] == [
         "overrides: work: must be in S3, like s3://bucket/work: the machines of the job share no disk"
     ]
     right = job.model_copy(update={"overrides": {"nodes": 2, "work": "s3://lab/work"}})
@@ -172,7 +174,7 @@ def test_a_trainjob_wants_a_place_in_s3(form):
 def test_nothing_but_its_own_parameters_reaches_a_stage(form):
     assert settings(form)["compare"] == {"seed": 0}
     assert list(complaints(form.model_copy(update={"overrides": {"compare.task": "qa"}}))) == [
-        "overrides: compare.task: the form or the pipeline sets it"
+        "overrides: compare.task: is set by the form or the pipeline, and cannot be overridden"
     ]
 
 

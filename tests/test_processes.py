@@ -66,8 +66,8 @@ ONE = []
 
 
 def command(config: DistillConfig, launcher: list) -> list[str]:
-    given = config.model_dump(mode="json", exclude={"force", "work"})
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    parameters = config.model_dump(mode="json", exclude={"force", "work"})
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
     return [*map(str, launcher), "posgap", "distill", *options]
 
 

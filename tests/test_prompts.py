@@ -174,10 +174,10 @@ def test_the_digest_tells_wordings_and_vocabularies_apart(tokenizer):
 @pytest.mark.parametrize("name", ["kv", "qa", "multihop-cot", "multihop-coc"])
 def test_the_question_may_stand_before_the_documents_or_on_both_sides(name):
     task = TASKS[name]
-    instruction, documents, asked = task.template.split("\n\n")
-    question, cue = asked.split("\n")
+    instruction, documents, question_and_cue = task.template.split("\n\n")
+    question, cue = question_and_cue.split("\n")
     assert task.ordered_template(Order()) == task.template
-    assert task.ordered_template(Order("both")) == "\n\n".join([instruction, question, documents, asked])
+    assert task.ordered_template(Order("both")) == "\n\n".join([instruction, question, documents, question_and_cue])
     assert task.ordered_template(Order("before")) == "\n\n".join([instruction, question, documents, cue])
 
 
@@ -185,11 +185,11 @@ def test_the_question_may_stand_before_the_documents_or_on_both_sides(name):
 def test_shuffled_distractors_are_alike_at_every_placement(placement):
     example = qa_example(1, n_distractors=4)
     placed = Placement((placement,), 5)
-    given, shuffled = arrange(example, placed), arrange(example, placed, shuffle=3)
+    ordered, shuffled = arrange(example, placed), arrange(example, placed, shuffle=3)
     others = [d for d in shuffled if d not in example.gold]
     assert shuffled[placement - 1] == example.gold[0]
     assert others == [d for d in arrange(example, Placement((1,), 5), shuffle=3) if d not in example.gold]
-    assert sorted(d.title for d in others) == sorted(d.title for d in given if d not in example.gold)
+    assert sorted(d.title for d in others) == sorted(d.title for d in ordered if d not in example.gold)
     assert others != list(example.distractors)
 
 

@@ -93,12 +93,12 @@ def test_an_endpoint_that_gives_up_is_gone_on_with_and_only_responses_count(opti
         with pytest.raises(PosgapError, match="gave up after 1 tries"):
             sweep(SweepConfig(base_url=endpoint.url, **options))
         asked_before = {text for text, _ in endpoint.seen.items()}
-        endpoint.misbehave, known = lambda text, times: None, _finished(tmp_path)
-        assert known >= 1 and len(asked_before) > known * DOCS
+        endpoint.misbehave, finished = lambda text, times: None, _finished(tmp_path)
+        assert finished >= 1 and len(asked_before) > finished * DOCS
         endpoint.seen.clear()
         # Neither how the endpoint is asked, nor how answers are judged, changes what it answers.
         sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 5, "metric": "em", "limit": 10}))
-        assert endpoint.seen.total() == (10 - known) * DOCS
+        assert endpoint.seen.total() == (10 - finished) * DOCS
 
 
 def test_other_prompts_are_asked_anew(options, tmp_path):

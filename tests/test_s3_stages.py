@@ -193,7 +193,7 @@ def test_it_is_known_before_the_work_that_the_output_cannot_be_written(shouting)
     put(f"{shouting.out}/someone.else", b"precious")
     with pytest.raises(PosgapError, match=r"out: holds what no stage wrote \(someone.else\)"):
         shout(shouting)
-    with pytest.raises(ValueError, match="names a bucket alone"):
+    with pytest.raises(ValueError, match="names only a bucket"):
         CopyConfig(source="x", out=shouting.out.removesuffix("/out"))
     assert not CALLS
 

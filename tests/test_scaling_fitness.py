@@ -50,10 +50,10 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     assert 0 < np.mean(expected) < 1
     questions = [[Question(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)]
     evaluator = TeacherForced(model, questions, tokenizer.pad_token_id, batch_tokens)
-    found = evaluator.correct(CANDIDATES, range(5))
-    assert found.shape == (4, 5, 2) and found.reshape(4, 10).tolist() == expected
+    correct = evaluator.correct(CANDIDATES, range(5))
+    assert correct.shape == (4, 5, 2) and correct.reshape(4, 10).tolist() == expected
     assert evaluator.forward_passes == 40
-    np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2], range(1, 3)), found[1:2, 1:3])
+    np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2], range(1, 3)), correct[1:2, 1:3])
 
 
 def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(model, tokenizer):
@@ -64,16 +64,16 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
     own = [c.token_ids for c in complete(generator, [Prompt("", p) for p in prompts], Sampling(4))]
     responses = [own[0], own[1][:1], own[2][:2], own[3][:3], [*own[4][:-1], 40], own[5]]
     rows = [[Question(p, r) for p, r in zip(prompts, responses)], [Question(p, own[0]) for p in prompts]]
-    found = {}
+    answers = {}
     for reuse in (True, False):
         evaluator = TeacherForced(model, rows, tokenizer.pad_token_id, 1000)
         evaluator.reuse = reuse
         with mock.patch.object(model, "forward", wraps=model.forward) as forward:
             correct = evaluator.correct(CANDIDATES, range(2))
-        found[reuse] = correct, sum(call.kwargs["input_ids"].numel() for call in forward.call_args_list)
-    assert found[True][0][0, 0].tolist() == [True, True, True, True, False, True]
-    np.testing.assert_array_equal(found[True][0], found[False][0])
-    assert found[True][1] < 0.8 * found[False][1]
+        answers[reuse] = correct, sum(call.kwargs["input_ids"].numel() for call in forward.call_args_list)
+    assert answers[True][0][0, 0].tolist() == [True, True, True, True, False, True]
+    np.testing.assert_array_equal(answers[True][0], answers[False][0])
+    assert answers[True][1] < 0.8 * answers[False][1]
 
 
 def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):
@@ -82,7 +82,7 @@ def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tok
     (value,) = right_response(build, example, placement, "sub_em")
     assert tokenizer.decode([value]).strip() == example.value
     assert right_response(build, example, placement, "em") == [value, tokenizer.eos_token_id]
-    with pytest.raises(PosgapError, match="example kv-3: task kv has no single right response"):
+    with pytest.raises(PosgapError, match="example kv-3: task kv allows more than one right response"):
         right_response(build, example.model_copy(update={"answers": ["d", "e"]}), placement, "em")
 
 
@@ -118,16 +118,16 @@ generations = st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=8),
 
 @settings(deadline=None)
 @given(generations, st.integers(1, 13), st.integers(0, 99), st.booleans())
-def test_nothing_is_asked_twice_and_finalists_have_their_full_fitness(asked, n_examples, seed, halving):
+def test_nothing_is_asked_twice_and_finalists_have_their_full_fitness(populations, n_examples, seed, halving):
     table = Table(n_examples, names, seed)
     scores = Scores(table, np.mean, halving)
-    for candidates in asked:
-        found = scores(candidates)
+    for candidates in populations:
+        results = scores(candidates)
         full = {c: 100 * table.truth[c].mean() for c in candidates}
-        complete = {c: s.fitness for c, s in zip(candidates, found) if s.complete}
+        complete = {c: s.fitness for c, s in zip(candidates, results) if s.complete}
         assert complete and (halving or complete.keys() == full.keys())
         assert complete == pytest.approx({c: full[c] for c in complete})
-        assert all(s.fitness <= min(complete.values()) for s in found if not s.complete)
+        assert all(s.fitness <= min(complete.values()) for s in results if not s.complete)
     assert len(table.asked) == len(set(table.asked))
 
 
@@ -137,8 +137,8 @@ def test_halving_asks_fewer_and_keeps_a_clear_winner():
     for table in (whole, halved):
         table.truth[winner] = np.ones((40, 3), dtype=bool)
     Scores(whole, np.mean)(names)
-    found = Scores(halved, np.mean, halving=True)(names)
-    assert found[7] == (100.0, True) and max(s.fitness for s in found) == 100.0
+    results = Scores(halved, np.mean, halving=True)(names)
+    assert results[7] == (100.0, True) and max(s.fitness for s in results) == 100.0
     assert halved.forward_passes == 3 * (12 * 10 + 6 * 10 + 3 * 20) < whole.forward_passes
 
 

@@ -30,12 +30,12 @@ def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
 
 @pytest.mark.parametrize("make", [genetic, lambda seed=0: CMAES(CURVE, 3, 12, seed)])
 def test_strategies_find_the_best_point_and_repeat_themselves(make):
-    found = run(make())
-    np.testing.assert_allclose(found.factors, TARGET, atol=0.05)
-    assert run(make()).history == found.history != run(make(seed=1)).history
-    best = [row["best"] for row in found.history]
-    assert best == sorted(best) and best[-1] == found.fitness
-    assert all(row["generation_mean"] <= row["generation_best"] <= row["best"] for row in found.history)
+    winner = run(make())
+    np.testing.assert_allclose(winner.factors, TARGET, atol=0.05)
+    assert run(make()).history == winner.history != run(make(seed=1)).history
+    best = [row["best"] for row in winner.history]
+    assert best == sorted(best) and best[-1] == winner.fitness
+    assert all(row["generation_mean"] <= row["generation_best"] <= row["best"] for row in winner.history)
 
 
 @settings(deadline=None, max_examples=30)
@@ -45,18 +45,18 @@ def test_every_proposal_keeps_the_constraints_and_the_elite_survives(monotone, m
     strategy = genetic(curve, seed, mutation=mutation, elite=elite)
     before = []
     for _ in range(4):
-        asked = strategy.ask()
-        assert len(asked) == 12
-        for points in asked:
+        proposed = strategy.ask()
+        assert len(proposed) == 12
+        for points in proposed:
             np.testing.assert_array_equal(curve.constrain(points), points)
         if before:
             low, high = np.min(before, 0) - mutation, np.max(before, 0) + mutation
             if monotone == "none":
-                assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in asked)
-        scores = [s.fitness for s in near_target([tuple(p) for p in asked])]
-        best = [asked[i] for i in np.argsort(-np.array(scores), kind="stable")[:elite]]
-        strategy.tell(asked, scores)
-        before = asked
+                assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in proposed)
+        scores = [s.fitness for s in near_target([tuple(p) for p in proposed])]
+        best = [proposed[i] for i in np.argsort(-np.array(scores), kind="stable")[:elite]]
+        strategy.tell(proposed, scores)
+        before = proposed
         np.testing.assert_array_equal(strategy.ranked[:elite], best)
         np.testing.assert_array_equal(strategy.ask()[:elite], best)
 
@@ -66,9 +66,9 @@ def test_the_first_generation_holds_the_unscaled_model():
 
 
 def test_early_stop_after_generations_without_improvement():
-    found = run(genetic(), generations=20, patience=3, score=lambda c: [Score(1.0, True) for _ in c])
-    assert len(found.history) == 4
-    assert found.factors == (1.0, 1.0, 1.0)  # the first of equals
+    best = run(genetic(), generations=20, patience=3, score=lambda c: [Score(1.0, True) for _ in c])
+    assert len(best.history) == 4
+    assert best.factors == (1.0, 1.0, 1.0)  # the first of equals
 
 
 def test_a_candidate_that_was_dropped_is_never_the_best():

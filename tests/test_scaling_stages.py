@@ -115,7 +115,10 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     renamed = [kv_example(i).model_copy(update={"id": f"other-{i}"}) for i in range(12)]
     write_examples(tmp_path / "renamed.jsonl", renamed)
     refused = SweepConfig(examples=tmp_path / "renamed.jsonl", model=str(scaled), out=tmp_path / "refused", **common)
-    with pytest.raises(PosgapError, match=r"searched on 12 of these examples \(other-0, ...\); measure it on others"):
+    complaint = (
+        r"searched on 12 of these examples \(other-0, ...\); measure it on examples that the search has not seen"
+    )
+    with pytest.raises(PosgapError, match=complaint):
         sweep(refused)
     write_examples(
         tmp_path / "others.jsonl", [kv_example(12 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(3)]
@@ -170,7 +173,7 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     of_equal_ids = [kv_example(20 + i).model_copy(update={"id": f"kv-{i}"}) for i in range(8)]
     write_examples(tmp_path / "eval.jsonl", found_elsewhere + of_equal_ids)
     complaint = fails(capsys, *search_words(config, "--exclude", tmp_path / "eval.jsonl", "--n-docs", 4))
-    assert "search.jsonl: 2 examples are evaluation examples too (kv-10, ...); search on others" in complaint
+    assert "search.jsonl: 2 examples are evaluation examples too (kv-10, ...); search on other examples" in complaint
 
 
 @pytest.mark.parametrize(
@@ -266,13 +269,13 @@ def test_a_scaling_is_swept_elsewhere_in_one_command(in_s3, capsys, config, buck
     printed = capsys.readouterr().out
     here, there = read_json(fetch(below(out, "transfer.json")))
     assert (here["searched_here"], there["searched_here"]) == (True, False)
-    for found, name, n_positions in ((here, "kv-4-eval", 3), (there, "kv-3-eval", 3)):
+    for row, name, n_positions in ((here, "kv-4-eval", 3), (there, "kv-3-eval", 3)):
         unscaled, scaled = (read_sweep(fetch(below(out, f"{name}-{label}"))) for label in ("unscaled", "scaled"))
         assert (unscaled.scaling, scaled.scaling) == (None, {"factors": scaling.factors})
         assert len(scaled.placements) == n_positions and scaled.settings["max_new_tokens"] == 1
-        assert found["mean"] == [unscaled.mean, scaled.mean]
-        assert found["difference"] == pytest.approx(scaled.mean - unscaled.mean)
-        assert found["verdict"] in printed
+        assert row["mean"] == [unscaled.mean, scaled.mean]
+        assert row["difference"] == pytest.approx(scaled.mean - unscaled.mean)
+        assert row["verdict"] in printed
     assert f"carries over to {int(there['verdict'] == 'carries over')} of 1 other settings" in printed
 
 

@@ -50,9 +50,9 @@ def test_a_server_on_s3_keeps_artifacts_and_models_there(server_on_s3, bucket, s
     assert pipe.model.num_parameters() == 84864
     of_run = mlflow.artifacts.load_dict(f"runs:/{read_manifest(promoted)['mlflow_run_id']}/promotion.json")
     assert of_run["name"] == "tiny"
-    given = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    listed = boto3.client("s3", endpoint_url=s3_endpoint, **given).list_objects_v2(Bucket=bucket.removeprefix("s3://"))
-    names = {Path(one["Key"]).name for one in listed["Contents"]}
+    access = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    listed = boto3.client("s3", endpoint_url=s3_endpoint, **access).list_objects_v2(Bucket=bucket.removeprefix("s3://"))
+    names = {Path(stored["Key"]).name for stored in listed["Contents"]}
     assert {"model.safetensors", "promotion.json", "gate.json", "manifest.json"} <= names
     assert not (tmp_path / "store").exists()
 

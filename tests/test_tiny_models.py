@@ -31,13 +31,13 @@ def as_example(build, ids):
     """The example that a row of a training batch asks about, and where its gold documents stand."""
     text = build.tokenizer.decode(ids, skip_special_tokens=True)
     documents = [tuple(line.strip().split(": ")) for line in text.split("...\n\n")[1].split("\n\n")[0].split("\n")]
-    asked = text.split("contact of ")[1].split("'")[0]
+    person = text.split("contact of ")[1].split("'")[0]
     contact = dict(documents)
-    gold = [(asked, contact[asked]), (contact[asked], contact[contact[asked]])]
+    gold = [(person, contact[person]), (contact[person], contact[contact[person]])]
     others = [fact for fact in documents if fact not in gold]
     example = Example(
         id="x",
-        question=QUESTION.format(asked),
+        question=QUESTION.format(person),
         answers=[gold[1][1]],
         gold=[Document(title=who, text=whom) for who, whom in gold],
         distractors=[Document(title=who, text=whom) for who, whom in others],

@@ -45,9 +45,13 @@ def config(tmp_path, model_folder, bucket) -> TrainJobConfig:
             for e in examples
         ),
     )
-    given = {"examples": tmp_path / "e.jsonl.gz", "responses": tmp_path / "responses.jsonl", "model": str(model_folder)}
-    given |= {"out": tmp_path / "out", "work": f"{bucket}/work", "nodes": 2, "gpus_per_node": 4, "deepspeed": ""}
-    return TrainJobConfig(**given, k=2, epochs=2, batch_size=3, learning_rate=1e-3, dtype="float32")
+    parameters = {
+        "examples": tmp_path / "e.jsonl.gz",
+        "responses": tmp_path / "responses.jsonl",
+        "model": str(model_folder),
+    }
+    parameters |= {"out": tmp_path / "out", "work": f"{bucket}/work", "nodes": 2, "gpus_per_node": 4, "deepspeed": ""}
+    return TrainJobConfig(**parameters, k=2, epochs=2, batch_size=3, learning_rate=1e-3, dtype="float32")
 
 
 @pytest.fixture(autouse=True)
@@ -91,16 +95,16 @@ def test_the_pods_get_everything_in_s3_and_the_model_comes_back(config, cluster,
     monkeypatch.setenv("POSGAP_PARENT_RUN_ID", "the-parent")
     as_pods_do(cluster, tmp_path / "pod", "who-knows")
     assert train_job(config) == config.out
-    told = arguments(cluster)
+    options = arguments(cluster)
     name = cluster.created[0]["metadata"]["name"]
     place = f"{bucket}/work/{name}"
-    assert told["examples"] == f"{place}/examples/e.jsonl.gz" and told["model"].startswith(f"{place}/model/")
-    assert told["work"] == f"{bucket}/work" and told["learning-rate"] == "0.001" and told["k"] == "2"
+    assert options["examples"] == f"{place}/examples/e.jsonl.gz" and options["model"].startswith(f"{place}/model/")
+    assert options["work"] == f"{bucket}/work" and options["learning-rate"] == "0.001" and options["k"] == "2"
     # What the pods are told is what `posgap distill`, the runtime's command, takes.
     (job,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["torchrun", "--no-python", "posgap", "distill"]
-    assert DistillConfig(**{each.replace("-", "_"): value for each, value in told.items()}).batch_size == 3
+    assert DistillConfig(**{each.replace("-", "_"): value for each, value in options.items()}).batch_size == 3
     trainer = cluster.created[0]["spec"]["trainer"]
     assert trainer["numNodes"] == 2 and trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 4}
     passed = {each["name"]: each["value"] for each in trainer["env"]}
@@ -208,10 +212,10 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
     monkeypatch.setattr(stage, "run", lambda client, job: following.run(client, job, create))
     train_job(config)
     assert read_manifest(config.out)["stage"] == "distill" and not client.list_jobs()
-    one = distill(
+    single = distill(
         DistillConfig(**{n: getattr(config, n) for n in DistillConfig.model_fields} | {"out": tmp_path / "1"})
     )
-    losses = [[row["loss"] for _, row in read_jsonl(folder / "history.jsonl")] for folder in (config.out, one)]
+    losses = [[row["loss"] for _, row in read_jsonl(folder / "history.jsonl")] for folder in (config.out, single)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and len(losses[0]) == 4
     with pytest.raises(PosgapError, match="^TrainJob wrong failed. train: No such option '--nonsense"):
         following.run(client, Job("wrong", "", ["--nonsense=1"], 1, 100), create)

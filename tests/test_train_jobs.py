@@ -121,7 +121,7 @@ def test_a_second_run_joins_the_job_that_is_under_way(connected, caplog):
         create(client, JOB)
         run(client, JOB)
     assert len(cluster.created) == 1 and cluster.deleted == [JOB.name]
-    assert "is there already; joining it" in caplog.text
+    assert "is running already; joining it" in caplog.text
 
 
 def test_a_failed_job_of_before_makes_room_for_a_new_one(connected):

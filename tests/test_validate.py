@@ -62,15 +62,15 @@ def test_each_fault_is_named_with_its_row(fault, tokenizer, tmp_path):
     import re
 
     make, complaint = BAD[fault]
-    found = failures(make(), tokenizer, tmp_path)
-    assert any(re.search(complaint, line) for line in found), found
+    complaints = failures(make(), tokenizer, tmp_path)
+    assert any(re.search(complaint, line) for line in complaints), complaints
 
 
 def test_a_gold_document_among_the_distractors_is_named(tokenizer, tmp_path):
     good = qa_example()
     bad = qa_example(1).model_copy(update={"distractors": [*qa_example(1).distractors, qa_example(1).gold[0]]})
-    found = failures([good, bad], tokenizer, tmp_path, task="qa")
-    assert any("`gold_among_distractors`" in line and "qa-1 (1)" in line for line in found)
+    complaints = failures([good, bad], tokenizer, tmp_path, task="qa")
+    assert any("`gold_among_distractors`" in line and "qa-1 (1)" in line for line in complaints)
 
 
 def test_a_gold_document_without_the_answer_is_named(tokenizer, tmp_path):
@@ -79,23 +79,27 @@ def test_a_gold_document_without_the_answer_is_named(tokenizer, tmp_path):
 
 
 def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(tokenizer, tmp_path):
-    one, two = qa_example(0), qa_example(1, n_distractors=5)
-    two = two.model_copy(update={"gold": two.distractors[:2], "distractors": two.distractors[2:], "answers": ["yes"]})
+    single, double = qa_example(0), qa_example(1, n_distractors=5)
+    double = double.model_copy(
+        update={"gold": double.distractors[:2], "distractors": double.distractors[2:], "answers": ["yes"]}
+    )
     build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
-    found = check(describe([one, two], build, 4), expectations(4, 500, n_gold=2), tmp_path / "docs")["failures"]
-    assert any("`n_gold`" in line and "qa-0 (1)" in line for line in found)
-    assert not any("qa-1" in line for line in found)
+    complaints = check(describe([single, double], build, 4), expectations(4, 500, n_gold=2), tmp_path / "docs")[
+        "failures"
+    ]
+    assert any("`n_gold`" in line and "qa-0 (1)" in line for line in complaints)
+    assert not any("qa-1" in line for line in complaints)
 
 
 def test_a_prompt_beyond_the_context_is_named(tokenizer, tmp_path):
-    found = failures([kv_example(0)], tokenizer, tmp_path, context=20)
-    assert any("`prompt_tokens`" in line and "kv-0 (22)" in line for line in found)
+    complaints = failures([kv_example(0)], tokenizer, tmp_path, context=20)
+    assert any("`prompt_tokens`" in line and "kv-0 (22)" in line for line in complaints)
 
 
 def test_examples_that_were_trained_on_are_named_whatever_their_id(tokenizer, tmp_path):
     seen = {content(kv_example(0))}
-    found = failures([changed(0, id="new"), kv_example(1)], tokenizer, tmp_path, excluded=seen)
-    assert found == ["`in_excluded` must be in set {'value_set': [False]}, but not in new (True)"]
+    complaints = failures([changed(0, id="new"), kv_example(1)], tokenizer, tmp_path, excluded=seen)
+    assert complaints == ["`in_excluded` must be in set {'value_set': [False]}, but fails in new (True)"]
 
 
 def test_a_failing_suite_stops_with_rows_named_and_keeps_its_report(tmp_path, model_folder):

@@ -77,8 +77,8 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
     with torch.inference_mode():
         expected = [scaled(input_ids=torch.tensor([p])).logits[0, -1].log_softmax(-1) for p in prompts]
     for row, log_probabilities in zip(json.loads((tmp_path / "out.json").read_text()), expected):
-        for token, found in row.items():
-            assert found == pytest.approx(float(log_probabilities[int(token)]), abs=1e-4)
+        for token, value in row.items():
+            assert value == pytest.approx(float(log_probabilities[int(token)]), abs=1e-4)
     said = in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "serve-check", "--model", tmp_path / "scaled")
     assert [line.split()[-1] for line in said.splitlines() if line.startswith("layer")] == [
         "1.0000",
@@ -108,8 +108,8 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
     assert read_sweep(tmp_path / "in-vllm").scaling == read_sweep(here["chat"]).scaling == {"factors": FACTORS}
     with vllm_server(vllm_python, tmp_path / "chat", tmp_path / "server.log") as url:
         for endpoint, folder in here.items():
-            asked = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
-            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **asked))
+            changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
+            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes))
             assert predictions(there) == predictions(folder)
 
 
@@ -128,4 +128,4 @@ def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, to
     # A loader that forgets the factors is found out.
     monkeypatch.setattr("posgap.models.loading.scale_model", lambda model: model)
     code, complaint = run(capsys, *words)
-    assert code == 2 and "transformers does not apply the factors its config names; do not serve it" in complaint
+    assert code == 2 and "transformers does not apply the factors of its config; do not serve it" in complaint

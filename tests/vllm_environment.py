@@ -25,8 +25,8 @@ UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
 def found_or_made(folder: Path) -> str:
     """The Python of an environment with vLLM; skips the test where none is asked for."""
-    if given := os.environ.get("POSGAP_VLLM_PYTHON"):
-        return given
+    if python := os.environ.get("POSGAP_VLLM_PYTHON"):
+        return python
     if os.environ.get("POSGAP_INSTALL_VLLM") != "1":
         pytest.skip(
             "vLLM is not asked for: set POSGAP_VLLM_PYTHON to its Python, or POSGAP_INSTALL_VLLM=1 to install it"

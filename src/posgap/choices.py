@@ -1,11 +1,11 @@
-"""What users choose by name: tasks, metrics, methods, curves, gate rules, backends and position encodings.
+"""The registries of everything that users choose by name: tasks, metrics, methods, curves, gate rules, ...
 
-A choice is one object that owns all that is known of it: its name, what `--help` says about it, the parameters
-that it adds to the stages which offer it, and its work. `Choices` holds all objects of one kind: those of posgap, and
-those that installed packages add by an entry point (docs/extending.md).
+A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
+the stages that offer it, and its code. `Choices` holds all objects of one kind: those of posgap, and those that
+installed packages add by an entry point (docs/extending.md).
 
-Every command imports the modules of all choices, so these import torch, numpy and other heavy packages only inside
-functions.
+Every command imports the modules of all choices, so these modules import torch, numpy and other heavy packages only
+inside functions.
 """
 
 import importlib
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from posgap.tasks.task import Task
 
 log = logging.getLogger(__name__)
-WITHOUT_EFFECT = "without effect"  # marks a parameter that changes how fast a result comes, not the result
+WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
 
 
 class Parameters(BaseModel):
-    """Parameters that a choice adds to the stages which offer it. A choice without any uses this class itself."""
+    """Parameters that a choice adds to the stages that offer it. A choice without any uses this class itself."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     @classmethod
     def of(cls, config: object) -> Self:
-        """The values that a stage's config has for these parameters."""
+        """These parameters with the values from a stage's config."""
         return cls(**{name: getattr(config, name) for name in cls.model_fields})
 
 
 class Choice(Protocol):
-    """What every choice has. `help` is a phrase that begins in lower case and fits after "name: "."""
+    """The interface of every choice. `help` is a phrase that begins in lower case and fits after "name: "."""
 
     @property
     def name(self) -> str: ...
@@ -62,9 +62,9 @@ T = TypeVar("T", bound=Choice)
 class Choices(Generic[T]):
     """All choices of one kind, by name, in the order in which they were registered.
 
-    `builtin` names posgap's own as "module:OBJECT"; `group` is the entry point group of packages. An entry point that
-    cannot be loaded, or whose name or parameters are taken, is left out with a warning: a broken package must not
-    stop the commands that do not need it.
+    `builtin` names posgap's own choices as "module:OBJECT"; `group` is the entry point group of packages. An entry
+    point that cannot be loaded, or whose name or parameters are taken, is left out with a warning: a broken package
+    must not stop commands that do not need it.
     """
 
     all: ClassVar[list["Choices[Any]"]] = []
@@ -84,7 +84,7 @@ class Choices(Generic[T]):
             try:
                 choice = entry.load()
                 self._require_new(choice, choices)
-            except Exception as error:  # whatever a package does while it is imported
+            except Exception as error:  # anything that a package's import can raise
                 log.warning("%s %s of %s is left out: %s", self.kind, entry.name, entry.value, error)
                 continue
             choices[choice.name] = choice
@@ -100,7 +100,7 @@ class Choices(Generic[T]):
             raise ValueError(f"the parameter {min(shared)!r} is taken")
 
     def __getitem__(self, name: str) -> T:
-        """The choice of that name; `PosgapError` with the names there are."""
+        """The choice of that name; raises `PosgapError` that lists all names if there is none."""
         if name not in self._by_name:
             raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.listed()}")
         return self._by_name[name]
@@ -113,37 +113,37 @@ class Choices(Generic[T]):
         return [choice.name for choice in self]
 
     def listed(self) -> str:
-        """All names as text: "kv, qa or needle"."""
+        """All names as text, like "kv, qa or needle"."""
         *others, last = self.names()
         return f"{', '.join(others)} or {last}" if others else last
 
     def described(self) -> str:
-        """All names with what they mean, for an option's help."""
+        """All names with their help, for the help of an option."""
         return "; ".join(f"{choice.name}: {choice.help}" for choice in self)
 
     def checked(self, name: str) -> str:
-        """The name itself; `ValueError`, which pydantic reports, where there is no such choice."""
+        """The name itself; raises `ValueError`, which pydantic reports, if there is no such choice."""
         try:
             return self[name].name
         except PosgapError as error:
             raise ValueError(str(error)) from None
 
     def checked_if_any(self, name: str) -> str:
-        """The same, where an empty name leaves the choice open."""
+        """The same, but an empty name is allowed and leaves the choice open."""
         return self.checked(name) if name else name
 
     def bases(self) -> list[type[Parameters]]:
-        """The parameters of all choices as base classes of a config: `class C(*KIND.bases(), Before): ...`.
+        """The parameters of all choices, as base classes of a config: `class C(*KIND.bases(), Before): ...`.
 
-        The config has the fields of `Before`, those of the choices in their order, and its own.
+        The config has the fields of `Before`, then those of the choices in their order, and then its own.
         """
-        # pydantic collects the fields of the last base first.
+        # pydantic collects the fields of the last base class first.
         return list(
             dict.fromkeys(choice.parameters for choice in reversed(list(self)) if choice.parameters.model_fields)
         )
 
     def where(self, holds: Callable[[T], bool]) -> "Choices[T]":
-        """The choices for which this holds, for a stage that offers only those."""
+        """The choices for which `holds` is true, for a stage that offers only those."""
         return _Some(self, holds)
 
 
@@ -157,8 +157,8 @@ class _Some(Choices[T]):
 
 
 @cache
-def _entry_points() -> Any:  # EntryPoints, and in Python 3.11 what selects them
-    return entry_points()  # reading them takes longer than all else here
+def _entry_points() -> Any:  # EntryPoints; in Python 3.11 an older type with the same methods
+    return entry_points()  # cached, since reading them takes most of the time here
 
 
 TASKS: Choices["Task"] = Choices(

@@ -1,4 +1,4 @@
-"""What goes wrong in ways a user can mend, and the exit codes that say so."""
+"""Errors that a user can do something about, and the exit codes of the command line."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,13 +9,13 @@ LONGEST = 200  # characters that are shown of what somebody gave
 
 
 class PosgapError(Exception):
-    """Bad input: one line that says what is wrong, where, and what to do. Exit code 2."""
+    """Bad input. The message is one line that says what is wrong, where, and what to do. Exit code 2."""
 
     exit_code = 2
 
 
 class Rejected(PosgapError):
-    """The input was examined and refused; the report that says why is kept. Exit code 2."""
+    """The input was checked and refused; the report that says why is kept. Exit code 2."""
 
 
 class GateFailed(PosgapError):
@@ -25,7 +25,7 @@ class GateFailed(PosgapError):
 
 
 class LintFindings(PosgapError):
-    """`pipeline lint` found what looks wrong. Exit code 1."""
+    """`pipeline lint` found problems. Exit code 1."""
 
     exit_code = 1
 
@@ -43,19 +43,19 @@ class RunCanceled(PosgapError):
 
 
 class RunUnfinished(PosgapError):
-    """A run on the cluster is still under way; no longer waited for. Exit code 6."""
+    """A run on the cluster was not finished when the wait for it timed out. Exit code 6."""
 
     exit_code = 6
 
 
 class Stopped(PosgapError):
-    """SIGTERM came; what was done so far is kept. Exit code 143 (128 + SIGTERM)."""
+    """Stopped by SIGTERM; finished work is kept. Exit code 143 (128 + SIGTERM)."""
 
     exit_code = 143
 
 
 def first_fault(error: ValidationError) -> str:
-    """Field and complaint of the first thing that pydantic found wrong."""
+    """The field and message of pydantic's first error, in one line."""
     first = error.errors()[0]
     where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
@@ -66,7 +66,7 @@ def first_fault(error: ValidationError) -> str:
 
 
 def faults(make: Callable[[], object]) -> list[str]:
-    """All that pydantic finds wrong with what `make` makes, a line each; empty where nothing is."""
+    """All of pydantic's errors when `make` is called, one line for each; empty if there is none."""
     try:
         make()
     except ValidationError as error:
@@ -75,8 +75,8 @@ def faults(make: Callable[[], object]) -> list[str]:
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
-    told = f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
-    return told if fault["type"] == "missing" else f"{told}, got {shortened(repr(fault['input']))}"
+    complaint = f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+    return complaint if fault["type"] == "missing" else f"{complaint}, got {shortened(repr(fault['input']))}"
 
 
 def shortened(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Where files are: on this machine, as a `Path`, or in S3, as the text `s3://bucket/key`.
+"""Locations of files: on this machine, as a `Path`, or in S3, as the text `s3://bucket/key`.
 
-What is in S3 is worked on in the cache, at a path that ends in the bucket and the key: the URI can
-be read off it again.
+Files in S3 are worked on in the cache, at a path that ends in the bucket and the key, so that the URI can be
+recovered from the path.
 """
 
 import os
@@ -15,11 +15,11 @@ SCHEME = "s3://"
 
 
 def cache_folder() -> Path:
-    """POSGAP_CACHE, else `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache), else a temporary place."""
-    if given := os.environ.get("POSGAP_CACHE"):
-        return Path(given)
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "posgap"
+    """POSGAP_CACHE, or `posgap` in the user's cache folder (XDG_CACHE_HOME, ~/.cache) or else in a temporary one."""
+    if folder := os.environ.get("POSGAP_CACHE"):
+        return Path(folder)
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "posgap"
     try:
         return Path.home() / ".cache" / "posgap"
     except RuntimeError:  # a container's user without a home
@@ -27,25 +27,25 @@ def cache_folder() -> Path:
 
 
 def s3_cache() -> Path:
-    """What of S3 is on this machine, and what goes there."""
+    """The folder of local copies of files in S3, and of files on their way there."""
     return cache_folder().absolute() / "s3"
 
 
 def blobs() -> Path:
-    """Files of S3 under the name of their sha256."""
+    """The folder of downloaded files, each named by its sha256."""
     return s3_cache() / "blobs"
 
 
 def is_uri(location: object) -> TypeGuard[str]:
-    """Whether this is the text of a URI; other text names a model on the hub."""
+    """Whether this is an S3 URI; other text is the name of a model on the hub."""
     return isinstance(location, str) and location.startswith(SCHEME)
 
 
 def as_location(value: Any) -> Any:
-    """A URI as text, without a slash at its end; everything else becomes a path.
+    """Returns an S3 URI as text without a slash at its end, and other text as a path.
 
-    `Path("s3://bucket/key")`, which has lost a slash, is taken for the URI. Raises `ValueError`
-    where a URI names no bucket.
+    `Path("s3://bucket/key")`, which has lost a slash, is accepted as the URI. Raises `ValueError` if a URI names no
+    bucket.
     """
     if not isinstance(value, str | Path):
         return value
@@ -59,21 +59,21 @@ def as_location(value: Any) -> Any:
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Bucket and key of a URI; the key is empty where all of a bucket is meant."""
+    """The bucket and key of a URI; the key is empty if the URI is a whole bucket."""
     bucket, _, key = uri.removeprefix(SCHEME).partition("/")
     return bucket, key
 
 
 def below(location: Location, name: str) -> Location:
-    """The place of this name in a folder."""
+    """The location of the entry `name` in the folder `location`."""
     return f"{location}/{name}" if is_uri(location) else Path(location) / name
 
 
 def in_cache(kind: str, mark: str, uri: str) -> Path:
-    """Where a URI's files are on this machine: a place for each `kind` and `mark` of 16 hex digits."""
+    """The local folder of a URI's files, separate for each `kind` of use and each `mark` of 16 hex digits."""
     return s3_cache() / kind / mark / uri.removeprefix(SCHEME)
 
 
 def with_uris(text: str) -> str:
-    """The text with the URIs in place of the paths that stand for them in the cache."""
+    """The text with paths in the cache replaced by the URIs that they stand for."""
     return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, str(text))

@@ -1,10 +1,10 @@
-"""Tables for people."""
+"""Tables in Markdown."""
 
 from collections.abc import Sequence
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table, its columns aligned in the source too: the first `left` to the left, others to the right."""
+    """A Markdown table whose source is aligned too: the first `left` columns to the left, the others to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Does a scaling found on one task or length help on others?
+"""`posgap scale transfer`: whether a scaling searched on one task and length helps on others.
 
-A run of several stages, each reused where it is complete: the scaling is applied, both models are
-swept at every target, and the sweeps are compared.
+It runs several stages: the scaling is applied, both models are swept at every target, and the sweeps are compared.
+Stages whose output is complete already are not run again.
 """
 
 import logging
@@ -32,7 +32,7 @@ TRANSFER_FILE = "transfer.json"
 
 
 class Target(Record):
-    """What to sweep: a task, at a length, on a file of examples."""
+    """A setting to sweep: a task, a number of documents and a file of examples."""
 
     task: TaskName
     n_docs: int = Field(ge=1, le=MOST_DOCS)
@@ -40,11 +40,12 @@ class Target(Record):
 
     @property
     def name(self) -> str:
+        """The target's name in the names of its output folders."""
         return f"{self.task}-{self.n_docs}-{Path(self.examples).name.partition('.')[0]}"
 
 
 class Transferred(Record):
-    """A target's figures in points: means, gaps, and the paired difference in the mean."""
+    """A target's figures in points: means and gaps unscaled and scaled, and the paired difference in the mean."""
 
     target: Target
     searched_here: bool
@@ -55,7 +56,7 @@ class Transferred(Record):
 
     @property
     def verdict(self) -> str:
-        """What the interval of the difference says."""
+        """The conclusion from the difference's interval, in words."""
         low, high = self.difference_ci95
         if low > 0:
             return "helps" if self.searched_here else "carries over"
@@ -65,7 +66,7 @@ class Transferred(Record):
 
 
 def parse_target(text: str, searched: Scaling) -> Target:
-    """The target that `EXAMPLES` or `TASK:N_DOCS:EXAMPLES` names; the first is where the search was."""
+    """The target written as `TASK:N_DOCS:EXAMPLES`, or as `EXAMPLES`: then task and length are the search's."""
     task, n_docs, examples = text.split(":", 2) if text.count(":") >= 2 else (searched.task, searched.n_docs, text)
     try:
         return parsed(Target, {"task": task, "n_docs": n_docs, "examples": examples}, f"target {text!r}")
@@ -75,12 +76,14 @@ def parse_target(text: str, searched: Scaling) -> Target:
 
 @goes_on()
 def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
-    """Writes the scaled model, the sweeps, a comparison for each target and `transfer.json` into
-    `config.out`; prints and returns what they say."""
+    """Writes the scaled model, the sweeps, a comparison for each target and `transfer.json` into `config.out`, and
+    prints and returns the figures of all targets."""
     searched = read_scaling(fetch(config.scaling))
     targets = [parse_target(text, searched) for text in config.targets]
     if len({target.name for target in targets}) < len(targets):
-        raise PosgapError("two targets of one task and length are in files of one name: rename a file, or drop one")
+        raise PosgapError(
+            "two targets have the same task, length and file name, and so the same output: rename a file, or drop one"
+        )
     with start_run("scale_transfer", {}, twin(config.out)) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
@@ -93,21 +96,21 @@ def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
                 force=config.force,
             )
         )
-        found = [_transferred(config, target, searched, scaled) for target in targets]
+        transfers = [_transferred(config, target, searched, scaled) for target in targets]
         file = twin(below(config.out, TRANSFER_FILE))
-        write_json(file, [one.model_dump(mode="json") | {"verdict": one.verdict} for one in found])
-        for number, one in enumerate(found, start=1):
-            run.metrics({"mean_difference": one.difference}, step=number)
+        write_json(file, [row.model_dump(mode="json") | {"verdict": row.verdict} for row in transfers])
+        for number, row in enumerate(transfers, start=1):
+            run.metrics({"mean_difference": row.difference}, step=number)
         run.artifact(file)
         publish(file, below(config.out, TRANSFER_FILE))
-    print(table(found))
-    return found
+    print(table(transfers))
+    return transfers
 
 
 def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling, scaled: Location) -> Transferred:
-    # Of one task, prompts and answers are those of the search.
+    # On the searched task, reuse the search's prompt settings.
     alike = {"max_new_tokens", "question", "metric"} if target.task == searched.task else set()
-    # The scaled model goes first: it refuses the examples that its scaling was searched on.
+    # The scaled model is swept first: that fails at once if its scaling was searched on any of the examples.
     after, before = (
         sweep(
             SweepConfig(
@@ -135,26 +138,26 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
     return Transferred(
         target=target,
         searched_here=(target.task, target.n_docs) == (searched.task, searched.n_docs),
-        mean=[one.mean for one in sweeps],
-        gap=[one.gap for one in sweeps],
+        mean=[swept.mean for swept in sweeps],
+        gap=[swept.gap for swept in sweeps],
         difference=difference.mean,
         difference_ci95=difference.mean_ci95,
     )
 
 
-def table(found: list[Transferred]) -> str:
-    """What was found as aligned text, one target a line, and a line that sums it up."""
-    width = max(len("target"), *(len(one.target.name) for one in found))
+def table(transfers: list[Transferred]) -> str:
+    """A table of aligned text with one line per target, and a line that sums it up."""
+    width = max(len("target"), *(len(row.target.name) for row in transfers))
     head = f"{'target':<{width}}{'mean':>8}{'scaled':>8}{'gap':>8}{'scaled':>8}   difference in mean"
-    rows = []
-    for one in found:
-        (low, high), figures = one.difference_ci95, (*one.mean, *one.gap)
+    lines = []
+    for row in transfers:
+        (low, high), figures = row.difference_ci95, (*row.mean, *row.gap)
         cells = "".join(f"{value:8.1f}" for value in figures)
-        rows.append(
-            f"{one.target.name:<{width}}{cells}   {one.difference:+.1f} ({low:+.1f} to {high:+.1f}): {one.verdict}"
-            + (" (where it was searched)" if one.searched_here else "")
+        lines.append(
+            f"{row.target.name:<{width}}{cells}   {row.difference:+.1f} ({low:+.1f} to {high:+.1f}): {row.verdict}"
+            + (" (where it was searched)" if row.searched_here else "")
         )
-    elsewhere = [one for one in found if not one.searched_here]
-    kept = sum(one.verdict == "carries over" for one in elsewhere)
+    elsewhere = [row for row in transfers if not row.searched_here]
+    kept = sum(row.verdict == "carries over" for row in elsewhere)
     summary = [f"carries over to {kept} of {len(elsewhere)} other settings"] if elsewhere else []
-    return "\n".join([head, "-" * len(head), *rows, *summary])
+    return "\n".join([head, "-" * len(head), *lines, *summary])

@@ -1,4 +1,4 @@
-"""A TrainJob from its creation to its end: created or joined, followed, and deleted."""
+"""Runs a TrainJob: creates it, or joins one that is running already, follows it to its end and deletes it."""
 
 import json
 import logging
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from kubeflow.trainer.types.types import TrainJob
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 2.0
-SILENCE_SECONDS = 300.0  # without an answer from the cluster, after which it is given up
+LOOK_SECONDS = 2.0  # between two polls
+SILENCE_SECONDS = 300.0  # how long a cluster that does not answer is waited for
 COMPLETE, FAILED = "Complete", "Failed"
 Create = Callable[["TrainerClient", Job], None]
 
 
 def run(client: "TrainerClient", job: Job, create: Create = create) -> None:
-    """Runs the job to its end, or the one of its name that is under way already, and deletes it.
+    """Runs the job to its end and deletes it. If a job of its name is running already, that one is followed instead.
 
-    What node 0 prints is printed here. Raises `PosgapError` with the end of a failed worker's log, or where the
-    time is up; `Stopped` at SIGTERM. Where the cluster does not answer any more the job goes on, to be joined by
-    the next that runs it.
+    The output of node 0 is printed here. Raises `PosgapError` with the end of a failed worker's log, or if the job is
+    not done in time, and `Stopped` after SIGTERM. If the cluster no longer answers, this gives up but the job goes on;
+    the next call joins it.
     """
     with deferred_termination() as termination:
         cluster = _Cluster(client, termination)
         try:
             while not (ended := _attempt(cluster, job, create)):
-                log.info("TrainJob %s was being deleted when it was joined, and is gone", job.name)
+                log.info("TrainJob %s was just being deleted when it was joined; creating it again", job.name)
             why = "" if ended.status == COMPLETE else why_it_failed(client, ended)
         except (Stopped, KeyboardInterrupt):
             cluster.delete(job.name)
@@ -46,83 +46,86 @@ def run(client: "TrainerClient", job: Job, create: Create = create) -> None:
 
 
 class _Cluster:
-    """The client, asked patiently."""
+    """The TrainJob client, with retries."""
 
     def __init__(self, client: "TrainerClient", termination: Termination):
         self.client, self.termination, self.answered = client, termination, 0.0
 
     def look(self, name: str) -> "TrainJob | None":
-        """The job as it is now, None where there is none; waits where the cluster does not answer for a while."""
+        """The job's present state, or None if there is no such job; retries while the cluster does not answer."""
         while True:
             try:
-                found = self.client.get_job(name)
+                job = self.client.get_job(name)
             except (RuntimeError, TimeoutError, ValueError) as error:
                 if _status(error) == 404:
-                    found = None
+                    job = None
                 elif time.monotonic() - self.answered > SILENCE_SECONDS:
                     raise PosgapError(f"TrainJob {name}: {_reason(error)}") from None
                 else:
                     self.wait()
                     continue
             self.answered = time.monotonic()
-            return found
+            return job
 
     def wait(self) -> None:
-        """A while; raises `Stopped` where SIGTERM has come."""
+        """Sleeps between two polls; raises `Stopped` after SIGTERM."""
         if self.termination.requested:
             raise Stopped("stopped by SIGTERM, and the TrainJob deleted")
         time.sleep(LOOK_SECONDS)
 
     def delete(self, name: str) -> None:
+        """Deletes the job if it exists; where that fails, a warning says how to delete it by hand."""
         try:
             self.client.delete_job(name)
         except (RuntimeError, TimeoutError, ValueError) as error:
             if _status(error) != 404:
-                log.warning("TrainJob %s stays: %s; kubectl delete trainjob %s", name, _reason(error), name)
+                log.warning(
+                    "TrainJob %s could not be deleted: %s; kubectl delete trainjob %s", name, _reason(error), name
+                )
 
 
 def _attempt(cluster: _Cluster, job: Job, create: Create) -> "TrainJob | None":
-    """Creates or joins the job and follows it to its end; None where one that was joined went away."""
-    ours = _start(cluster, job, create)
+    """Creates or joins the job and follows it to its end; returns None if a job that was joined disappeared."""
+    created = _start(cluster, job, create)
     deadline = time.monotonic() + job.seconds
     with printed(cluster.client, job.name):
-        while found := cluster.look(job.name):
-            if found.status in (COMPLETE, FAILED) or time.monotonic() > deadline:
+        while state := cluster.look(job.name):
+            if state.status in (COMPLETE, FAILED) or time.monotonic() > deadline:
                 break
             cluster.wait()
-    if ours and not found:
+    if created and not state:
         raise PosgapError(f"TrainJob {job.name} was deleted by somebody else; the same command goes on")
-    return found
+    return state
 
 
 def _start(cluster: _Cluster, job: Job, create: Create) -> bool:
-    """Makes sure that there is such a job, and says whether it was created here."""
-    cluster.answered = time.monotonic() - SILENCE_SECONDS  # a cluster that never answered is not waited for
-    found = cluster.look(job.name)
-    if found and found.status == FAILED:
+    """Makes sure that the job exists, and returns whether it was created here."""
+    cluster.answered = time.monotonic() - SILENCE_SECONDS  # do not wait for a cluster that has never answered
+    state = cluster.look(job.name)
+    if state and state.status == FAILED:
         cluster.delete(job.name)
-        while found := cluster.look(job.name):
+        while state := cluster.look(job.name):
             cluster.wait()
-    if not found:
+    if not state:
         try:
             create(cluster.client, job)
         except (RuntimeError, TimeoutError) as error:
             if _status(error) != 409:
                 raise PosgapError(f"TrainJob {job.name} cannot be created: {_reason(error)}") from None
         else:
-            log.info("TrainJob %s: created, for %d nodes", job.name, job.nodes)
+            log.info("TrainJob %s: created, with %d nodes", job.name, job.nodes)
             return True
-    log.info("TrainJob %s is there already; joining it", job.name)
+    log.info("TrainJob %s is running already; joining it", job.name)
     return False
 
 
 def _status(error: Exception) -> int:
-    """The HTTP status behind what the SDK raised, 0 without one; its local backend says 404 by a `ValueError`."""
+    """The HTTP status behind an exception of the SDK, or 0; its local backend raises `ValueError` instead of 404."""
     return 404 if isinstance(error, ValueError) else getattr(error.__cause__, "status", None) or 0
 
 
 def _reason(error: Exception) -> str:
-    """What the server said, or why it did not, in one line."""
+    """The server's message, or the reason why there is none, in one line."""
     try:
         return json.loads(getattr(error.__cause__, "body", ""))["message"]
     except (TypeError, ValueError, KeyError):

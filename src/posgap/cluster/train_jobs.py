@@ -1,4 +1,4 @@
-"""What a TrainJob of Kubeflow Trainer is, and handing it to a cluster through the SDK."""
+"""TrainJobs of Kubeflow Trainer, and their submission to a cluster through the SDK."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 @dataclass(frozen=True)
 class Job:
-    """A training run on `nodes` machines. `resources` are those of one of them, as Kubernetes writes them.
+    """A training run on `nodes` machines, each with `resources` in Kubernetes' notation.
 
-    `arguments` go to the command of the training runtime, and `image` takes the place of its image.
-    After `seconds` the job is stopped, by the cluster too.
+    `arguments` are passed to the command of the training runtime; `image`, if given, replaces the runtime's image.
+    After `seconds` the cluster stops the job.
     """
 
     name: str
@@ -33,14 +33,14 @@ class Job:
 
 
 def connect(namespace: str) -> "TrainerClient":
-    """The client of the cluster this runs in, or that KUBECONFIG names; empty: its own namespace."""
+    """A client of the cluster this runs in, or of KUBECONFIG's; an empty `namespace` means that cluster's default."""
     try:
         from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
     except ImportError:
         raise PosgapError("the Kubeflow SDK is not installed; pip install 'posgap[cluster]'") from None
     from kubernetes.config import ConfigException
 
-    # It warns that it cannot read the version of Trainer, which a step has no business to.
+    # Silences a warning that Trainer's version cannot be read: a step has no permission to, and needs none.
     logging.getLogger("kubeflow.trainer.backends.kubernetes.backend").setLevel(logging.ERROR)
     try:
         return TrainerClient(KubernetesBackendConfig(namespace=namespace or None))
@@ -49,7 +49,7 @@ def connect(namespace: str) -> "TrainerClient":
 
 
 def create(client: "TrainerClient", job: Job) -> None:
-    """Hands the job to the cluster."""
+    """Submits the job to the cluster."""
     from kubeflow.trainer import CustomTrainerContainer
     from kubeflow.trainer.options import ActiveDeadlineSeconds, Labels, Name, TrainerArgs
 

@@ -1,4 +1,4 @@
-"""What the workers of a TrainJob print."""
+"""The logs of a TrainJob's workers."""
 
 import logging
 import re
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 NODE = "node-0"
 AGAIN_SECONDS = 2.0
-LAST_SECONDS = 20.0  # for the last lines to arrive
+LAST_SECONDS = 20.0  # how long to wait for a log's last lines
 END_LINES = 20
 _ERROR = "posgap: error: "
-# Where torchrun begins to tell of a process that failed: at length, and without saying why.
+# The line at which torchrun's own report of a failed process begins: it is long and does not contain the cause.
 _LAUNCHER = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py.*(closing signal|failed \(exitcode)")
 
 
 @contextmanager
 def printed(client: "TrainerClient", job: str) -> Iterator[None]:
-    """Within the block, what node 0 prints is printed to stderr as it comes."""
+    """Within the block, the output of node 0 is printed to stderr as it arrives."""
     over = threading.Event()
     thread = threading.Thread(target=_print, args=(client, job, over), daemon=True)
     thread.start()
     try:
         yield
     except BaseException:
-        over.set()  # and no waiting: whoever is stopped has seconds
+        over.set()  # without waiting: a process that is being stopped has only seconds left
         raise
     over.set()
     thread.join(LAST_SECONDS)
 
 
 def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
-    """Follows the log, and again where the connection broke; what was printed of a pod is not printed twice."""
+    """Follows the log, reconnects if the connection breaks, and prints no line of a pod twice."""
     pod, shown = "", 0
     while True:
         last = over.is_set()
@@ -57,10 +57,10 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
 
 
 def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
-    """The end of each failed worker's log goes to the log; returns the line that says most.
+    """Logs the end of each failed worker's log, and returns the line that best explains the failure.
 
-    That is the first error of posgap's own among those, since what stops one worker stops the others; where no
-    worker has failed, the last events of the job.
+    That is posgap's own first error line among them, since one worker's failure makes the others fail too. If no
+    worker has failed, it returns the last events of the job.
     """
     said = {}
     for step in job.steps:
@@ -77,14 +77,14 @@ def why_it_failed(client: "TrainerClient", job: "TrainJob") -> str:
 
 
 def _end(client: "TrainerClient", job: str, worker: str) -> list[str]:
-    """The last lines of the worker itself."""
+    """The last lines of a worker's log, without the launcher's report."""
     try:
         lines = [line.rstrip() for line in client.get_job_logs(job, step=worker)]
     except (RuntimeError, TimeoutError) as error:
         log.warning("log of %s: %s", worker, error)
         return []
-    told_by_launcher = next((i for i, line in enumerate(lines) if _LAUNCHER.search(line)), 0)
-    return [line for line in lines[: told_by_launcher or None] if line][-END_LINES:]
+    launcher_report = next((i for i, line in enumerate(lines) if _LAUNCHER.search(line)), 0)
+    return [line for line in lines[: launcher_report or None] if line][-END_LINES:]
 
 
 def _events(client: "TrainerClient", job: str) -> str:
@@ -95,5 +95,5 @@ def _events(client: "TrainerClient", job: str) -> str:
     except (ApiException, RuntimeError, TimeoutError, NotImplementedError) as error:
         log.debug("events of %s: %s", job, error)
         events = []
-    told = "; ".join(f"{event.involved_object_name}: {event.reason}: {event.message}" for event in events)
-    return f"The last events: {told}" if told else f"No worker's log says why; see kubectl describe trainjob {job}"
+    last = "; ".join(f"{event.involved_object_name}: {event.reason}: {event.message}" for event in events)
+    return f"The last events: {last}" if last else f"No worker's log says why; see kubectl describe trainjob {job}"

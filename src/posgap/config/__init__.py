@@ -1,6 +1,6 @@
-"""Every parameter of every stage, with its default, once.
+"""The configs of all verbs: the only place where parameters and their defaults are defined.
 
-CLI options, MLproject parameters, KFP parameters and MLflow params are all read off these models.
+Options of the command line, parameters of MLproject and KFP, and MLflow's params are all derived from these models.
 Nothing here imports torch.
 """
 

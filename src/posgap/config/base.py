@@ -1,4 +1,4 @@
-"""What the configs of several verbs have in common."""
+"""The base classes of configs, with the parameters that several verbs share."""
 
 import re
 from pathlib import Path
@@ -42,12 +42,12 @@ class Config(BaseModel):
 
     @classmethod
     def default(cls, name: str) -> Any:
-        """The default of one parameter, for those who must repeat it (KFP, MLproject)."""
+        """The default of one parameter, for KFP and MLproject, which must repeat it."""
         return cls.model_fields[name].get_default(call_default_factory=True)
 
     @classmethod
     def parameters(cls) -> dict[str, FieldInfo]:
-        """The plain parameters: neither paths nor `force`."""
+        """The plain parameters by name: all fields but paths and `force`."""
         return {n: f for n, f in cls.model_fields.items() if role(f) is None and n != "force"}
 
     def recorded(self) -> dict[str, Any]:
@@ -63,38 +63,38 @@ class Config(BaseModel):
 
 class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
-    seed: int = Field(0, ge=0, description="seed of everything random in this stage")
-    force: bool = Field(False, description="run again even where the output is complete")
+    seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")
+    force: bool = Field(False, description="run again even if the output is complete")
 
 
-WORDED = f"how prompts are worded and responses judged; {TASKS.described()}"
-QUESTION = "where a prompt asks: after, before, or both sides of the documents"
-SHUFFLE = "seed that shuffles an example's distractors, alike at every placement; 0: the file's order"
+WORDED = f"task, which decides the wording of prompts and the scoring of responses; {TASKS.described()}"
+QUESTION = "place of the question in a prompt: after the documents, before them, or on both sides"
+SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
 
 
 class PromptConfig(StageConfig):
-    examples: InputPath = Field(description="examples, .jsonl or .jsonl.gz, or the folder `validate` wrote")
+    examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
     model: ModelPath = Field(description="Hugging Face model folder or hub name")
     task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
-    max_new_tokens: int = Field(0, ge=0, description="longest response in tokens; 0: the task's own")
+    max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
     question: QuestionPlace = Field("after", description=QUESTION)
     shuffle: int = Field(0, ge=0, description=SHUFFLE)
 
 
 class GenerationConfig(PromptConfig):
     metric: OptionalMetricName = Field(
-        "", description=f"how responses are scored; {METRICS.described()}; empty: the task's own"
+        "", description=f"metric that scores responses; {METRICS.described()}; empty: the task's own"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
-        32768, ge=1, description="transformers: tokens held at once, padding included"
+        32768, ge=1, description="transformers: tokens in a batch, padding included"
     )
 
 
 class BackendConfig(GenerationConfig):
-    """The base of configs of stages that generate. Each adds the parameters of the backends that it offers."""
+    """The base of the configs of stages that generate; each adds the parameters of the backends that it offers."""
 
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
-        "transformers", description=f"what generates; {BACKENDS.described()}"
+        "transformers", description=f"backend that generates; {BACKENDS.described()}"
     )

@@ -1,4 +1,4 @@
-"""The types of fields: paths and their roles, lists and tables as command lines and KFP give them."""
+"""The types of config fields: paths and their roles, and lists and tables in the forms that callers write them."""
 
 import re
 from enum import Enum
@@ -16,25 +16,26 @@ from posgap.positions import parse_positions, parse_shard
 
 
 class Role(Enum):
-    """What a path is to its stage."""
+    """The role of a path in its stage."""
 
     INPUT = "input"
-    PLACE = "place"  # which the stage looks at itself, and does not read
+    PLACE = "place"  # a location that the stage lists itself; never fetched as input
     OUTPUT = "output"
-    WORK = "work"
+    WORK = "work"  # a folder for checkpoints and the like, which does not change any result
 
 
 SECRET = "secret"  # marks a field that is written down nowhere
 MOST_DOCS = 100_000
-POSITIONAL = "positional"  # marks a field that the command line takes by its place, without a name
+POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 
 
 def _unset_if_empty(value: Any) -> Any:
-    # KFP and MLproject have no null: an empty string is a path that was not given.
+    # KFP and MLproject have no null: there an empty string stands for a path that is not given.
     return None if value == "" else value
 
 
 def location_if_any(value: Any) -> Any:
+    """The location, or None for an empty string."""
     return as_location(_unset_if_empty(value))
 
 
@@ -49,6 +50,7 @@ def _on_this_machine(location: Location | None) -> Location | None:
 
 
 def in_s3(location: Location) -> Location:
+    """The location itself; raises `ValueError` if it is not in S3."""
     if not is_uri(location):
         raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
     return location
@@ -56,7 +58,7 @@ def in_s3(location: Location) -> Location:
 
 def _below_bucket(location: Location) -> Location:
     if is_uri(location) and not split_uri(location)[1]:
-        raise ValueError("names a bucket alone: write s3://bucket/folder")
+        raise ValueError("names only a bucket: write s3://bucket/folder")
     return location
 
 
@@ -67,28 +69,28 @@ def _split_commas(value: Any) -> Any:
 
 
 def _paths(value: Any) -> Any:
-    # A command line gives them one by one, MLproject in one text with commas.
-    given = [value] if isinstance(value, str | Path) else value
-    return [path for each in given for path in str(each).split(",") if path]
+    # The command line passes a list of paths, MLproject a single text with commas.
+    listed = [value] if isinstance(value, str | Path) else value
+    return [path for each in listed for path in str(each).split(",") if path]
 
 
 def from_json(value: Any) -> Any:
-    # A command line and MLproject give lists and dictionaries as JSON text.
+    """Parses JSON text, as which the command line and MLproject pass lists and dictionaries; keeps other values."""
     if not isinstance(value, str):
         return value
     try:
         return parse(value or "null", "text")
     except PosgapError as error:
-        raise ValueError(f"write JSON; {error}") from None
+        raise ValueError(f"must be JSON; {error}") from None
 
 
 def _as_text(value: Any) -> Any:
-    # KFP's lists hold numbers, and whole ones come as floats.
+    # KFP passes lists of numbers, in which whole numbers are floats.
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
 def _pairs(value: Any) -> Any:
-    # A command line gives NAME=VALUE one by one.
+    # The command line passes a list of NAME=VALUE.
     if isinstance(value, dict):
         return value
     pairs = [each.partition("=") for each in value]
@@ -121,8 +123,8 @@ def _shard(text: str) -> str:
     return text
 
 
-# Paths may be URIs of S3. A stage's work sees them as paths of this machine, but for work folders; so does the type
-# checker, and what comes before that work asks `is_uri`.
+# Paths may be S3 URIs. Inside a stage they are local paths (work folders excepted), which is what the type checker
+# sees. Code that runs before inputs are fetched must check `is_uri`.
 if TYPE_CHECKING:
     Local = Path
 else:
@@ -130,10 +132,10 @@ else:
 InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
 OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
-ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a name on the hub
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a model's name on the hub
 Place = Annotated[str, Role.PLACE]
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
-WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]  # changes no result
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]
 OnThisMachine = AfterValidator(_on_this_machine)
 TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
@@ -151,7 +153,7 @@ PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator
 
 
 def choices_of(field: FieldInfo) -> Choices[Any] | None:
-    """What a field chooses from, or None where it names no choice."""
+    """The choices that a field offers, or None if it is not a choice."""
     return next((m for m in field.metadata if isinstance(m, Choices)), None)
 
 
@@ -166,5 +168,5 @@ RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 
 def role(field: FieldInfo) -> Role | None:
-    """Whether a config field is an input path, a place, the output path, a work folder, or (None) a plain parameter."""
+    """The role of a config field that is a path; None for a plain parameter."""
     return next((m for m in field.metadata if isinstance(m, Role)), None)

@@ -1,4 +1,4 @@
-"""Sweeps, and what is made of them."""
+"""Parameters of sweeps, and of the stages that read them."""
 
 from typing import Annotated, Literal
 
@@ -22,62 +22,67 @@ ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides questi
 
 
 class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
-    """Accuracy with the gold documents at every position, and the gap between best and worst.
+    """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
 
     `posgap plan sweep` says how many examples it takes.
     """
 
     model: ModelPath = Field(
-        description="Hugging Face model folder or hub name; openai: what the endpoint calls the model"
+        description="Hugging Face model folder or hub name; openai: the model's name at the endpoint"
     )
     positions: Placements = Field(
-        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of every category"
+        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
     )
-    shard: Shard = Field("", description="sweep one part of the placements: 2/4 is the second of four; empty: all")
-    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
-    label: str = Field("", description="what plots and tables call this model; empty: the method that made it")
+    shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
 
 
 class MergeConfig(StageConfig):
-    """Makes one sweep of its parts: the same as if no part had been swept apart."""
+    """Merges the parts of a sweep into one, the same as if it had not been split."""
 
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
-        min_length=1, description="sweeps of one model on the same examples, each of other placements"
+        min_length=1, description="folders from `sweep`, of the same model and examples, each with other placements"
     )
 
 
 class PlanConfig(Config):
-    """How many examples a sweep needs to see a gap, or a difference between models, of so many points."""
+    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
 
-    detect: float = Field(3.0, gt=0, le=100, description="points to be seen")
+    detect: float = Field(3.0, gt=0, le=100, description="size of the gap or difference to detect, in points")
     sweep: OptionalInputPath = Field(
-        None, description="sweep from which placements, mean and correlation are taken; empty: the options below"
+        None,
+        description="folder from a `sweep` to take placements, mean and correlation from; empty: the options below",
     )
-    n_docs: int = Field(20, ge=2, le=MOST_DOCS, description="placements swept")
-    mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy")
-    correlation: float = Field(
-        0.5, ge=0, lt=1, description="of an example's outcomes at two placements: how much is the example's difficulty"
-    )
+    n_docs: int = Field(20, ge=2, le=MOST_DOCS, description="number of placements to sweep")
+    mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy, in percent")
+    correlation: float = Field(0.5, ge=0, lt=1, description="correlation of one example's outcomes at two positions")
     agreement: float = Field(
-        0.8, ge=0, le=1, description="of two models about which examples are hard; 1: they find the same ones hard"
+        0.8, ge=0, le=1, description="correlation of the examples' difficulties for two models; 1: the same are hard"
     )
-    power: float = Field(0.8, gt=0.05, lt=1, description="how often it is to be seen where it is there")
+    power: float = Field(
+        0.8, gt=0.05, lt=1, description="statistical power: probability of detecting a gap of this size"
+    )
 
 
 class CompareConfig(StageConfig):
-    """Paired differences between sweeps of the same examples: every model minus the first."""
+    """Compares sweeps of the same examples by paired differences: every model minus the first."""
 
-    sweeps: Annotated[InputPaths, POSITIONAL] = Field(min_length=2, description="sweeps, the reference first")
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(
+        min_length=2, description="folders from `sweep`, the reference first"
+    )
     allow: Allowed = Field([], description=ALLOW)
 
 
 class DiagnoseConfig(StageConfig):
-    """Why a swept model errs: the tokens its answers turn at, and where its attention goes."""
+    """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
 
-    sweep: InputPath = Field(description="folder `sweep` wrote")
+    sweep: InputPath = Field(description="folder from `sweep`")
     examples: InputPath = Field(description="examples that were swept")
     model: ModelPath = Field(description="model that was swept")
-    tokens: int = Field(64, ge=0, description="wrong answers diagnosed token by token; 0: none")
-    attention: int = Field(8, ge=0, description="examples whose attention is measured at every placement; 0: none")
+    tokens: int = Field(64, ge=0, description="number of wrong answers to diagnose token by token; 0: none")
+    attention: int = Field(
+        8, ge=0, description="number of examples to measure attention on, at every placement; 0: none"
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: int = Field(32768, ge=1, description="tokens read at once, padding included")
+    batch_tokens: int = Field(32768, ge=1, description="tokens in a batch, padding included")

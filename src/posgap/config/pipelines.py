@@ -1,4 +1,4 @@
-"""The verbs around the pipeline, and the demo."""
+"""Parameters of the pipeline's verbs, and of the demo."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ from posgap.config.fields import (
 
 
 class PipelineCompileConfig(Config):
-    """Compiles the mitigation pipeline to YAML, to be uploaded in the KFP UI."""
+    """Compiles the mitigation pipeline to YAML, for upload in the KFP UI."""
 
     out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
         None, description="file to write; empty: standard output"
@@ -28,72 +28,70 @@ class PipelineCompileConfig(Config):
 
 class PipelineArguments(Config):
     param: Arguments = Field(
-        {}, description="NAME=VALUE, as often as needed: a parameter of the pipeline; lists and objects as JSON"
+        {}, description="NAME=VALUE: a parameter of the pipeline, lists and objects as JSON; can be repeated"
     )
-    smoke: bool = Field(False, description="parameters for the tiny model, wherever --param says nothing else")
+    smoke: bool = Field(False, description="use the tiny model's parameters, except those given by --param")
 
 
 class PipelineRunConfig(PipelineArguments):
     """Runs the mitigation pipeline on this machine, without a cluster."""
 
     out: Annotated[OutputPath, OnThisMachine] = Field(
-        Path("runs/pipeline"), description="folder of the run; what is complete in it is reused"
+        Path("runs/pipeline"), description="folder of the run; complete steps in it are reused"
     )
 
 
 class CompiledPipeline(PipelineArguments):
     file: Annotated[OptionalInputPath, OnThisMachine] = Field(
-        None, description="compiled pipeline; empty: the one of this version"
+        None, description="file of the compiled pipeline; empty: this version's pipeline"
     )
 
 
 class ServerConfig(Config):
     host: str = Field(
-        "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST, $KF_PIPELINES_ENDPOINT"
+        "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST or $KF_PIPELINES_ENDPOINT"
     )
-    namespace: str = Field("", description="namespace of a multi-user installation; empty: KFP has only one")
-    experiment: str = Field("posgap", min_length=1, description="KFP experiment; made where there is none")
-    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for an answer")
-    retries: int = Field(5, ge=0, description="times a request is tried again before giving up")
+    namespace: str = Field("", description="your namespace, if KFP is a multi-user installation; empty: it is not")
+    experiment: str = Field("posgap", min_length=1, description="KFP experiment; created if it does not exist")
+    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for the server's answer")
+    retries: int = Field(5, ge=0, description="number of retries of a request before giving up")
 
 
 class PipelineOnCluster(ServerConfig, CompiledPipeline):
-    no_cache: bool = Field(False, description="run every step again, also where KFP has kept its result")
-    service_account: str = Field("", description="Kubernetes service account of the steps; empty: KFP's own choice")
+    no_cache: bool = Field(False, description="run every step again, even if KFP has its result in the cache")
+    service_account: str = Field("", description="Kubernetes service account of the steps; empty: KFP's default")
 
 
 class PipelineSubmitConfig(PipelineOnCluster):
     """Runs the mitigation pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
 
     name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
-    wait: bool = Field(
-        False, description="wait for the end; exit code 4 where the run failed, 5 where it was cancelled"
-    )
+    wait: bool = Field(False, description="wait for the end; exit code 4 if the run failed, 5 if it was cancelled")
     timeout: float = Field(
-        86400.0, gt=0, description="with --wait: seconds to wait; then exit code 6, and the run goes on"
+        86400.0, gt=0, description="with --wait: seconds to wait at most; after that exit code 6, while the run goes on"
     )
-    interval: float = Field(10.0, gt=0, description="with --wait: seconds between looks")
+    interval: float = Field(10.0, gt=0, description="with --wait: seconds between two polls")
 
 
 ScheduleName = Annotated[str, POSITIONAL]
 
 
 class ScheduleCreateConfig(PipelineOnCluster):
-    """Runs the pipeline again and again: one run at a time, and none to make up for what was missed.
+    """Runs the pipeline on a cron schedule, without overlapping runs and without catching up on missed ones.
 
-    Given again, it does nothing; given with anything changed, it replaces the schedule.
+    If the same schedule exists already, nothing is changed; if a different one of that name exists, it is replaced.
     """
 
     name: ScheduleName = Field(min_length=1, description="name of the schedule within the experiment")
-    cron: str = Field(description="when: minute hour day month weekday, or the same with seconds before them")
+    cron: str = Field(description="times of the runs: minute hour day month weekday, or six fields with seconds first")
     timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin")
     cluster_timezone: str = Field(
-        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone of KFP's configuration"
+        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone in KFP's configuration"
     )
 
 
 class ScheduleListConfig(ServerConfig):
-    """Lists the experiment's schedules: state, when, and the next run."""
+    """Lists the experiment's schedules with their states, times and next runs."""
 
 
 class NamedScheduleConfig(ServerConfig):
@@ -101,7 +99,7 @@ class NamedScheduleConfig(ServerConfig):
 
 
 class SchedulePauseConfig(NamedScheduleConfig):
-    """Stops a schedule from starting runs; a run under way goes on."""
+    """Stops a schedule from starting runs; a run that has started goes on."""
 
 
 class ScheduleResumeConfig(NamedScheduleConfig):
@@ -109,13 +107,13 @@ class ScheduleResumeConfig(NamedScheduleConfig):
 
 
 class ScheduleDeleteConfig(NamedScheduleConfig):
-    """Removes a schedule; where a run of it is under way, pauses it and says so."""
+    """Removes a schedule; if one of its runs is still running, only pauses it and says so."""
 
 
 class PipelineLintConfig(CompiledPipeline):
-    """What a run would ask of the cluster, step by step. Exit code 1 where something looks wrong."""
+    """Lists what a run would request from the cluster, step by step. The exit code is 1 if there are warnings."""
 
-    format: Literal["table", "json"] = Field("table", description="how it is printed")
+    format: Literal["table", "json"] = Field("table", description="output format")
 
 
 class DemoConfig(Config):
@@ -124,6 +122,8 @@ class DemoConfig(Config):
     out: Annotated[OutputPath, OnThisMachine] = Field(Path("runs/demo"), description="folder of the run")
     seed: int = Field(0, ge=0, description="seed of the tiny model and of every stage")
     data: Annotated[OptionalInputPath, OnThisMachine] = Field(
-        None, description="lost-in-the-middle key-value file; empty: made by the demo"
+        None, description="lost-in-the-middle key-value file; empty: the demo makes its own"
     )
-    smoke: bool = Field(False, description="a minute's run that tries every step, on too little data for a verdict")
+    smoke: bool = Field(
+        False, description="a run of a minute that tries every step, on too little data for a meaningful verdict"
+    )

@@ -75,7 +75,7 @@ class RolloutMeasureConfig(StageConfig):
         ge=0,
         description="number of tokens of every text (N); 0: 256, or with `task` the length of the shortest prompt",
     )
-    limit: int = Field(0, ge=0, description="use only this many texts, from the first on; 0: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
     batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")

@@ -1,4 +1,4 @@
-"""RoPE factors: searched, applied, carried over, looked at."""
+"""Parameters of RoPE scaling: its search, its application, its transfer, and the check of a served model."""
 
 from typing import Annotated, Literal
 
@@ -10,14 +10,17 @@ from posgap.config.fields import POSITIONAL, InputPath, ModelPath, OptionalInput
 
 
 class _Searched(GenerationConfig):
-    exclude: OptionalInputPath = Field(None, description="evaluation examples; refused where one is searched on")
+    exclude: OptionalInputPath = Field(
+        None, description="evaluation examples; the search refuses to run on any of them"
+    )
     positions: Placements = Field([], description="positions to score, separated by commas; empty: all")
-    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
     strategy: Literal["genetic", "cma", "ms_poe"] = Field(
-        "genetic", description="genetic algorithm; to compare, CMA-ES, or Ms-PoE's per-head factors without a search"
+        "genetic",
+        description="genetic: genetic algorithm; cma: CMA-ES; ms_poe: Ms-PoE's factors per head, not searched",
     )
     curve: Annotated[str, CURVES, AfterValidator(CURVES.checked)] = Field(
-        "bezier", description=f"factors over depth; {CURVES.described()}"
+        "bezier", description=f"how the factors vary over depth; {CURVES.described()}"
     )
 
 
@@ -26,22 +29,29 @@ class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # re
 
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")
-    monotone: Literal["none", "increasing", "decreasing"] = Field("none", description="order of factors over depth")
+    monotone: Literal["none", "increasing", "decreasing"] = Field(
+        "none", description="constrain the factors to rise or fall with depth"
+    )
     population: int = Field(16, ge=2, description="candidates in a generation")
-    generations: int = Field(10, ge=1, description="most generations")
-    patience: int = Field(4, ge=0, description="stop after so many without improvement; 0: never")
-    elite: int = Field(2, ge=0, description="genetic: candidates that survive a generation")
-    tournament: int = Field(3, ge=1, description="genetic: candidates that compete to be a parent")
-    mutation: float = Field(0.25, gt=0, description="genetic: how far a control point moves at most")
-    mutation_rate: float = Field(0.5, ge=0, le=1, description="genetic: share of control points that move")
-    objective: Literal["mean", "worst", "mean_minus_gap"] = Field("mean", description="what is maximised")
+    generations: int = Field(10, ge=1, description="largest number of generations")
+    patience: int = Field(4, ge=0, description="stop after this many generations without improvement; 0: never")
+    elite: int = Field(2, ge=0, description="genetic: number of best candidates that survive a generation")
+    tournament: int = Field(3, ge=1, description="genetic: number of candidates that compete to be a parent")
+    mutation: float = Field(0.25, gt=0, description="genetic: largest change of a control point by mutation")
+    mutation_rate: float = Field(0.5, ge=0, le=1, description="genetic: share of control points that mutate")
+    objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
+        "mean", description="what is maximised: mean accuracy over positions, the worst position's, or mean minus gap"
+    )
     weights: Literal["middle", "uniform"] = Field(
-        "middle", description="positions in the mean; middle: twice the ends'"
+        "middle", description="weights of positions in the mean; middle: in the middle twice as high as at the ends"
     )
     evaluation: Literal["auto", "teacher_forced", "generation"] = Field(
-        "auto", description="auto: teacher_forced where each question has one right response"
+        "auto", description="how answers are judged; auto: teacher_forced if each question has only one right response"
     )
-    halving: bool = Field(False, description="drop weak candidates after a quarter and half of the examples")
+    halving: bool = Field(
+        False,
+        description="drop the weaker half of the candidates after a quarter, and again after half, of the examples",
+    )
 
     @field_validator("high")
     @classmethod
@@ -59,28 +69,31 @@ class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # re
 
 
 class ScaleApplyConfig(StageConfig):
-    """Writes a model folder that loads scaled: the same parameters, the factors in its config."""
+    """Writes a model folder that loads scaled: the same parameters, with the RoPE factors in its config."""
 
     model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
-    scaling: InputPath = Field(description="folder `scale search` wrote")
+    scaling: InputPath = Field(description="folder from `scale search`")
 
 
 class ScaleTransferConfig(StageConfig):
-    """Sweeps a model unscaled and scaled elsewhere, and says where the scaling carries over."""
+    """Sweeps a model unscaled and scaled on other tasks and lengths, and says where the scaling helps."""
 
     targets: Annotated[list[str], POSITIONAL] = Field(
-        min_length=1, description="where to: EXAMPLES, at the task and length of the search, or TASK:N_DOCS:EXAMPLES"
+        min_length=1,
+        description="settings to sweep: TASK:N_DOCS:EXAMPLES, or EXAMPLES for the search's task and length",
     )
     model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
-    scaling: InputPath = Field(description="folder `scale search` wrote")
-    n_positions: int = Field(0, ge=0, description="positions a sweep asks, evenly spaced; 0: all")
-    limit: int = Field(0, ge=0, description="use the first so many examples; 0: all")
+    scaling: InputPath = Field(description="folder from `scale search`")
+    n_positions: int = Field(0, ge=0, description="number of evenly spaced positions to sweep; 0: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens held at once, padding included")
+    batch_tokens: int = Field(32768, ge=1, description="transformers: tokens in a batch, padding included")
 
 
 class ServeCheckConfig(Config):
     """Prints the RoPE factors that a loaded model applies, layer by layer, beside those of its config."""
 
     model: ModelPath = Field(description="Hugging Face model folder")
-    backend: Literal["auto", "vllm", "transformers"] = Field("auto", description="auto: vllm where it is installed")
+    backend: Literal["auto", "vllm", "transformers"] = Field(
+        "auto", description="auto: vllm if it is installed, else transformers"
+    )

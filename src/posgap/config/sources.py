@@ -1,14 +1,14 @@
-"""Public data files: where they are, and what they must be."""
+"""Public data files: their addresses, formats and checksums."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file on the web, or the `member` of a zip archive there; `format` as `posgap data import` names it.
+    """A file on the web, or the `member` of a zip archive there; `format` is its name in `posgap data import`.
 
-    `checksum` of what is downloaded is "sha256:...", "md5:..." or "git:..." (a blob's id); empty where none
-    is published.
+    `checksum` is that of the downloaded file, as "sha256:...", "md5:..." or "git:..." (a blob's id); empty if none is
+    published.
     """
 
     url: str
@@ -18,15 +18,15 @@ class Source:
 
     @property
     def file(self) -> str:
-        """Its name in the cache."""
+        """The file's name in the cache."""
         name = self.url.partition("?")[0].rsplit("/", 1)[-1]
         return f"{name.removesuffix('.zip')}-{self.member}" if self.member else name
 
 
-# Pinned to a commit, so that they cannot change; git ids are those of its tree.
+# Pinned to a commit, so that the files cannot change; the git ids are from that commit's tree.
 _LITM = "https://raw.githubusercontent.com/nelson-liu/lost-in-the-middle/29b8a6d042ce29abccee3db1a73171a107d7e6af"
 _MUSIQUE = "https://huggingface.co/datasets/dgslibisey/MuSiQue/resolve/c8f4f8c9465fb69d31a8eae894c3fd509c4ca321"
-# As its dpr/data/download_data.py has them. Of the checksums, the first two are ir_datasets'.
+# Addresses from DPR's dpr/data/download_data.py; the checksums of the first two files are from ir_datasets.
 _DPR = "https://dl.fbaipublicfiles.com/dpr/data/retriever"
 _QA_IDS = {
     10: "eff71009ef7056aae77733d6ee8cf4614f63756e",
@@ -70,7 +70,7 @@ SOURCES = {
         "hotpotqa",
         "sha256:4e9ecb5c8d3b719f624d66b60f8d56bf227f03914f5f0753d6fa1b359d7104ea",
     ),
-    # The same bytes as in the authors' archive, which Google Drive does not give to programs.
+    # The same bytes as in the authors' archive, which Google Drive does not let programs download.
     "musique": Source(
         f"{_MUSIQUE}/musique_ans_v1.0_dev.jsonl",
         "musique",

@@ -1,4 +1,4 @@
-"""Gate, registry and report, and what tracking could not send."""
+"""Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,9 +22,11 @@ from posgap.config.measurement import ALLOW
 
 
 class _Judged(StageConfig):
-    candidate: InputPath = Field(description="sweep of the model that asks to be admitted")
-    base: InputPath = Field(description="sweep of the model it was made from")
-    champion: OptionalInputPath = Field(None, description="sweep of the current champion; empty: the base")
+    candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
+    base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
+    champion: OptionalInputPath = Field(
+        None, description="sweep of the current champion, to compare with; empty: the base"
+    )
     allow: Allowed = Field([], description=ALLOW)
     least_examples: int = Field(100, ge=1, description="examples that must have been swept to be judged at all")
     least_placements: int = Field(
@@ -35,7 +37,7 @@ class _Judged(StageConfig):
 
 
 class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
-    """Decides whether a model may enter the registry. Exit code 3 where it may not."""
+    """Decides whether a model may enter the registry. The exit code is 3 if it may not."""
 
 
 class GateReplayConfig(Config):
@@ -48,18 +50,20 @@ class PromoteConfig(StageConfig):
     """Registers a model that passed the gate and makes it the champion."""
 
     model: ModelPath = Field(description="Hugging Face folder of the candidate")
-    gate: InputPath = Field(description="folder `gate` wrote")
+    gate: InputPath = Field(description="folder from `gate`")
     sweep: InputPath = Field(description="sweep of the candidate")
-    name: RegisteredName = Field("posgap", description="registered model")
+    name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
 
 
 class ReportConfig(StageConfig):
-    """Says how a pipeline run ended: to MLflow, and to a webhook if there is one."""
+    """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one."""
 
-    pipeline_run: RunId = Field("", description="id of the KFP run; empty: that of POSGAP_PIPELINE_RUN")
-    state: str = Field("", description="how KFP says the run ended; empty: as its stages did, by MLflow")
-    message: str = Field("", description="what KFP says about it")
-    registered_name: str = Field(PromoteConfig.default("name"), description="registered model in MLflow")
+    pipeline_run: RunId = Field("", description="id of the KFP run; empty: that in POSGAP_PIPELINE_RUN")
+    state: str = Field(
+        "", description="final state of the run according to KFP; empty: derived from its stages in MLflow"
+    )
+    message: str = Field("", description="KFP's message about the final state")
+    registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
     webhook_url: Annotated[str, SECRET] = Field(
         "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
     )

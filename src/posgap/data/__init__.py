@@ -1,1 +1,1 @@
-"""Data: public and own files read, fetched, made, and what is expected of examples."""
+"""Data: reading public and own files, fetching and making them, and the checks that examples must pass."""

@@ -1,4 +1,4 @@
-"""Distractors from the other questions' passages."""
+"""Distractors drawn from the gold documents of other questions."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,12 +9,12 @@ from posgap.tasks.examples import Document, Example
 
 
 def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Iterator[Example | None]:
-    """Yields each example with `n_docs` documents, its own gold ones and drawn distractors.
+    """Yields each example with `n_docs` documents: its own gold documents, and distractors drawn for it.
 
-    They are drawn without replacement from the gold documents of all examples, never one of the
-    example's own and never one that contains an answer of it (both normalised). What an example
-    draws depends on the seed, its place and the pool alone. None where the pool is too small for it:
-    an answer like "A" is contained in every passage.
+    Distractors are drawn without replacement from the gold documents of all examples, except the example's own and
+    those that contain one of its answers (both normalised). The draw depends only on the seed, the example's place
+    and the pool. Yields None for an example that has too few candidates: an answer like "A", for instance, is
+    contained in every passage.
     """
     pool = list(dict.fromkeys(document for example in examples for document in example.gold))
     for place, example in enumerate(examples):

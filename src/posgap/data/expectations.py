@@ -1,4 +1,4 @@
-"""What is expected of examples, checked by Great Expectations."""
+"""The checks that examples must pass, run by Great Expectations."""
 
 import logging
 import os
@@ -14,15 +14,15 @@ from posgap.tasks.metrics import normalize, sub_exact_match
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
 
-# It reports its own set-up at INFO, some loggers at a level of their own; warnings still show.
+# Great Expectations logs its set-up at INFO, some loggers at a level of their own; warnings still show.
 logging.getLogger("great_expectations").propagate = False
-ROWS_NAMED = 5
+ROWS_NAMED = 5  # in the message about a failed expectation
 
 
 def describe(
     examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: Collection[str] = ()
 ) -> pd.DataFrame:
-    """One row an example, of scalars: lists do not go through Great Expectations."""
+    """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists."""
     placement = all_placements(n_docs, build.task.n_gold)[0]
     return pd.DataFrame(
         {
@@ -46,7 +46,7 @@ def describe(
 
 def _gold_holds_answer(example: AnyExample) -> bool:
     if any(normalize(answer) in ("yes", "no") for answer in example.answers):
-        return True  # a judgement on the documents, which none of them states
+        return True  # a judgement on the documents, which no document contains word for word
     return sub_exact_match(" ".join(f"{d.title} {d.text}" for d in example.gold), example.answers)
 
 
@@ -54,11 +54,11 @@ def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
     try:
         return len(build.token_ids(build.text(example, placement)))
     except PosgapError:
-        return 0  # cannot be arranged; the document counts say why
+        return 0  # no prompt can be made; the columns that count documents say why
 
 
 def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
-    """The suite, in the order in which failures are reported."""
+    """The expectations, in the order in which failures are reported."""
     import great_expectations.expectations as gxe
 
     return [
@@ -76,9 +76,9 @@ def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
 
 
 def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
-    """Runs the suite over the table and writes the data docs; the result as plain JSON.
+    """Runs the suite over the table, writes the data docs into `docs`, and returns the result as plain JSON.
 
-    `failures` has one line per failed expectation, with the ids of the first offending rows.
+    `failures` has one line per failed expectation, with the ids of the first rows that fail it.
     """
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
@@ -120,11 +120,11 @@ def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
 
 
 def _failure(result, table: pd.DataFrame) -> str:
-    config, found = result.expectation_config, result.result
+    config, details = result.expectation_config, result.result
     rule = config.type.removeprefix("expect_column_values_to_").replace("_", " ")
     limits = {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
-    rows = found.get("unexpected_index_list") or []
+    rows = details.get("unexpected_index_list") or []
     named = ", ".join(f"{row['id']} ({row[config.kwargs['column']]})" for row in rows[:ROWS_NAMED])
     more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
     stated = f" {limits}" if limits else ""
-    return f"`{config.kwargs['column']}` must {rule}{stated}, but not in {named or 'any row'}{more}"
+    return f"`{config.kwargs['column']}` must {rule}{stated}, but fails in {named or 'every row'}{more}"

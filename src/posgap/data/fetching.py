@@ -1,4 +1,4 @@
-"""How public data files come into the cache."""
+"""Downloads public data files into the cache, and checks them."""
 
 import hashlib
 import http.client
@@ -16,20 +16,20 @@ from posgap.files import atomic, digest
 from posgap.locations import cache_folder
 
 log = logging.getLogger(__name__)
-SECONDS = 60  # without a byte, after which a download is given up
+SECONDS = 60  # how long a download may pause before it fails
 
 
 def fetched(source: Source) -> Path:
-    """The source's file in the cache, downloaded unless it is there whole.
+    """The source's file in the cache, downloaded unless it is there and complete.
 
-    What is downloaded must have the published checksum. Where none is published, the sha256 of the first
-    download is trusted, and later ones must have that. It is kept beside the file, as `<file>.sha256`.
-    `PosgapError` says what went wrong, and nothing is kept then.
+    A download must have the published checksum. If none is published, the sha256 of the first download is trusted and
+    later downloads must have the same; it is kept beside the file, as `<file>.sha256`. Raises `PosgapError`, and keeps
+    nothing, if the download fails or has another checksum.
     """
     path = cache_folder() / source.file
     record = path.with_name(f"{path.name}.sha256")
-    known = record.read_text().split()[0] if record.is_file() else ""
-    if path.is_file() and known == digest(path):
+    recorded = record.read_text().split()[0] if record.is_file() else ""
+    if path.is_file() and recorded == digest(path):
         log.info("%s: in the cache", path)
         return path
     with atomic(path) as partial:
@@ -37,21 +37,21 @@ def fetched(source: Source) -> Path:
         _check(source, partial)
         if source.member:
             _unpack(source, partial)
-        found = digest(partial)
-        if known not in ("", found) and not source.checksum:
+        sha256 = digest(partial)
+        if recorded not in ("", sha256) and not source.checksum:
             raise PosgapError(
-                f"{source.url}: its sha256 is {found}, not {known} as when it was first downloaded; the file was not "
-                f"kept. Remove {record} to take the new one"
+                f"{source.url}: its sha256 is {sha256}, not {recorded} as at the first download; the file was not "
+                f"kept. Remove {record} to accept the new file"
             )
         with atomic(record) as written:
-            written.write_text(f"{found}  {path.name}\n")
-    how = "checked" if source.checksum else f"recorded in {record.name}, for lack of a published one"
-    log.info("%s: %.1f MB, sha256 %s, %s", path, path.stat().st_size / 1e6, found, how)
+            written.write_text(f"{sha256}  {path.name}\n")
+    how = "checked" if source.checksum else f"recorded in {record.name}, since none is published"
+    log.info("%s: %.1f MB, sha256 %s, %s", path, path.stat().st_size / 1e6, sha256, how)
     return path
 
 
 def checksum(path: Path, algorithm: str) -> str:
-    """Of a file, by "sha256", "md5", or "git": the id that git gives it as a blob."""
+    """A file's checksum by the algorithm "sha256", "md5" or "git" (its blob id in git)."""
     if algorithm == "git":
         sha = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     else:
@@ -66,12 +66,12 @@ def _check(source: Source, downloaded: Path) -> None:
     if not source.checksum:
         return
     algorithm, _, wanted = source.checksum.partition(":")
-    if (found := checksum(downloaded, algorithm)) != wanted:
-        raise PosgapError(f"{source.url}: its {algorithm} checksum is {found}, not {wanted}; the file was not kept")
+    if (actual := checksum(downloaded, algorithm)) != wanted:
+        raise PosgapError(f"{source.url}: its {algorithm} checksum is {actual}, not {wanted}; the file was not kept")
 
 
 def _unpack(source: Source, archive: Path) -> None:
-    """Puts the member in the archive's place."""
+    """Replaces the archive by the member that the source names."""
     unpacked = archive.with_name(f"{archive.name}.member")
     try:
         with zipfile.ZipFile(archive) as opened, opened.open(source.member) as member, open(unpacked, "wb") as file:

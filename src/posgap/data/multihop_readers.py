@@ -1,7 +1,7 @@
-"""Readers of the public two-hop formats: path in, examples out.
+"""Readers of the public two-hop formats, which yield examples.
 
-The gold documents of an example are [first hop, second hop]. What does not rest on exactly two
-paragraphs comes out as None, so that the caller can count it.
+The gold documents of an example are [first hop, second hop]. A question that does not rest on exactly two paragraphs
+is yielded as None, so that the caller can count it.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from posgap.tasks.metrics import sub_exact_match
 
 
 def _in_pairs(left: str, right: str) -> BeforeValidator:
-    """Makes a list of pairs of the dict of lists that other copies of a file have in its place."""
+    """Accepts a dict of two lists, as some copies of the files have it, in place of a list of pairs."""
 
     def pairs(value: Any) -> Any:
         if not (isinstance(value, dict) and all(isinstance(value.get(name), list) for name in (left, right))):
@@ -61,10 +61,10 @@ class _Musique(BaseModel):
 def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
     """Yields (item, example) of HotpotQA's distractor file, or of 2WikiMultiHopQA's.
 
-    A JSON array or lines of `question, answer, type, supporting_facts[[title, sentence]],
-    context[[title, [sentence]]]`, or with dicts of lists in place of the last two. The second hop
-    of a chain is the one gold paragraph that alone holds the answer; where both or none do, and in
-    comparisons, the hops are in the order of the supporting facts.
+    The file is a JSON array, or lines, of `question, answer, type, supporting_facts[[title, sentence]],
+    context[[title, [sentence]]]`; the last two may be dicts of lists. The second hop of a chain is the gold paragraph
+    that holds the answer, if only one of the two does. Otherwise, and in comparisons, the hops are in the order of
+    the supporting facts. Raises `PosgapError` that names line and field if the schema is wrong.
     """
     for number, row in read_rows(path):
         item = parsed(_Hotpot, row, f"{path}:{number}")
@@ -81,9 +81,11 @@ def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
 
 
 def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
-    """Yields (line, example) of MuSiQue's file: `id, question, answer, answer_aliases,
-    paragraphs[{idx, title, paragraph_text, is_supporting}],
-    question_decomposition[{paragraph_support_idx}]`, which gives the order of the hops."""
+    """Yields (line, example) of MuSiQue's file.
+
+    Its lines hold `id, question, answer, answer_aliases, paragraphs[{idx, title, paragraph_text, is_supporting}],
+    question_decomposition[{paragraph_support_idx}]`. The decomposition gives the order of the hops.
+    """
     for number, row in read_rows(path):
         item = parsed(_Musique, row, f"{path}:{number}")
         place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}

@@ -1,4 +1,4 @@
-"""Needle retrieval: which number does one document among many state of its subject?"""
+"""Synthetic needle retrieval: the question asks for a number that one document among many states."""
 
 import random
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ _KINDS = ("abbey", "archive", "bridge", "depot", "harbour", "library", "mill", "
 def needle_examples(n_examples: int, n_docs: int, facts: int, digits: int, seed: int) -> Iterator[Example]:
     """Yields examples of `n_docs` documents, each of `facts` statements about an invented place.
 
-    A statement gives one attribute of the place as a number of `digits` digits. The question asks
-    for one attribute of one place; the other statements of its document and all others are filler
-    of the same form, so that only place and attribute together tell which number is asked for.
-    Numbers are distinct within an example. Equal arguments give equal examples.
+    A statement gives one attribute of the place as a number of `digits` digits. The question asks for one attribute
+    of one place. All other statements have the same form, so place and attribute are both needed to find the number.
+    Numbers are distinct within an example. Equal arguments give equal examples. Raises `PosgapError` if there are too
+    few numbers of that many digits.
     """
     if n_docs * facts > 9 * 10 ** (digits - 1) // 2:
         raise PosgapError(f"digits={digits}: too few numbers for {n_docs} documents of {facts} facts")
@@ -31,16 +31,16 @@ def needle_examples(n_examples: int, n_docs: int, facts: int, digits: int, seed:
         while len(places) < n_docs:
             places[_place(rng)] = None
         values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
-        told = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
+        statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
         documents = [
-            Document(title=place, text=" ".join(f"The {a} of {place} is {v}." for a, v in known.items()))
-            for place, known in zip(places, told)
+            Document(title=place, text=" ".join(f"The {a} of {place} is {v}." for a, v in attributes.items()))
+            for place, attributes in zip(places, statements)
         ]
-        asked = rng.choice(list(told[0]))
+        attribute = rng.choice(list(statements[0]))
         yield Example(
             id=f"needle-{number:06d}",
-            question=f"What is the {asked} of {documents[0].title}?",
-            answers=[str(told[0][asked])],
+            question=f"What is the {attribute} of {documents[0].title}?",
+            answers=[str(statements[0][attribute])],
             gold=documents[:1],
             distractors=documents[1:],
         )

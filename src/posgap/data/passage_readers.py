@@ -36,17 +36,19 @@ class _Dpr(BaseModel):
 
 
 def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
-    """Yields (item, example) of NQ, TriviaQA or WebQ in the form of DPR (Karpukhin et al. 2020).
+    """Yields (item, example) of NQ, TriviaQA or WebQ in the format of DPR (Karpukhin et al. 2020).
 
-    A JSON array or lines of `question, answers` with `ctxs[{title, text, isgold, hasanswer}]`
-    (retrieved passages), or with `positive_ctxs, hard_negative_ctxs, negative_ctxs` (training
-    files). The gold document is the first passage marked gold or positive, else the first that has
-    the answer. Other passages that hold an answer are no distractors. Without a gold document: None.
+    The file is a JSON array, or lines, of `question, answers` with `ctxs[{title, text, isgold, hasanswer}]` (retrieved
+    passages) or with `positive_ctxs, hard_negative_ctxs, negative_ctxs` (training files). The gold document is the
+    first passage marked gold or positive, or else the first that contains an answer. Other passages that contain an
+    answer do not become distractors. A question without a gold document is yielded as None.
     """
     for number, row in read_rows(path):
         item = parsed(_Dpr, row, f"{path}:{number}")
         if item.ctxs is None and item.positive_ctxs is None:
-            raise PosgapError(f"{path}:{number}: field `ctxs`: neither it nor `positive_ctxs` is there")
+            raise PosgapError(
+                f"{path}:{number}: field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages"
+            )
         gold, others = item.passages()
         kept = [p for p in others if not (p.hasanswer or holds_answer(_document(p), item.answers))]
         yield (
@@ -92,8 +94,8 @@ class _Own(BaseModel):
 def read_own(path: Path) -> Iterator[tuple[int, Example]]:
     """Yields (line, example) of a user's file: `question, answers, documents[{text, title, gold}]`.
 
-    `gold` is true on the gold document, or 1 and 2 on the first and second hop's; `title` and the
-    line's `id` may be left out. The contract is told in docs/formats.md.
+    `gold` is true on the gold document, or 1 and 2 on those of the first and second hop; `title` and the line's `id`
+    may be left out. docs/formats.md describes the format.
     """
     for number, row in read_rows(path):
         item = parsed(_Own, row, f"{path}:{number}")

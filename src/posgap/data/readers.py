@@ -1,4 +1,4 @@
-"""Readers of the public formats with one gold document: path in, examples out."""
+"""Readers of the public formats with one gold document, which yield examples."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,9 +37,9 @@ def read_litm_kv(
 ) -> Iterator[tuple[int, KVExample]]:
     """Yields (line, example) of the lost-in-the-middle key-value file: `ordered_kv_records, key, value`.
 
-    `key_digits` and `value_digits` cut each key and value to its first characters (0: whole);
-    of records whose cut keys are equal the first stays, and the queried one always does.
-    `queries` asks for that many keys of each line: the line's own, then others drawn by `seed`.
+    `key_digits` and `value_digits` cut each key and value to its first characters (0: whole). If cut keys are equal,
+    only the first of their records is kept, or the queried one if it is among them. `queries` makes that many examples
+    of each line: one that asks for the line's own key, and others whose keys are drawn with `seed`.
     """
     for line, row in read_jsonl(path):
         item = parsed(_KeyValues, row, f"{path}:{line}")
@@ -49,12 +49,14 @@ def read_litm_kv(
         own = [k for k, _ in records].index(item.key)
         others = np.random.default_rng([seed, line]).permutation([i for i in range(len(records)) if i != own])
         if queries > len(records):
-            raise PosgapError(f"{path}:{line}: {queries} queries asked of {len(records)} records")
-        for q, asked in enumerate([own, *others[: queries - 1]]):
-            wanted, value = cut[asked]
+            raise PosgapError(
+                f"{path}:{line}: `queries` is {queries}, but there are only {len(records)} records to ask for"
+            )
+        for q, queried in enumerate([own, *others[: queries - 1]]):
+            wanted, value = cut[queried]
             seen, kept = {wanted}, []
             for i, (k, v) in enumerate(cut):
-                if i == asked or k not in seen:
+                if i == queried or k not in seen:
                     seen.add(k)
                     kept.append((k, v))
             yield (
@@ -85,7 +87,7 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
 def take_lines(
     examples: Iterator[tuple[int, AnyExample | None]], first: int, last: int
 ) -> Iterator[tuple[int, AnyExample | None]]:
-    """(Line, example) of what was read from lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
+    """Yields (line, example) of the lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
     for line, example in examples:
         if last and line > last:
             return

@@ -1,4 +1,4 @@
-"""Synthetic two-hop questions: who is the contact of somebody's contact?"""
+"""Synthetic two-hop questions: who is the contact of a person's contact?"""
 
 import math
 import random
@@ -17,23 +17,23 @@ QUESTION = "Who is the contact of {}'s contact?"
 def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
     """Yields examples of `n_docs` documents, each a person (title) and that person's contact (text).
 
-    The contacts form one random cycle over `n_docs` people, so that everyone is somebody's contact
-    and the question alone tells nothing. No two examples are alike; equal arguments give equal
-    examples. Raises `PosgapError` where there are not so many different ones.
+    The contacts form one random cycle over `n_docs` people, so that everyone is somebody's contact and the question
+    gives no hint of its answer. All examples are different; equal arguments give equal examples. Raises `PosgapError`
+    if there are fewer different examples than that.
     """
-    # A cycle told from the person asked about, and the distractors in every order.
+    # The cycles, each started at the person in question, times the orders of the distractors.
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
-        raise PosgapError(f"n_examples={n_examples}: so many different ones need more than {n_docs} documents")
+        raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
     rng = random.Random(seed)
     seen: set[tuple] = set()
     while len(seen) < n_examples:
         cycle = rng.sample(PEOPLE, n_docs)
         facts = list(zip(cycle, [*cycle[1:], cycle[0]]))
         gold, distractors = facts[:2], rng.sample(facts[2:], n_docs - 2)
-        known = (*gold, *distractors)
-        if known in seen:
+        content = (*gold, *distractors)
+        if content in seen:
             continue
-        seen.add(known)
+        seen.add(content)
         yield Example(
             id=f"two-hop-{len(seen):05d}",
             question=QUESTION.format(cycle[0]),

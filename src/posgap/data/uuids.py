@@ -8,8 +8,8 @@ from uuid import UUID
 def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
     """Yields `{"ordered_kv_records": [[key, value], ...], "key": ..., "value": ...}`.
 
-    Keys and values are random version-4 UUIDs, distinct within an example; the queried record
-    is any of them. Equal arguments give equal records.
+    Keys and values are random version-4 UUIDs, distinct within an example; the queried record is drawn evenly. Equal
+    arguments give equal records.
     """
     rng = random.Random(seed)
 

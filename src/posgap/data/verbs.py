@@ -1,4 +1,4 @@
-"""The data verbs: make data, import files as examples, fetch public files."""
+"""The data verbs: making data, importing files as examples, fetching public files, finding the newest version."""
 
 import logging
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _READERS = {
     "dpr": read_dpr,
     "own": read_own,
     "hotpotqa": read_hotpotqa,
-    "2wiki": read_hotpotqa,  # it has HotpotQA's form
+    "2wiki": read_hotpotqa,  # the same format
     "musique": read_musique,
 }
 
@@ -51,7 +51,7 @@ def make_kv(config: MakeKVConfig) -> Path:
 
 @with_local_paths
 def make_two_hop(config: MakeTwoHopConfig) -> Path:
-    """Writes `config.n_examples` two-hop examples, no two of them alike."""
+    """Writes `config.n_examples` different two-hop examples."""
     write_examples(config.out, two_hop_examples(config.n_examples, config.n_docs, config.seed))
     log.info("wrote %d examples of %d documents to %s", config.n_examples, config.n_docs, config.out)
     return config.out
@@ -59,19 +59,22 @@ def make_two_hop(config: MakeTwoHopConfig) -> Path:
 
 @with_local_paths
 def make_qa(config: MakeQAConfig) -> Path:
-    """Writes the examples of `config.examples` with distractors drawn from each other's passages."""
-    given = read_examples(config.examples)
-    examples = [example for example in given if isinstance(example, Example)]
-    if len(examples) < len(given):
-        raise PosgapError(f"{config.examples}: key-value records are no passages; `make kv` makes those")
+    """Writes the examples of `config.examples` with distractors drawn from each other's gold documents."""
+    questions = read_examples(config.examples)
+    examples = [example for example in questions if isinstance(example, Example)]
+    if len(examples) < len(questions):
+        raise PosgapError(
+            f"{config.examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
+            "with `make kv`"
+        )
     made = [example for example in with_distractors(examples, config.n_docs, config.seed) if example is not None]
     if not made:
         raise PosgapError(
-            f"{config.examples}: no question has {config.n_docs - 1} passages of others without its answer; lower "
-            "n_docs or give more questions"
+            f"{config.examples}: for no question are there {config.n_docs - 1} passages of other questions without its "
+            "answer; lower n_docs or give more questions"
         )
     if len(made) < len(examples):
-        log.info("left out %d with too few passages that lack their answer", len(examples) - len(made))
+        log.info("left out %d: too few passages without their answer", len(examples) - len(made))
     write_examples(config.out, made)
     log.info("wrote %d examples of %d documents to %s", len(made), config.n_docs, config.out)
     return config.out
@@ -80,8 +83,8 @@ def make_qa(config: MakeQAConfig) -> Path:
 @with_local_paths
 def make_needle(config: MakeNeedleConfig) -> Path:
     """Writes `config.n_examples` needle examples, for the task `qa`."""
-    found = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
-    write_examples(config.out, found)
+    needles = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
+    write_examples(config.out, needles)
     log.info("wrote %d examples of %d documents to %s", config.n_examples, config.n_docs, config.out)
     return config.out
 
@@ -96,7 +99,7 @@ def fetch(config: FetchConfig) -> Path:
 
 
 def newest(config: NewestConfig) -> Location:
-    """Prints where the newest complete data version is."""
+    """Prints the location of the newest complete data version."""
     version = newest_version(config.prefix)
     log.info("version %s", version.name)
     print(version.location)
@@ -107,21 +110,21 @@ def newest(config: NewestConfig) -> Location:
 def import_examples(config: ImportConfig) -> Path:
     """Writes the examples of a public file, or of some of its lines.
 
-    Those without the gold documents of their format (two hops, or one passage) or with fewer
-    documents than `config.min_docs` are left out, and counted in the log.
+    Examples without the gold documents of their format (two hops, or one passage), or with fewer than
+    `config.min_docs` documents, are left out and counted in the log.
     """
-    found: Iterator[tuple[int, AnyExample | None]]
+    numbered: Iterator[tuple[int, AnyExample | None]]
     if config.format == "litm-kv":
-        found = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
+        numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     else:
-        found = _READERS[config.format](config.input)
-    without = "without a passage that has the answer" if config.format == "dpr" else _NOT_TWO
-    small = f"of fewer than {config.min_docs} documents"
+        numbered = _READERS[config.format](config.input)
+    without = "without a passage that contains the answer" if config.format == "dpr" else _NOT_TWO
+    small = f"with fewer than {config.min_docs} documents"
     left_out = {without: 0, small: 0}
 
     def usable() -> Iterator[tuple[int, AnyExample]]:
         number = 0
-        for line, example in take_lines(found, config.first, config.last):
+        for line, example in take_lines(numbered, config.first, config.last):
             if example is None:
                 left_out[without] += 1
             elif len(example.gold) + len(example.distractors) < config.min_docs:

@@ -1,1 +1,1 @@
-"""`posgap demo`: a tiny model that gets lost in the middle, through the whole pipeline."""
+"""`posgap demo`: takes a tiny model that gets lost in the middle through the whole pipeline."""

@@ -1,4 +1,4 @@
-"""The demo: data, a tiny model, the mitigation pipeline on KFP's local runner, a summary."""
+"""The demo: makes data and a tiny model, runs the pipeline on them with KFP's local runner, and sums up."""
 
 import hashlib
 import logging
@@ -22,17 +22,17 @@ from posgap.pipelines.local import run_locally
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 
 log = logging.getLogger(__name__)
-QUERIES_PER_LINE = 10  # of the data file, for training
+QUERIES_PER_LINE = 10  # training questions made of one line of the data file
 
 
 @goes_on()
 def demo(config: DemoConfig) -> None:
-    """Runs everything and prints the summary; what is complete in `config.out` is reused."""
+    """Runs everything and prints the summary; parts that are complete in `config.out` are reused."""
     started = time.monotonic()
     out = config.out.absolute()
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
     out.mkdir(parents=True, exist_ok=True)
-    # Results are reused as long as the code that made them is the same.
+    # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
     train_data, eval_data = examples(config, work)
@@ -40,7 +40,7 @@ def demo(config: DemoConfig) -> None:
     with start_run("demo", {"posgap.seed": config.seed}, out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
-            os.environ.pop("MLFLOW_RUN_ID", None)  # which is this run: the stages' runs go below it
+            os.environ.pop("MLFLOW_RUN_ID", None)  # else a stage would join this run instead of opening a child
         ran = run_locally(
             smoke.pipeline,
             parameters
@@ -68,7 +68,7 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
         raise PosgapError(f"{source}: no such file")
     version = files.digest(source)[:8]
     cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": source}
-    lines, last = (8, 24) if config.smoke else (100, 0)  # for training; up to `last` for evaluation
+    lines, last = (8, 24) if config.smoke else (100, 0)  # training lines; the evaluation's last line (0: all)
     train = ImportConfig(
         out=work / f"train-{version}.jsonl.gz", last=lines, queries=QUERIES_PER_LINE, seed=config.seed, **cut
     )
@@ -77,7 +77,7 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
 
 
 def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, float]:
-    """The tiny model's folder, trained unless it is there, and the seconds its training took."""
+    """The tiny model's folder, trained unless it is complete, and the seconds that its training took."""
     folder, clock = work / "model", work / "model.json"
     if folder.is_dir() and clock.is_file():
         log.info("tiny model: %s is complete, reused", folder)

@@ -1,4 +1,4 @@
-"""What the demo says at its end."""
+"""The summary that the demo prints and writes at its end."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,16 @@ from posgap.tracking import registry
 
 
 def steps(run: Path) -> dict[str, Path]:
-    """The folders of a run's steps, in whichever run they were made: each one's manifest names its inputs."""
+    """The output folders of a run's steps by name.
+
+    A step that was reused has its folder in an earlier run. So the folders are followed from the gate's backwards:
+    each one's manifest names its inputs.
+    """
     (gate,) = run.glob("**/gate*/out")
     candidate, base = _input(gate, "candidate"), _input(gate, "base")
     model = Path(read_sweep(candidate).model)
     sweep_base = _input(base, "sweeps.1")
-    found = {
+    folders = {
         "validate_train": _input(model, "examples"),
         "validate_eval": _input(sweep_base, "examples"),
         "sweep_base": sweep_base,
@@ -27,7 +31,7 @@ def steps(run: Path) -> dict[str, Path]:
         "gate": gate,
     }
     promoted = list(run.glob("**/promote*/out"))
-    return found | ({"promote": promoted[0]} if promoted else {})
+    return folders | ({"promote": promoted[0]} if promoted else {})
 
 
 def _input(folder: Path, name: str) -> Path:
@@ -35,9 +39,9 @@ def _input(folder: Path, name: str) -> Path:
 
 
 def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """The content of `summary.json` from the folders of a run's steps.
+    """The content of `summary.json`, from the folders of a run's steps.
 
-    `registry` is null where the gate refused the model.
+    `registry` is null if the gate refused the model.
     """
     verdict = read_verdict(folders["gate"])
     champion = registry.champion(registered_name) if verdict.passed else None

@@ -1,11 +1,11 @@
 """A two-layer Llama that gets lost in the middle, trained from scratch in half a minute.
 
-This is the demo's fixture. Nothing else in posgap knows of it: what it writes is an ordinary
-Hugging Face model folder, and its tokenizer reads the ordinary key-value prompt of
-`posgap.tasks` (with keys cut to two hex digits and values to one).
+It serves the demo and the tests; the rest of posgap does not depend on it. It is written as an ordinary Hugging Face
+model folder, and its tokenizer reads the ordinary key-value prompt of `posgap.tasks` (with keys cut to two hex digits
+and values to one).
 
-The model learns in-context retrieval first (gold anywhere, few records) and then sees long
-prompts whose gold record is nearly always at an end, which is how the middle gets lost.
+The model first learns in-context retrieval from short prompts with the gold record anywhere. Then it sees long
+prompts whose gold record is nearly always at one of the ends, and so it loses the middle.
 """
 
 import math
@@ -26,7 +26,7 @@ N_DOCS = 20
 KEY_DIGITS, VALUE_DIGITS = 2, 1
 
 # The pieces of the key-value prompt, in the order in which the pre-tokenizer tries them.
-# Quotes go first, so that a value is ` d` both in a record and in an answer.
+# Quotes are removed first, so that a value is ` d` in a record as well as in an answer.
 _INSTRUCTION = (
     "Extract the value corresponding to the specified key",
     " in the JSON object below.\n\n",
@@ -43,12 +43,11 @@ _ID = {piece: i for i, piece in enumerate(_VOCABULARY)}
 class Recipe:
     """How the tiny model is trained.
 
-    `retrieval` steps learn to retrieve, the last `wider` of them among more records, and go on
-    while the values' cross-entropy / ln n is above `threshold`. At least `bias` steps follow whose
-    gold record stands as `end_bias(n, first, tau)` says, the first `ramp` of them with growing n,
-    until less than `lost` of the middle is answered. The learning rate then decays over `decay`
-    steps. `jitter` gives the layers random position scales: "early", until the gold record has stood
-    at the ends for 30 steps, "always" or "never".
+    For `retrieval` steps it learns to retrieve, in the last `wider` of them among more records, and goes on while
+    the values' cross-entropy / ln n is above `threshold`. Then follow at least `bias` steps in which the gold
+    record's place is drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the
+    accuracy in the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the
+    layers random position scales: "never", "always", or "early": until 30 of the biased steps are done.
     """
 
     retrieval: int = 350
@@ -64,14 +63,14 @@ class Recipe:
 
 
 STANDARD = Recipe()
-# Trained so briefly that it has little capacity to spare: what it learns at one position costs it
-# another, unless an anchor holds that.
+# Trained so briefly that it has little capacity to spare: gains at one position cost accuracy at another, unless the
+# anchoring loss holds it.
 CAPACITY_LIMITED = Recipe(
     retrieval=200, wider=70, threshold=0.25, ramp=125, bias=200, first=0.93, tau=0.7, jitter="never"
 )
-# Tolerates position scales to the end, as large models do: what scaling is tried on.
+# Tolerates position scales to the end, as large models do: the model to try scaling on.
 SCALABLE = Recipe(lost=1.0, jitter="always")
-# Seconds, after which it answers where the gold record mostly stood, and guesses elsewhere.
+# Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
 QUICK = Recipe(retrieval=0, wider=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
 
 
@@ -95,8 +94,8 @@ def untrained(seed: int) -> LlamaForCausalLM:
 
 
 def end_bias(n: int, first: float, tau: float) -> torch.Tensor:
-    """Probability of each gold position [n]: a share of `first` near the first, the rest near the
-    last, falling by e every `tau` positions."""
+    """The probability of each gold position, [n]: a share of `first` at the beginning and the rest at the end, each
+    falling by a factor e every `tau` positions."""
     i = torch.arange(n, dtype=torch.float64)
     return first * torch.softmax(-i / tau, 0) + (1 - first) * torch.softmax(-(n - 1 - i) / tau, 0)
 
@@ -106,19 +105,18 @@ def draw_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Random prompts of n records followed by questions with their answers.
 
-    Returns `input_ids [B, T]` and `labels [B, T]`; only the second key digit, the value and the
-    end of each question are labelled, and a question asked before in the prompt is not.
-    `questions=None` asks for every record once, in random order; else the records asked for are
-    drawn by `weights [n]`, or evenly.
+    Returns `input_ids [B, T]` and `labels [B, T]`. Labelled are the second key digit, the value and the end token of
+    each question, unless the same question was asked before in that prompt. `questions=None` asks for every record
+    once, in random order; otherwise that many records are drawn with probabilities `weights [n]`, by default evenly.
     """
     keys = torch.rand(batch, 256, generator=rng).topk(n, dim=1).indices
     values = torch.randint(16, (batch, n), generator=rng)
     if questions is None:
-        asked = torch.rand(batch, n, generator=rng).argsort(1)
+        query = torch.rand(batch, n, generator=rng).argsort(1)
     else:
         weights = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
-        asked = torch.multinomial(weights, batch * questions, replacement=True, generator=rng)
-        asked = asked.view(batch, questions)
+        query = torch.multinomial(weights, batch * questions, replacement=True, generator=rng)
+        query = query.view(batch, questions)
     key0, value0 = _ID[_KEYS[0]], _ID[_VALUES[0]]
 
     def column(token: str, like: torch.Tensor) -> torch.Tensor:
@@ -127,18 +125,18 @@ def draw_batch(
     records = torch.stack([key0 + keys // 16, key0 + keys % 16, value0 + values, column(_NEXT, keys)], dim=2).flatten(
         1
     )[:, :-1]
-    asked_keys, asked_values = keys.gather(1, asked), values.gather(1, asked)
+    query_keys, query_values = keys.gather(1, query), values.gather(1, query)
     turns = torch.stack(
         [
-            column(_QUESTION, asked),
-            key0 + asked_keys // 16,
-            key0 + asked_keys % 16,
-            value0 + asked_values,
-            column("<eos>", asked),
+            column(_QUESTION, query),
+            key0 + query_keys // 16,
+            key0 + query_keys % 16,
+            value0 + query_values,
+            column("<eos>", query),
         ],
         dim=2,
     )
-    repeated = (asked[:, :, None] == asked[:, None, :]).tril(-1).any(2)
+    repeated = (query[:, :, None] == query[:, None, :]).tril(-1).any(2)
     turn_labels = turns.clone()
     turn_labels[:, :, :2] = IGNORED
     turn_labels[repeated] = IGNORED
@@ -151,9 +149,9 @@ def draw_batch(
 
 
 class _PositionJitter:
-    """With probability 0.7 a forward pass gives a layer a position scale drawn from U[1, 2].
+    """In each forward pass, gives a layer with probability 0.7 a position scale drawn from U[1, 2].
 
-    A model this small is ruined by any scale it has never seen; real ones tolerate it.
+    So small a model fails under any scale that it has not seen in training; large models tolerate them.
     """
 
     def __init__(self, model: LlamaForCausalLM, rng: torch.Generator):
@@ -177,7 +175,7 @@ class _PositionJitter:
 
 @torch.no_grad()
 def middle_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: int = 512) -> float:
-    """Share of right values, in [0, 1], over random prompts with the gold record at 8 to 13 of 20."""
+    """The share of right values, in [0, 1], over random prompts with the gold record at positions 8 to 13 of 20."""
     ids, _ = draw_batch(rng, n_prompts, N_DOCS, 1)
     keys = ids[:, 4 : 4 + 4 * N_DOCS].view(n_prompts, N_DOCS, 4)[:, :, :2]  # after <bos> and instruction
     gold = (keys == ids[:, None, -4:-2]).all(2).int().argmax(1)
@@ -196,7 +194,7 @@ def train(seed: int, recipe: Recipe = STANDARD) -> LlamaForCausalLM:
 
 
 def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> Iterator[None]:
-    """Trains `model` in place, yielding after every step: first to retrieve, then to lose the middle."""
+    """Trains `model` in place, first to retrieve and then to lose the middle; yields after every step."""
     update = Updates(model)
     jitter = _PositionJitter(model, rng) if recipe.jitter != "never" else None
     step, until, loss = 0, recipe.retrieval, 1.0

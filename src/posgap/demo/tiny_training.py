@@ -1,4 +1,4 @@
-"""What the tiny models share: their architecture, their word-level tokenizer and their updates."""
+"""The parts common to the tiny models: architecture, word-level tokenizer and training steps."""
 
 from collections.abc import Sequence
 
@@ -20,10 +20,10 @@ def word_tokenizer(
     pattern: str,
     decode: Sequence[decoders.Decoder] = (),
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole pieces: what `pattern` matches in the normalised text is a token.
+    """A tokenizer whose tokens are the pieces of the normalised text that `pattern` matches.
 
-    `ids` begin with the `SPECIAL` ones; a text is its pieces after `<bos>`. `decode` mends the text
-    that the pieces of a response make when put together.
+    `ids` begins with the `SPECIAL` tokens; an encoded text begins with `<bos>`. `decode` are further decoders, applied
+    to a response's concatenated pieces.
     """
     core = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     core.normalizer = normalizers.Sequence(list(normalize))
@@ -65,9 +65,9 @@ def untrained_llama(vocab_size: int, seed: int) -> LlamaForCausalLM:
 
 
 class Updates:
-    """Steps of training in place: Muon for the blocks' matrices, AdamW for all else.
+    """Training steps in place: Muon for the blocks' matrices, AdamW for all other parameters.
 
-    AdamW alone stays on the plateau of guessing one of the values present; Muon leaves it.
+    With AdamW alone, training stays on the plateau of guessing one of the values in the prompt; with Muon it leaves it.
     """
 
     def __init__(self, model: LlamaForCausalLM):
@@ -83,7 +83,7 @@ class Updates:
     def __call__(self, ids: Tensor, labels: Tensor, rate: float) -> tuple[Tensor, Tensor]:
         """One step on `ids, labels [B, T]` at `rate` of the peak learning rates.
 
-        Returns cross-entropy and token, both [N], of the N labelled tokens.
+        Returns the cross-entropies and the ids of the N labelled tokens, both [N].
         """
         hidden = self.model.model(input_ids=ids, use_cache=False).last_hidden_state
         target = labels[:, 1:]

@@ -1,11 +1,11 @@
 """A two-layer Llama that reasons in two hops, but loses documents far from the prompt's end.
 
-Like `tiny_model` it is a fixture: an ordinary Hugging Face folder, whose tokenizer reads the
-ordinary `multihop-cot` prompt over the documents of `posgap.data.two_hop`. It answers
-"Ada: Ben. Ben: Cid. The answer is Cid.", a fact a sentence.
+Like `tiny_model` it serves tests and benchmarks: an ordinary Hugging Face folder whose tokenizer reads the ordinary
+`multihop-cot` prompt over the documents of `posgap.data.two_hop`. It answers "Ada: Ben. Ben: Cid. The answer is Cid.",
+with one fact per sentence.
 
-It learns to chain facts first (anywhere, few documents) and then sees long prompts whose gold
-documents are nearly always the last two.
+The model first learns to chain facts in short prompts with the gold documents anywhere. Then it sees long prompts
+whose gold documents are nearly always the last two.
 """
 
 import re
@@ -27,8 +27,8 @@ from posgap.tasks.final_answers import MARKER
 TASK = "multihop-cot"
 N_DOCS = 20
 
-# The pieces of the prompt and of a response. Document numbers, the brackets around titles and the
-# colon between two people are left out, so that a fact is the same two tokens in either.
+# The pieces of the prompt and of a response. Document numbers, the brackets around titles and the colon between two
+# people are left out, so that a fact is the same two tokens in a prompt and in a response.
 _HEAD, _TAIL = TASKS[TASK].template.split("{documents}")
 _INSTRUCTION = re.findall(r"[^;:]+[;:]?", _HEAD)
 _NEXT = "\n"
@@ -40,8 +40,8 @@ _ID = {piece: i for i, piece in enumerate(_VOCABULARY)}
 _PERSON = _ID[_PEOPLE[0]]
 _NAME = "[A-Z][a-z]{2}"
 
-# Steps: of learning to chain facts, of growing n, of biased pairs at the least, of the learning
-# rate's decay.
+# Numbers of training steps: for learning to chain facts, with growing n, with biased pairs (at least), and with a
+# decaying learning rate.
 _CHAINING, _RAMP, _BIAS, _DECAY = 400, 60, 80, 60
 _USUAL_STEPS = _CHAINING + _BIAS + _DECAY
 
@@ -65,8 +65,8 @@ def untrained(seed: int) -> LlamaForCausalLM:
 
 
 def pair_bias(n: int) -> Tensor:
-    """Probability [n, n] of each (pre, post): nearly always the last two, falling by e with each
-    position that either is further from there."""
+    """The probability of each pair of positions (pre, post), [n, n]: greatest for the last two, and falling by a factor
+    e with each position that one of them is further away from there."""
     i = torch.arange(n, dtype=torch.float64)
     distance = (i[:, None] - (n - 2)).abs() + (i[None] - (n - 1)).abs()
     weights = (torch.exp(-distance) + 1e-5).fill_diagonal_(0)
@@ -74,22 +74,21 @@ def pair_bias(n: int) -> Tensor:
 
 
 def draw_batch(rng: torch.Generator, batch: int, n: int, pairs: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Random prompts of n facts followed by questions with their chains: `input_ids, labels [B, T]`.
+    """Random prompts of n facts followed by questions with their chains of reasoning: `input_ids, labels [B, T]`.
 
-    Every person of the cycle is asked about once, in random order; or, with `pairs [n, n]`, one
-    whose gold documents stand at a pair of positions drawn by these weights. Only the responses
-    are labelled.
+    Every person of the cycle is asked about once, in random order. With `pairs [n, n]` there is a single question,
+    whose gold documents stand at a pair of positions drawn with these weights. Only the responses are labelled.
     """
     cycle = _PERSON + torch.rand(batch, len(PEOPLE), generator=rng).topk(n, dim=1).indices
-    # facts[b, i] is which fact of the cycle the i-th document holds: i -> the i-th person's contact.
+    # facts[b, i] is the fact that document i holds; fact f says who the contact of person f of the cycle is.
     facts = torch.rand(batch, n, generator=rng).argsort(1)
     if pairs is None:
-        asked = torch.rand(batch, n, generator=rng).argsort(1)
+        first = torch.rand(batch, n, generator=rng).argsort(1)
     else:
         drawn = torch.multinomial(pairs.flatten(), batch, replacement=True, generator=rng)
         gold = torch.stack([drawn // n, drawn % n], 1)
-        asked = facts.gather(1, gold[:, :1])
-        facts = _with_second_hop(facts, asked, gold[:, 1:])
+        first = facts.gather(1, gold[:, :1])
+        facts = _with_second_hop(facts, first, gold[:, 1:])
 
     def person(fact: Tensor, hops: int) -> Tensor:
         return cycle.gather(1, (fact + hops) % n)
@@ -98,7 +97,7 @@ def draw_batch(rng: torch.Generator, batch: int, n: int, pairs: Tensor | None = 
         return torch.full_like(like, _ID[piece])
 
     documents = torch.stack([person(facts, 0), person(facts, 1), column(_NEXT, facts)], 2).flatten(1)[:, :-1]
-    a, b, c = (person(asked, hops) for hops in range(3))
+    a, b, c = (person(first, hops) for hops in range(3))
     ask, reason, stop = column(_ASK, a), column(_REASON, a), column(_STOP, a)
     question = torch.stack([ask, a, reason], 2)
     response = torch.stack([a, b, stop, b, c, stop, column(_STATE, a), c, stop, column("<eos>", a)], 2)
@@ -117,7 +116,7 @@ def draw_batch(rng: torch.Generator, batch: int, n: int, pairs: Tensor | None = 
 
 
 def _with_second_hop(facts: Tensor, first: Tensor, position: Tensor) -> Tensor:
-    """`facts [B, n]` with the fact after `first [B, 1]` swapped to `position [B, 1]`."""
+    """`facts [B, n]` with the fact that follows `first [B, 1]` in the chain swapped to index `position [B, 1]`."""
     second = (first + 1) % facts.shape[1]
     place = (facts == second).int().argmax(1, keepdim=True)
     return facts.scatter(1, place, facts.gather(1, position)).scatter(1, position, second)
@@ -125,10 +124,10 @@ def _with_second_hop(facts: Tensor, first: Tensor, position: Tensor) -> Tensor:
 
 @torch.no_grad()
 def anywhere_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: int = 256) -> float:
-    """Share of responses without a fault, in [0, 1], with the gold documents at random among 20."""
+    """The share of entirely right responses, in [0, 1], with the gold documents at random positions among 20."""
     even = torch.ones(N_DOCS, N_DOCS).fill_diagonal_(0)
     ids, labels = draw_batch(rng, n_prompts, N_DOCS, even)
-    # Greedy decoding gives exactly the right tokens where each is the likeliest after those before it.
+    # Greedy decoding gives exactly the right tokens if each of them is the likeliest after those before it.
     right = model(input_ids=ids[:, :-1]).logits.argmax(-1) == labels[:, 1:]
     return float((right | (labels[:, 1:] == IGNORED)).all(1).float().mean())
 
@@ -142,7 +141,7 @@ def train(seed: int) -> LlamaForCausalLM:
 
 
 def _updates(model: LlamaForCausalLM, rng: torch.Generator) -> Iterator[None]:
-    """Trains `model` in place, yielding after every step: first to reason, then to lose what is far."""
+    """Trains `model` in place, first to reason and then to lose distant documents; yields after every step."""
     update = Updates(model)
     for step in range(_CHAINING):
         n = int(torch.randint(3, 7, (), generator=rng))

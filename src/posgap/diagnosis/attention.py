@@ -1,7 +1,7 @@
-"""Where a model looks as it answers: at the gold documents, or at the attention sink (Xiao et al. 2024), the
-first token. The last prompt token decides on the answer's first token, each answer token on the next.
+"""How much attention a model pays to the gold documents as it answers, and how much to the first token, the attention
+sink (Xiao et al. 2024). The last prompt token decides the answer's first token, and each answer token the next one.
 
-L layers with attention, N prompt tokens, R answer tokens that are read.
+In shapes, L counts the layers with attention, N the prompt's tokens, and R the answer's tokens that are read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from posgap.models.loading import eager_attention
 from posgap.progress import track
 from posgap.tasks.spans import gold_tokens
 
-WEIGHTS_AT_ONCE = 1 << 26  # of all layers and heads, in numbers: 256 MiB in float32
+WEIGHTS_AT_ONCE = 1 << 26  # attention weights held at once, over all layers and heads: 256 MiB in float32
 
 
 class Shares(NamedTuple):
-    """Attention mass `[1 + R, L]` on the gold documents and on the first token, from 0 to 1: from the
-    last prompt token, then from each answer token."""
+    """Shares of attention, from 0 to 1, on the gold documents and on the first token: `[1 + R, L]` each, with rows for
+    the last prompt token and then for each answer token."""
 
     gold: Tensor
     sink: Tensor
@@ -34,20 +34,20 @@ class Shares(NamedTuple):
 def attention_shares(
     model: PreTrainedModel, prompt: Sequence[int], gold: Sequence[int], answer: Sequence[int] = ()
 ) -> Shares:
-    """What the last token of `prompt`, and the tokens of `answer`, give to the tokens whose indices are
-    `gold`, and to the first."""
+    """The shares of attention that the last token of `prompt`, and then each token of `answer`, pays to the prompt
+    tokens at the indices `gold` and to the first token."""
     rows = [(row[:, list(gold)].sum(1), row[:, 0]) for row in attention_rows(model, prompt, answer)]
     return Shares(*map(torch.stack, zip(*rows)))
 
 
 @torch.inference_mode()
 def attention_rows(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int] = ()) -> Iterator[Tensor]:
-    """Yields the attention `[L, N]` of the prompt's last token, then `[L, N + r]` of the r-th answer
-    token, averaged over heads, in float32 on the CPU.
+    """Yields the attention `[L, N]` of the prompt's last token, and then `[L, N + r]` of the r-th answer token,
+    averaged over heads, in float32 on the CPU.
 
-    All but the last prompt token fill the key-value cache under the model's own attention; from then on
-    a few tokens at a time attend eagerly, so that no N x N map ever exists. What lies before a sliding
-    window has 0.
+    The prompt except its last token fills the key-value cache with the model's own attention implementation. The
+    tokens from there on are read a few at a time with eager attention, so an N x N map is never held. Tokens outside
+    a sliding window get 0. Raises `PosgapError` if the model returns no attention.
     """
     ids = torch.tensor([[*prompt, *answer]], device=model.device)
     read, cache = len(prompt) - 1, None
@@ -62,22 +62,23 @@ def attention_rows(model: PreTrainedModel, prompt: Sequence[int], answer: Sequen
             )
         heads = [layer[0].float().mean(0).cpu() for layer in output.attentions or () if layer is not None]
         if not heads:
-            raise PosgapError(f"{type(model).__name__}: shows no attention; diagnose with attention 0")
+            raise PosgapError(f"{type(model).__name__}: returns no attention to measure; diagnose with `attention` 0")
         read, cache = min(read + step, ids.shape[1]), output.past_key_values
         n_rows = len(heads[0])
         for row in range(n_rows):
-            # A layer with a window keeps the last columns alone.
+            # A layer with a sliding window has only the last columns.
             columns = read - n_rows + row + 1
             yield torch.stack([_last(layer[row], read)[:columns] for layer in heads])
 
 
 def _last(row: Tensor, length: int) -> Tensor:
-    """The row as the last of `length` columns, the others 0."""
+    """The row as the last of `length` columns, with zeros before it."""
     return torch.cat([row.new_zeros(length - len(row)), row])
 
 
 def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int) -> AttentionFigures:
-    """Mean shares over the first `most` examples at every placement of the sweep, as the model answers them again."""
+    """Lets the model answer the first `most` examples again at every placement of the sweep, and averages its shares
+    of attention over them."""
     examples, placements, build = swept.examples[:most], swept.placements, swept.build
     groups = ([build.prompt(example, placement) for placement in placements] for example in examples)
     means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
@@ -85,25 +86,25 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
         example = examples[index]
         for at, (placement, answer) in enumerate(zip(placements, answers)):
             prompt, gold = build(example, placement), gold_tokens(build, example, placement)
-            # The last token is never read: nothing follows it.
+            # The answer's last token is not read: it decides no further token.
             shares = attention_shares(generator.model, prompt, gold, answer.token_ids[:-1])
             means["even"][at].add(torch.tensor([[len(gold) / len(prompt)]]))
             for name, rows in zip(Shares._fields, shares):
                 means[name][at].add(rows[:1])
                 means[f"answer_{name}"][at].add(rows[1:])
-    found = {name: [mean.percent() for mean in at_placements] for name, at_placements in means.items()}
+    percent = {name: [mean.percent() for mean in at_placements] for name, at_placements in means.items()}
     return AttentionFigures(
         n_examples=len(examples),
-        gold=found["gold"],
-        sink=found["sink"],
-        even=[share for (share,) in found["even"]],
-        answer_gold=found["answer_gold"],
-        answer_sink=found["answer_sink"],
+        gold=percent["gold"],
+        sink=percent["sink"],
+        even=[share for (share,) in percent["even"]],
+        answer_gold=percent["answer_gold"],
+        answer_sink=percent["answer_sink"],
     )
 
 
 class _Mean:
-    """The mean over examples of each example's mean over its rows, if it has any."""
+    """Averages each example's rows, and then over the examples that have any rows."""
 
     def __init__(self) -> None:
         self.rows: list[Tensor] = []

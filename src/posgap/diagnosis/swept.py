@@ -1,4 +1,4 @@
-"""What was swept, taken up again: the same examples, prompts and outcomes."""
+"""A finished sweep, read back for diagnosis: its examples, prompts and outcomes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,8 @@ from posgap.tasks.setup import order_of, prompt_builder
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep with its examples in order, `correct [E, P]`, the builder of its prompts, and the rows
-    of its predictions."""
+    """A sweep with its examples in the sweep's order, their scores `correct [E, P]`, the builder of its prompts, the
+    rows of its predictions file and its metric."""
 
     sweep: Sweep
     examples: list[AnyExample]
@@ -31,6 +31,7 @@ class Swept:
 
     @property
     def placements(self) -> list[Placement]:
+        """The sweep's placements, P in all."""
         return [Placement(tuple(positions), self.sweep.n_docs) for positions in self.sweep.placements]
 
     @property
@@ -39,16 +40,19 @@ class Swept:
         return self.sweep.placements.index(self.sweep.advantageous)
 
     def score(self, response: str, example: AnyExample) -> float:
+        """The score of a response under the sweep's metric."""
         return self.build.task.score(response, example, self.metric)
 
 
 def read_swept(config: DiagnoseConfig) -> Swept:
-    """The sweep of `config`; `PosgapError` where examples, model or prompts are not the sweep's own."""
+    """Reads the sweep that `config` names; raises `PosgapError` if examples, model or prompts are not the sweep's."""
     sweep = read_sweep(config.sweep)
     paths = {"examples": config.examples, "model": config.model, "out": config.sweep}
     was = parsed(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
     if not BACKENDS[was.backend].local:
-        raise PosgapError(f"{config.sweep}: swept through an endpoint, which shows no tokens; sweep the model itself")
+        raise PosgapError(
+            f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"
+        )
     build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
     model = Path(config.model)
     ids, _, correct = read_scores(config.sweep)
@@ -59,7 +63,9 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         "model": (digest(model) if model.exists() else "", sweep.model_digest),
         "prompts": (build.digest(), sweep.prompt_digest),
     }
-    for what, (found, wanted) in now.items():
-        if found != wanted:
-            raise PosgapError(f"{config.sweep}: its {what} are not those given; give what was swept")
+    for what, (digest_now, digest_swept) in now.items():
+        if digest_now != digest_swept:
+            raise PosgapError(
+                f"{config.sweep}: was swept with other {what} than those given here; give the {what} of the sweep"
+            )
     return Swept(sweep, examples, correct, build, read_predictions(config.sweep), was.metric)

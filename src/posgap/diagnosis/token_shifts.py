@@ -1,8 +1,8 @@
 """Token-shifting and token recovery (Pos2Distill, section 2.2).
 
-An answer that is right with the gold document at the advantageous position and wrong at a trivial
-one is read again in both places, token by token. Errors turn out to hang on few tokens: correct the
-first one, and the model often goes on rightly by itself.
+A response that is right with the gold document at the advantageous position, but wrong at a trivial one, is read after
+both prompts, token by token. Errors often depend on a few tokens: if the first wrong one is corrected, the model
+often completes the right answer by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from posgap.tasks.prompts import Prompt
 
 @dataclass(frozen=True)
 class Readings:
-    """One response, and the token ids of the two prompts before it."""
+    """One response, and the two prompts it is read after, all as token ids."""
 
     advantageous: list[int]
     trivial: list[int]
@@ -30,11 +30,11 @@ class Readings:
 
 @dataclass(frozen=True)
 class Shift:
-    """How two readings of one response of T tokens differ.
+    """How the model's two readings of one response of T tokens differ.
 
-    `kl [T]` is KL(advantageous || trivial) of each token's distribution, in nats. `greedy [T]` is
-    what the trivial reading would have said there. `turning` is the index from 0 of the first token
-    it would not have said; None where it would have said them all.
+    `kl [T]` is KL(advantageous || trivial) between the distributions of each token, in nats. `greedy [T]` is the token
+    that the model finds likeliest there after the trivial prompt. `turning` is the index, counted from 0, of the first
+    token of the response that is not the likeliest one there; None if all are.
     """
 
     kl: list[float]
@@ -44,8 +44,8 @@ class Shift:
 
 @torch.inference_mode()
 def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int, batch_tokens: int) -> list[Shift]:
-    """The shift of each pair of readings: one forward pass for each prompt, in batches of
-    `batch_tokens`, padding included."""
+    """The shift of each pair of readings, by one forward pass for each prompt, in batches of at most `batch_tokens`
+    tokens, padding included."""
     head, shifts = Head.of(model), {}
     lengths = [max(len(r.advantageous), len(r.trivial)) + len(r.response) for r in readings]
     for batch in batches(lengths, batch_tokens):
@@ -53,12 +53,12 @@ def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int,
         advantageous = _response_states(model, [readings[i].advantageous for i in batch], responses, pad)
         trivial = _response_states(model, [readings[i].trivial for i in batch], responses, pad)
         for i, teacher, student in zip(batch, advantageous, trivial):
-            # A row at a time: the batch's logits together would be [tokens, vocabulary].
+            # One row at a time: logits of the whole batch, [tokens, vocabulary], could exhaust the memory.
             logits = head(student)
             greedy = logits.argmax(-1).tolist()
             pairs = enumerate(zip(greedy, readings[i].response))
             turning = next((t for t, (own, said) in pairs if own != said), None)
-            # Rounding leaves some just below 0.
+            # Rounding can leave a divergence just below 0.
             shifts[i] = Shift(token_kl(head(teacher), logits).clamp_min(0).tolist(), greedy, turning)
     return [shifts[i] for i in range(len(readings))]
 
@@ -66,10 +66,10 @@ def token_shifts(model: PreTrainedModel, readings: Sequence[Readings], pad: int,
 def _response_states(
     model: PreTrainedModel, prompts: Sequence[list[int]], responses: Sequence[list[int]], pad: int
 ) -> list[Tensor]:
-    """Final hidden states `[T, D]` of each row where the next token is a response token."""
+    """The final hidden states `[T, D]` of each row that predict its response's tokens."""
     read = [prompt + response[:-1] for prompt, response in zip(prompts, responses)]
     width = max(map(len, read))
-    # Padding stands behind everything that is read, so causal attention needs no mask for it.
+    # Padding is on the right, so causal attention never reaches it and needs no mask for it.
     ids = torch.tensor([row + [pad] * (width - len(row)) for row in read], device=model.device)
     states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     return [row[len(p) - 1 : len(p) - 1 + len(r)] for row, p, r in zip(states, prompts, responses)]
@@ -82,10 +82,10 @@ def corrected(
     max_new_tokens: int,
     decode: Callable[[list[int]], str],
 ) -> list[str]:
-    """The trivial reading's response to each prompt when its turning token is given right.
+    """The response to each trivial prompt after its turning token has been corrected.
 
-    Up to there it said what the advantageous reading says, so it is given the response as far as
-    the turning token, and goes on greedily, to `max_new_tokens` tokens in all.
+    Up to the turning token both readings agree, so the model gets the right response up to and including that token,
+    and then generates greedily, up to `max_new_tokens` tokens in all.
     """
     prefixes = [r.response[: turning + 1] for r, turning in zip(readings, turnings)]
     open_ended = [i for i, (r, prefix) in enumerate(zip(readings, prefixes)) if len(prefix) < len(r.response)]

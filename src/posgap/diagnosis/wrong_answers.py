@@ -1,4 +1,4 @@
-"""Wrong answers of a sweep, diagnosed token by token."""
+"""Diagnoses a sweep's wrong answers token by token."""
 
 import numpy as np
 
@@ -12,8 +12,11 @@ from posgap.measurement.diagnoses import TokenFigures, TokenShift, summarize_shi
 def diagnose_tokens(
     swept: Swept, generator: TransformersGenerator, most: int, batch_tokens: int, seed: int
 ) -> TokenFigures:
-    """Up to `most` of the answers that are wrong at a trivial placement though their example is
-    answered rightly at the advantageous one: these errors are the position's alone."""
+    """Diagnoses at most `most` wrong answers, drawn at random with `seed`.
+
+    They are wrong at a trivial placement while their example is answered correctly at the advantageous one, so that
+    only the position can explain the error.
+    """
     wrong = np.argwhere((swept.correct < 1) & (swept.correct[:, [swept.best]] == 1))
     drawn = np.sort(np.random.default_rng(seed).permutation(len(wrong))[:most])
     cases = [(swept.examples[e], swept.placements[p]) for e, p in wrong[drawn]]
@@ -26,10 +29,12 @@ def diagnose_tokens(
         Readings(list(prompt.token_ids), build(example, placement), response.token_ids)
         for prompt, (example, placement), response in zip(prompts, cases, responses)
     ]
-    found = token_shifts(generator.model, readings, build.tokenizer.pad_token_id, batch_tokens)
-    # Without a turning there is no wrong answer: arithmetic in another batch made it in the sweep.
+    token_by_token = token_shifts(generator.model, readings, build.tokenizer.pad_token_id, batch_tokens)
+    # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
     turned = [
-        (case, r, shift, shift.turning) for case, r, shift in zip(cases, readings, found) if shift.turning is not None
+        (case, r, shift, shift.turning)
+        for case, r, shift in zip(cases, readings, token_by_token)
+        if shift.turning is not None
     ]
 
     def decode(ids: list[int]) -> str:

@@ -1,2 +1,1 @@
-"""Pos2Distill (Wang et al., EMNLP 2025): the model's own answers at its best position,
-distilled into the others."""
+"""Pos2Distill (Wang et al., EMNLP 2025): distils a model's own answers at its best position into the others."""

@@ -1,4 +1,4 @@
-"""What is trained on at each step, and how it becomes tensors."""
+"""The prompts and responses of each training step, and their tensors."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,42 +23,45 @@ Positions = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Pair:
-    """An example and the response to be learnt."""
+    """An example and the response to learn."""
 
     example: AnyExample
     response: Response
 
 
 def pair_up(examples: Sequence[AnyExample], responses: Sequence[Response]) -> list[Pair]:
-    """Joins responses with their examples by content."""
+    """Joins responses with their examples by content; raises `PosgapError` if the example of any is missing."""
     by_content = dict(zip(contents(examples), examples))
     missing = [response.id for response in responses if response.content not in by_content]
     if missing:
-        raise PosgapError(f"{len(missing)} responses answer examples that are not given, the first {missing[0]}")
+        raise PosgapError(
+            f"{len(missing)} responses belong to examples that are not in `examples`, the first to {missing[0]}; give "
+            "the examples that the teacher answered"
+        )
     return [Pair(by_content[response.content], response) for response in responses]
 
 
 def with_gold(pair: Pair, build: PromptBuilder) -> Pair:
-    """The pair with its gold answer in place of the teacher's response."""
+    """The pair with the gold answer in place of the teacher's response."""
     gold = build.gold_response(pair.example, pair.response.at)
     return Pair(pair.example, pair.response.model_copy(update={"token_ids": gold}))
 
 
 def advantageous_rows(pairs: Sequence[Pair]) -> list["Row"]:
-    """Each pair's prompt where its response was sampled: what the teacher reads."""
+    """The row of each pair's prompt at the placement where its response was sampled: the teacher's prompts."""
     return [Row(index, pair.response.at.positions) for index, pair in enumerate(pairs)]
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One example of a step, by index, and the placements drawn for it."""
+    """A pair of a step, by index, and the placements drawn for it."""
 
     pair: int
     placements: tuple[Positions, ...]
 
 
 class Row(NamedTuple):
-    """One prompt of a step: the pair it is made of, by index, and where its gold documents stand."""
+    """One prompt of a step: its pair, by index, and the positions of its gold documents."""
 
     pair: int
     positions: Positions
@@ -67,11 +70,11 @@ class Row(NamedTuple):
 def plan(
     n_pairs: int, placements: Sequence[Positions], k: int, epochs: int, batch_size: int, seed: int
 ) -> list[list[Draw]]:
-    """The steps of a training run: every pair once an epoch, at K of `placements`.
+    """The steps of a training run: every pair once per epoch, at K of `placements`.
 
-    A step takes `batch_size` pairs, or a few less where that makes the steps of an epoch even.
-    Placements are drawn without replacement, anew each epoch. A pure function of its arguments,
-    so that a run can be told, and taken up again, from its config.
+    A step takes `batch_size` pairs, or a few less so that the steps of an epoch are of equal size. Placements are drawn
+    without replacement, anew in each epoch. This is a pure function of its arguments, so that a run can be resumed from
+    its config. Raises `PosgapError` if there are fewer than K placements.
     """
     if k > len(placements):
         raise PosgapError(f"k={k}: there are only {len(placements)} placements to draw from")
@@ -82,16 +85,16 @@ def plan(
             Draw(int(i), tuple(placements[c] for c in sorted(rng.choice(len(placements), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
-        # Even steps: a last one of few examples would be a noisy step at full rate.
+        # Steps of equal size: a last step of few examples would be noisy at the full learning rate.
         bounds = np.linspace(0, n_pairs, -(-n_pairs // batch_size) + 1).round().astype(int)
         steps += [draws[start:end] for start, end in pairwise(bounds)]
     return steps
 
 
 def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
-    """What process `rank` of `world` computes of a step: the same number of rows on each.
+    """The rows of a step that process `rank` of `world` computes, the same number on each process.
 
-    Where `rows` do not divide evenly, the first row stands in for what is missing, at the end.
+    If `rows` cannot be divided evenly, copies of the first row fill up the end.
     """
     most = -(-len(rows) // world)
     own = list(rows[rank::world])
@@ -102,11 +105,11 @@ def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
 class Batch:
     """Prompts followed by their responses, padded on the right.
 
-    `input_ids [R, S]` end with r_{T-1}. `predicts [R, S]` is true at the columns whose *next*
-    token is a response token, the prompt's last column first; there are M of them, and
-    `targets [M]` holds those next tokens, row after row, `lengths [R]` how many each row has.
+    `input_ids [R, S]` ends with r_{T-1}. `predicts [R, S]` is true at the M columns whose *next* token is a response
+    token, from the prompt's last column on. `targets [M]` holds those next tokens, row after row, and `lengths [R]`
+    the number of them in each row.
 
-    Padding stands behind everything that is read, so causal attention needs no mask for it.
+    Padding is on the right, so causal attention never reaches it and needs no mask for it.
     """
 
     rows: list[Row]
@@ -116,23 +119,24 @@ class Batch:
     lengths: Tensor
 
     def to(self, device: torch.device) -> "Batch":
+        """The batch with its tensors on `device`."""
         targets, lengths = self.targets.to(device), self.lengths.to(device)
         return Batch(self.rows, self.input_ids.to(device), self.predicts.to(device), targets, lengths)
 
 
 class Collator:
-    """Makes batches of rows; remembers no prompts."""
+    """Makes batches of rows; prompts are built when they are needed, and not kept."""
 
     def __init__(self, pairs: Sequence[Pair], build: PromptBuilder):
         self.pairs, self.build, self.pad = pairs, build, build.tokenizer.pad_token_id
 
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
-        """Prompt and response of a row."""
+        """The token ids of a row's prompt and of its response."""
         pair = self.pairs[row.pair]
         return self.build(pair.example, Placement(row.positions, pair.response.n_docs)), pair.response.token_ids
 
     def key(self, row: Row) -> str:
-        """sha256 of a row's token ids: what a model reads there."""
+        """The sha256 of a row's token ids, prompt and response."""
         return digest_of(self.token_ids(row))
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
@@ -152,6 +156,6 @@ class Collator:
 
 
 def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """`rows` in runs of `size`."""
+    """Yields `rows` in runs of `size`."""
     for start in range(0, len(rows), size):
         yield rows[start : start + size]

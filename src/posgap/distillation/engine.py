@@ -1,6 +1,6 @@
-"""The one training loop: steps of rows in, an objective's weights, AdamW, over Accelerate.
+"""The training loop of all methods: each step weighs its rows' losses by the objective and updates with AdamW.
 
-Accelerate makes the same loop serve one process, several, and DeepSpeed, by how it is launched.
+Through Accelerate the same loop serves one process, several, and DeepSpeed, depending on how it is launched.
 """
 
 import logging
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Optimization:
-    """How parameters move: AdamW without decay, linear warm-up, then linear decay to zero.
+    """The optimizer: AdamW without weight decay, with linear warm-up and then linear decay of the rate to zero.
 
-    `micro_batch_size`: prompts one process reads at once; 0 is all of its share of a step.
+    `micro_batch_size` is the number of prompts that a process reads at once; 0 means its whole share of a step.
     """
 
     learning_rate: float
@@ -38,14 +38,14 @@ class Optimization:
     micro_batch_size: int = 0
 
     def rate(self, step: int, steps: int) -> float:
-        """Share of the peak learning rate at `step`, counted from 0, of `steps`."""
+        """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         return (steps - step) / max(steps - self.warmup_steps, 1)
 
 
 class NotFinite(PosgapError):
-    """Loss or gradient are not finite; `rows` are those at fault, or all of the step's."""
+    """The loss or the gradient is not finite. `rows` are those with such a loss, or all of the step's."""
 
     def __init__(self, message: str, step: int, rows: Sequence[Row], losses: Sequence[float]):
         super().__init__(message)
@@ -63,12 +63,12 @@ def train(
     save_steps: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda figures: None,
 ) -> tuple[torch.nn.Module, History]:
-    """Trains `student` in place; returns it as Accelerate wrapped it, and the figures of every step.
+    """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
 
-    `on_step(figures)` is called with each step's figures, those of a checkpoint that is gone on
-    from included. Checkpoints are written every `save_steps` steps, and when SIGTERM comes.
+    If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
+    those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps, and at SIGTERM.
 
-    Raises `NotFinite` before the update, and `Stopped` after the checkpoint.
+    Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=optimization.learning_rate, weight_decay=0.0)
@@ -95,7 +95,7 @@ def train(
 
 
 class _Loop:
-    """One optimizer step at a time, in as many micro-batches as memory asks for."""
+    """Computes optimizer steps, each in micro-batches of the configured size."""
 
     def __init__(self, model, optimizer, objective, collate, optimization: Optimization, accelerator: Accelerator):
         self.model, self.optimizer, self.objective, self.collate = model, optimizer, objective, collate
@@ -103,7 +103,7 @@ class _Loop:
         self.rank, self.world = rank_and_world()
 
     def step(self, number: int, rows: list[Row], rate: float) -> dict[str, float]:
-        """One update from the global batch `rows`; returns its figures."""
+        """Makes one update from the global batch `rows` and returns its figures."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         mine = share(rows, self.rank, self.world)
@@ -114,7 +114,7 @@ class _Loop:
         if not self.objective.weighs_by_loss:
             weights = self.objective.weights(rows, torch.zeros(len(rows), device=self.accelerator.device))
         elif len(batches) > 1:
-            # A row's weight depends on all rows' losses, so those come first, without gradients.
+            # A row's weight depends on the losses of all rows, so these are computed first, without gradients.
             with torch.no_grad():
                 losses = [self.model(batch) for batch in batches]
             weights = self.objective.weights(rows, self._everyones(losses, rows, number))
@@ -143,16 +143,16 @@ class _Loop:
     def _backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
         self.accelerator.sync_gradients = last
         with nullcontext() if last else self.accelerator.no_sync(self.model):
-            # Processes average their gradients; the rows' weighted losses are to be summed.
+            # Gradients are averaged over processes, but the rows' weighted losses must be summed: hence the factor.
             self.accelerator.backward(loss * self.world)
 
     def _own(self, weights: Tensor, start: int, count: int) -> Tensor:
-        """Weights of this process's rows from its `start`-th on; a row that stands in weighs nothing."""
+        """The weights of `count` of this process's rows from `start` on; rows that fill up its share weigh nothing."""
         own = weights[self.rank :: self.world][start : start + count]
         return torch.nn.functional.pad(own, (0, count - len(own)))
 
     def _everyones(self, losses: list[Tensor], rows: list[Row], number: int) -> Tensor:
-        """The losses `[N]` of the global batch's rows, in their order, on every process."""
+        """The losses `[N]` of all rows of the global batch, in their order, on every process."""
         mine = torch.cat(losses).tolist()
         everyones = torch.empty(len(rows), device=self.accelerator.device)
         for rank, theirs in enumerate(gather(mine)):

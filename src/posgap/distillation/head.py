@@ -1,4 +1,4 @@
-"""From hidden states to logits, for the student as for the teacher's frozen copy."""
+"""The output head, which turns hidden states into logits: the student's, and the teacher's frozen copy."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from posgap.errors import PosgapError
 
 
 class Head:
-    """An output head and what the model does to its logits (soft-capping, in Gemma 2).
+    """An output head, with the soft-capping that some models (Gemma 2) apply to its logits.
 
-    Not a module, so that a trained model which holds one does not take its parameters for its own.
+    It is not a module, so that a module that holds it does not register its parameters a second time.
     """
 
     def __init__(self, linear: nn.Linear, soft_cap: float | None):
@@ -19,11 +19,13 @@ class Head:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "Head":
+        """The output head of a model."""
         soft_cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
         return cls(model.get_output_embeddings(), soft_cap)
 
     @property
     def vocabulary(self) -> int:
+        """The size V of the vocabulary."""
         return self.linear.out_features
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -33,19 +35,19 @@ class Head:
 
 
 def response_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Final hidden states `[M, D]` where the next token is a response token."""
+    """The final hidden states `[M, D]` at the columns whose next token is a response token."""
     return model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.predicts]
 
 
 @torch.no_grad()
 def require_plain_head(model: PreTrainedModel, batch: Batch) -> None:
-    """Refuses models that make their logits of more than the head and its soft cap."""
+    """Raises `PosgapError` for a model whose logits are computed by more than its head and soft cap."""
     columns = batch.predicts[0].nonzero().flatten()
     ids = batch.input_ids[:1, : columns[-1] + 1]
     wanted = model(input_ids=ids, use_cache=False, logits_to_keep=len(columns)).logits[0]
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0, -len(columns) :]
     if not torch.allclose(Head.of(model)(hidden).float(), wanted.float(), atol=1e-3, rtol=1e-2):
         raise PosgapError(
-            f"{type(model).__name__}: its logits are not those of its output head at the last hidden state, which "
-            "distillation needs; this architecture is not supported"
+            f"{type(model).__name__}: its logits are not its output head applied to the last hidden state, as "
+            "distillation assumes; this architecture is not supported"
         )

@@ -1,4 +1,4 @@
-"""Low-rank adapters (Hu et al. 2022, through peft): trained beside frozen weights, merged on export."""
+"""Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and merged into them on export."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from posgap.errors import PosgapError
 
 
 def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> None:
-    """Puts adapters on every linear layer but the output head; the rest of `model` is frozen."""
+    """Puts adapters on every linear layer but the output head, and freezes the rest of `model`."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
@@ -17,9 +17,9 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> None:
 
 
 def merged(state: dict[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
-    """The parameters of a model with adapters, with their products added in: W + (alpha / rank) B A.
+    """The parameters of a model after its adapters are merged into its weights: W + (alpha / rank) B A.
 
-    On names and tensors alone, so that it serves a `state` gathered from ZeRO-3's pieces.
+    It works on names and tensors alone, so that `state` may have been gathered from ZeRO-3's partitions.
     """
     plain = {}
     for name, tensor in state.items():

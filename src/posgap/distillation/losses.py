@@ -1,7 +1,7 @@
-"""The losses of Pos2Distill (section 3; design, section 4) and how rows of a batch are weighed.
+"""The losses of Pos2Distill (section 3), and the weights of a batch's rows.
 
-M response tokens of a batch, D the hidden width, V the vocabulary, R rows (prompts), N rows of the
-global batch. Divergences and cross-entropies are computed in float32.
+In shapes, M is the number of response tokens of a batch, V the size of the vocabulary, R the number of rows (prompts)
+of a batch, and N that of the global batch. Divergences and cross-entropies are computed in float32.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Logits that exist at once, in numbers: 64 MiB in float32.
+# Number of logits that are held at once: 64 MiB in float32.
 LOGITS_AT_ONCE = 1 << 24
 
 
@@ -28,10 +28,10 @@ def token_cross_entropy(targets: Tensor, student_logits: Tensor) -> Tensor:
 
 
 def in_chunks(loss: Callable[..., Tensor], vocabulary: int, *per_token: Tensor) -> Tensor:
-    """`loss(*per_token)` over chunks of tokens, so that all M tokens' logits `[M, V]` never exist.
+    """Computes `loss(*per_token)`, `[M, ...]` to `[M]`, in chunks, so that all logits `[M, V]` never exist at once.
 
-    `loss` computes logits itself, from hidden states; each chunk's are dropped after the forward
-    pass and computed again in the backward one. Equal to `loss(*per_token)`: `[M, ...]` to `[M]`.
+    `loss` computes logits itself, from hidden states; those of each chunk are dropped after the forward pass and
+    computed again in the backward pass. The result is the same as that of a single call.
     """
     size = max(1, LOGITS_AT_ONCE // vocabulary)
     parts = zip(*(tensor.split(size) for tensor in per_token))
@@ -39,24 +39,23 @@ def in_chunks(loss: Callable[..., Tensor], vocabulary: int, *per_token: Tensor) 
 
 
 def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:
-    """Sums `token_losses [M]`, laid out row after row, over each row's `lengths [R]` tokens: `[R]`."""
+    """The sums `[R]` of `token_losses [M]` over each row's `lengths [R]` tokens, laid out row after row."""
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
     return token_losses.new_zeros(len(lengths)).index_add(0, rows, token_losses)
 
 
 def alignment_weights(losses: Tensor, bins: Tensor, alignment: str = "paper") -> Tensor:
-    """How much each (position i, example j) pair of the global batch weighs in L_Act.
+    """The weight `[N]` of each pair (position i, example j) of the global batch in the loss L_Act.
 
-    `losses [N]` and the position each belongs to, `bins [N]`, any integers; `[N]` is returned, a
-    constant to the gradient.
+    `bins [N]` is the position, any integer, that each of `losses [N]` belongs to. Weights are constants to the
+    gradient. The kinds of `alignment` are:
 
     - `none`: 1 / N, the plain mean.
     - `paper`: alpha_ij = softmax_i(mean_j L_ij) * L_ij / max_k L_ik (Pos2Distill, section 3.1).
-    - `balanced`: softmax_i(mean_j L_ij) * L_ij / sum_k L_ik. The paper's factors, but a position's
-      share does not grow with how often it was drawn, and L_Act stays on the scale of one KL
-      whatever the batch size.
+    - `balanced`: softmax_i(mean_j L_ij) * L_ij / sum_k L_ik. As in the paper, but a position's share does not grow
+      with the number of times it was drawn, and L_Act stays on the scale of a single KL for every batch size.
 
-    A position whose losses are all zero weighs nothing.
+    A position whose losses are all zero has weight 0.
     """
     losses = losses.detach()
     if alignment == "none":

@@ -1,4 +1,4 @@
-"""The methods of training: Pos2Distill's R1 and R2, and the baselines that share their data and engine."""
+"""The training methods: Pos2Distill's R1 and R2, and the baselines, which share their data and training loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """One way to close the gap, as `posgap distill --method` and the pipeline's form name it.
+    """A way to close the gap, by its name for `posgap distill --method` and the pipeline's form.
 
-    `made_by` is the stage that writes its models; the methods of `distill` are those that train. A method
-    `needs_teacher` where its loss reads the distributions of the frozen model at the advantageous placement; its
-    prompts are then drawn from the other placements. It `needs_rope` where it works on rotary positions, and takes
-    tasks of at most `most_gold` gold documents (0: any).
+    `made_by` is the stage that writes its models; the methods of `distill` are those that train. `needs_teacher` says
+    that its loss reads the frozen model's distributions at the advantageous placement; its prompts are then drawn from
+    the other placements. `needs_rope` says that it works on rotary positions. `most_gold` is the largest number of
+    gold documents of the tasks it can be used for (0: any number).
     """
 
     name: str
@@ -34,14 +34,15 @@ class Method:
 
     @property
     def trains(self) -> bool:
+        """Whether this is a method of the stage `distill`."""
         return self.made_by == "distill"
 
     def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
-        """The pairs of example and response to learn, from those that the stage `teacher` wrote."""
+        """The pairs of example and response to learn, made of those that the stage `teacher` wrote."""
         return pairs
 
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
-        """The loss, and the prompts of each step. By default the cross-entropy on the pairs' responses."""
+        """The objective: loss and prompts of each step. By default the cross-entropy on the pairs' responses."""
         from posgap.distillation.objectives import CrossEntropy
 
         return CrossEntropy(pairs)
@@ -49,7 +50,9 @@ class Method:
 
 class R1Parameters(Parameters):
     alignment: Literal["none", "paper", "balanced"] = Field(
-        "paper", description="r1: how placements are weighed against each other; none: equally"
+        "paper",
+        description="r1: how placements are weighed; paper: Pos2Distill's alpha; balanced: alpha, but independent of "
+        "how often a placement was drawn; none: equally",
     )
     anchoring: float = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
 

@@ -1,7 +1,6 @@
-"""The methods: which placements a step reads, and how much each row's loss weighs.
+"""The objectives of the methods: the prompts of a step, and the loss and weight of each row.
 
-A step's loss is sum_r w_r L_r over the rows of the global batch, with weights that are constants
-to the gradient. A method is a rule for w.
+A step's loss is sum_r w_r L_r over the rows of the global batch, with weights w_r that are constants to the gradient.
 """
 
 from collections.abc import Sequence
@@ -15,14 +14,14 @@ from posgap.distillation.losses import alignment_weights, token_cross_entropy, t
 
 
 class Objective(Protocol):
-    """What a method contributes to the training loop."""
+    """A method's part of the training loop."""
 
     weighs_by_loss: bool  # whether `weights` needs the losses of the whole global batch
     averaged: bool  # whether a row's loss is the mean over its response tokens, rather than their sum
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         """The loss `[M]` of each response token, given the student's `logits [M, V]` before it, the token itself in
-        `targets [M]` and, where the method needs a teacher, the teacher's logits `[M, V]`."""
+        `targets [M]` and, if the method needs a teacher, the teacher's logits `[M, V]`."""
         ...
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
@@ -30,19 +29,19 @@ class Objective(Protocol):
         ...
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        """w `[N]` of a global batch's `rows`, given their `losses [N]`."""
+        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`."""
         ...
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
-        """What to log of a step beside its loss."""
+        """The figures of a step to log beside its loss."""
         ...
 
 
 class R1:
     """Pos2Distill-R1, for retrieval: L = sum_ij alpha_ij L_ij + lambda mean_j L_Anc,j.
 
-    L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial
-    placement i, L_Anc,j the same where the student too reads the advantageous placement.
+    L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial placement i, and
+    L_Anc,j the mean KL when the student, too, reads the advantageous placement.
     """
 
     def __init__(self, advantageous: Positions, alignment: str, anchoring: float):

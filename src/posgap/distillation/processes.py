@@ -1,4 +1,4 @@
-"""The processes of one training run: Accelerate starts them, torch itself is asked about them."""
+"""The processes of a training run: set up by Accelerate, queried through torch."""
 
 import atexit
 import json
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def device() -> torch.device:
-    """Where this process computes; starts nothing, so it may be asked before `accelerator`."""
+    """The device of this process; it starts nothing, so it can be called before `accelerator`."""
     return (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         if torch.cuda.is_available()
@@ -30,17 +30,17 @@ def device() -> torch.device:
 
 
 def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0) -> Accelerator:
-    """The Accelerator of this launch: one process, several, or DeepSpeed.
+    """The Accelerator of this launch: for one process, for several, or for DeepSpeed.
 
-    `mixed`: arithmetic in bfloat16. `deepspeed`: `zero2`, `zero3` or a DeepSpeed JSON file; empty
-    is none, unless `accelerate launch` asks for it.
+    `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if empty, DeepSpeed
+    is used only if `accelerate launch` asks for it. Raises `PosgapError` if DeepSpeed is needed but not installed.
     """
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed looks for others, and says so
-    # A process that ends while the group's threads run is aborted now and then, with all its work done.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
+    # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)
-    # Accelerate remembers its first settings; a process may train again with others.
+    # Accelerate keeps the settings of the first run in a process, but a later run may need others.
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
     if deepspeed:
@@ -49,9 +49,9 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
         _stand_alone()
         settings = deepspeed_settings(deepspeed) | {"gradient_clipping": max_grad_norm}
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)
-    asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
-    # Told to use CPUs, Accelerate joins processes over gloo, and leaves DeepSpeed out.
-    return Accelerator(cpu=not torch.cuda.is_available() and not asked, mixed_precision=precision)
+    by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
+    # With `cpu`, Accelerate connects processes through gloo, but ignores DeepSpeed.
+    return Accelerator(cpu=not torch.cuda.is_available() and not by_launcher, mixed_precision=precision)
 
 
 def _leave() -> None:
@@ -70,7 +70,7 @@ def deepspeed_settings(name: str) -> dict:
 
 
 def _stand_alone() -> None:
-    """DeepSpeed wants a launcher's variables even where there is one process and no launcher."""
+    """Sets the variables of a launcher, which DeepSpeed needs even for a single process without one."""
     if "RANK" not in os.environ:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -80,22 +80,22 @@ def _stand_alone() -> None:
 
 
 def launched() -> tuple[int, int]:
-    """This process's number and how many there are, by its launcher; before they have met."""
+    """This process's rank and the number of processes, by the launcher's variables, before the group is set up."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's number and how many there are. Under DeepSpeed on CPUs Accelerate says one."""
+    """This process's rank and the number of processes, from torch: with DeepSpeed on CPUs Accelerate says 1."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
 def first_of_its_node() -> bool:
-    """Whether this process does what is to be done once on every machine."""
+    """Whether this is the first process of its machine, which does the work needed once per machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def gather(value: T) -> list[T]:
-    """Every process's value, in the order of their numbers, on each of them."""
+    """The values of all processes, in the order of their ranks, on every process."""
     _, world = rank_and_world()
     everyone: list[T] = [value] * world
     if world > 1:
@@ -104,6 +104,6 @@ def gather(value: T) -> list[T]:
 
 
 def meet() -> None:
-    """Waits until every process is here."""
+    """Waits until every process has called this."""
     if rank_and_world()[1] > 1:
         dist.barrier()

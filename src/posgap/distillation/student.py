@@ -1,4 +1,4 @@
-"""The model in training: prompts in, one loss a row out."""
+"""The model in training: it takes batches of prompts and returns one loss per row."""
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,10 @@ from posgap.distillation.teacher_states import Teacher
 
 
 class Student(nn.Module):
-    """Wraps a causal language model so that its forward pass ends in losses.
+    """Wraps a causal language model so that its forward pass returns losses.
 
-    Everything happens inside `forward`, where data parallelism and ZeRO-3 expect parameters to be
-    used: hidden states for the whole prompt, logits for the response tokens alone, in chunks.
+    All computation is inside `forward`, where data parallelism and ZeRO-3 expect parameters to be used: hidden states
+    for the whole prompt, and logits only for the response tokens, in chunks.
     """
 
     def __init__(self, model: PreTrainedModel, objective: Objective, teacher: Teacher | None = None):

@@ -1,11 +1,10 @@
-"""The teacher's distributions, computed once per example and kept on disk.
+"""Computes the teacher's distributions once per example and keeps them on disk.
 
-The teacher's distributions over a response are the same in every epoch and for every trivial
-position, so the frozen model reads each example once, at the advantageous placement. Kept are its
-final hidden states at the T response tokens, which the frozen output head turns back into the
-logits: T * D numbers for an example instead of T * V, at 7B and a 128k vocabulary some 30 times
-less. They lie in memory-mapped safetensors, so that neither teacher nor states need memory while
-the student trains.
+The teacher's distributions over a response are the same in every epoch and for every trivial position, so the frozen
+model reads each example once, at the advantageous placement. The final hidden states at the T response tokens are
+kept, and the frozen output head turns them back into the logits. That takes T * D numbers per example instead of
+T * V, some 30 times less at 7B with a 128k vocabulary. They are stored as memory-mapped safetensors, so that neither
+the teacher nor its states need memory while the student trains.
 """
 
 import copy
@@ -30,17 +29,17 @@ SHARD_ROWS = 64
 
 
 class TeacherStates:
-    """Final hidden states [T, D] by what was read, in a folder of safetensors shards.
+    """The final hidden states [T, D] of rows, in a folder of safetensors shards.
 
-    `identity` says whose they are (model, prompts, precision): it stands in each shard, and a
-    folder of another teacher is refused. A row is known by the token ids of its prompt and
-    response, so one folder serves every run whose examples it covers.
+    `identity` describes the teacher (model, prompts, precision). It is recorded in each shard, and a folder of another
+    teacher's states is refused with `PosgapError`. Rows are found by the token ids of prompt and response, so a folder
+    serves every run whose examples it covers.
     """
 
     def __init__(self, folder: Path, identity: dict[str, str]):
         self.folder, self.identity = Path(folder), identity
         self.where: dict[str, tuple[Path, int, int]] = {}
-        self.open: dict[Path, Any] = {}  # safe_open's
+        self.open: dict[Path, Any] = {}  # the shards as opened by safe_open
         for shard in sorted(self.folder.glob("states-*.safetensors")):
             self._index(shard)
 
@@ -48,12 +47,13 @@ class TeacherStates:
         try:
             self.open[shard] = safe_open(shard, framework="pt")
             about = self.open[shard].metadata() or {}
-            found, rows = json.loads(about["identity"]), json.loads(about["rows"])
+            identity, rows = json.loads(about["identity"]), json.loads(about["rows"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise PosgapError(f"{shard}: not a file of teacher states ({error}); delete it") from None
-        if differing := [name for name in self.identity if found.get(name) != self.identity[name]]:
+        if differing := [name for name in self.identity if identity.get(name) != self.identity[name]]:
             raise PosgapError(
-                f"{shard}: teacher states of another {' and '.join(differing)}; delete {self.folder}, or name another"
+                f"{shard}: holds teacher states of another {' and '.join(differing)}; delete {self.folder}, or give "
+                "another `work` folder"
             )
         start = 0
         for key, length in rows:
@@ -61,16 +61,16 @@ class TeacherStates:
             start += length
 
     def missing(self, rows: Sequence[Row], collate: Collator) -> list[Row]:
-        """Those of `rows` that are not kept yet."""
+        """Those of `rows` whose states are not kept yet."""
         return [row for row in rows if collate.key(row) not in self.where]
 
     def add(
         self, model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int, mixed: bool = False
     ) -> list[Path]:
-        """Reads `rows` with the frozen `model`, `batch_size` at a time, and keeps the states; returns the shards.
+        """Reads `rows` with the frozen `model`, `batch_size` at a time, keeps their states, and returns the new shards.
 
-        `mixed`: the arithmetic is in bfloat16, as the student's is, and so are the states. What
-        is complete survives an interruption.
+        `mixed` means that arithmetic and states are in bfloat16, as the student's are. Shards that are complete
+        survive an interruption.
         """
         written = []
         dtype = torch.bfloat16 if mixed else model.dtype
@@ -99,31 +99,31 @@ class TeacherStates:
         return shard
 
     def read(self, shard: Path, start: int, end: int) -> Tensor:
-        """The states `[end - start, D]` of a shard, from disk."""
+        """Reads the states `[end - start, D]` from rows `start` to `end` of a shard on disk."""
         return self.open[shard].get_slice("states")[start:end]
 
 
 class Teacher:
-    """The frozen head, and each pair's states at the placement its response was sampled at."""
+    """The teacher: its frozen head, and each pair's states at the placement where its response was sampled."""
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator):
         self.states, self.head = states, head
         rows = advantageous_rows(collate.pairs)
         if missing := states.missing(rows, collate):
             raise PosgapError(
-                f"{states.folder}: lacks the teacher states of {len(missing)} of {len(rows)} examples; nodes without a "
-                "shared disk need `work` in S3"
+                f"{states.folder}: the teacher states of {len(missing)} of {len(rows)} examples are missing; nodes "
+                "without a shared disk need `work` in S3"
             )
         self.where = [states.where[collate.key(row)] for row in rows]
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The teacher's states at each response token of `batch`, `[M, D]`, wherever a row's gold stands."""
+        """The teacher's states at each response token of `batch`, `[M, D]`, the same for all of a pair's placements."""
         states = [self.states.read(*self.where[row.pair]) for row in batch.rows]
         return torch.cat(states).to(batch.input_ids.device)
 
 
 def frozen_head(model: PreTrainedModel, mixed: bool) -> Head:
-    """A copy of the model's output head that training does not move."""
+    """A copy of the model's output head that training does not change."""
     head = Head.of(model)
     linear = copy.deepcopy(head.linear).requires_grad_(False)
     return Head(linear.to(torch.bfloat16) if mixed else linear, head.soft_cap)

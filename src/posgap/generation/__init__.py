@@ -1,1 +1,1 @@
-"""One interface to whatever generates responses."""
+"""Generating responses: one interface, and a backend for each way to run a model."""

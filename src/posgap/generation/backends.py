@@ -1,4 +1,4 @@
-"""What can generate: transformers here, vLLM here, or an endpoint elsewhere."""
+"""The backends that generate responses: transformers and vLLM on this machine, or an endpoint elsewhere."""
 
 import os
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backend:
-    """What generates, as `--backend` names it.
+    """A backend that generates responses, by its name for `--backend`.
 
-    A backend that is not `local` asks a model elsewhere: it has neither tokenizer nor parameters here, so that prompts
-    are text, nothing is known of the model's scaling, and what it read cannot be diagnosed. A teacher needs one that
-    `gives_token_ids`. Parameters marked `WITHOUT_EFFECT` change how fast responses come, not what they say.
+    A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
+    sent as text, the model's scaling is unknown, and its sweeps cannot be diagnosed. A teacher needs a backend that
+    `gives_token_ids`. Parameters marked `WITHOUT_EFFECT` change the speed of generation, but not the responses.
     """
 
     name: str
@@ -31,10 +31,11 @@ class Backend:
 
     @property
     def gives_token_ids(self) -> bool:
+        """Whether completions come with token ids."""
         return self.local
 
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
-        """What makes the prompts: token ids where the model is here, else text."""
+        """The builder of the backend's prompts: with token ids for a local model, else as text."""
         from posgap.tasks.prompts import TextPromptBuilder
         from posgap.tasks.setup import order_of, prompt_builder
 
@@ -50,13 +51,13 @@ class Backend:
         return ""
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
-        """What answers the prompts of `build`; `PosgapError` where the backend lacks something."""
+        """The generator that answers prompts of `build`; raises `PosgapError` if something it needs is missing."""
         raise NotImplementedError
 
 
 class TransformersParameters(Parameters):
     processes: Annotated[int, WITHOUT_EFFECT] = Field(
-        0, ge=0, description="transformers: processes that share the examples; 0: one a GPU, or one"
+        0, ge=0, description="transformers: number of processes that share the examples; 0: one per GPU, or one"
     )
 
 
@@ -86,12 +87,17 @@ class EndpointParameters(Parameters):
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
     endpoint: Literal["chat", "completions"] = Field(
         "chat",
-        description="openai: chat, with the model's chat template; completions, of the bare prompt (base models)",
+        description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
+        "prompt (base models)",
     )
-    concurrency: Annotated[int, WITHOUT_EFFECT] = Field(8, ge=1, description="openai: requests under way at once")
-    timeout: Annotated[float, WITHOUT_EFFECT] = Field(120.0, gt=0, description="openai: seconds to wait for a response")
+    concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
+        8, ge=1, description="openai: number of requests at the same time"
+    )
+    timeout: Annotated[float, WITHOUT_EFFECT] = Field(
+        120.0, gt=0, description="openai: seconds to wait for a whole response"
+    )
     retries: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=0, description="openai: times a request is tried again before the sweep gives up"
+        8, ge=0, description="openai: number of retries of a request before the sweep gives up"
     )
 
 
@@ -102,29 +108,29 @@ class _OpenAI(Backend):
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.openai import OpenAIGenerator
 
-        its = EndpointParameters.of(config)
-        if not its.base_url:
+        parameters = EndpointParameters.of(config)
+        if not parameters.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
-        limits = (its.concurrency, its.timeout, its.retries)
-        return OpenAIGenerator(its.base_url, config.model, *limits, chat=its.endpoint == "chat")
+        limits = (parameters.concurrency, parameters.timeout, parameters.retries)
+        return OpenAIGenerator(parameters.base_url, config.model, *limits, chat=parameters.endpoint == "chat")
 
 
-TRANSFORMERS = _Transformers("transformers", "in this process or several", TransformersParameters)
-VLLM = _VLLM("vllm", "in this process, where vLLM is installed")
+TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)
+VLLM = _VLLM("vllm", "on this machine, if vLLM is installed")
 OPENAI = _OpenAI(
     "openai",
-    "any endpoint that speaks its protocol, with the key in OPENAI_API_KEY",
+    "any OpenAI-compatible endpoint, with the key in OPENAI_API_KEY",
     EndpointParameters,
     local=False,
 )
 
 
 def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
-    """The generator of a stage's config; `PosgapError` where the backend lacks something."""
+    """The generator of a stage's config; raises `PosgapError` if something the backend needs is missing."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise PosgapError(
-            "generation starts processes of its own: run this without a launcher; `processes` says how many, and by "
-            "itself it takes every GPU"
+            "generation starts its own processes, one per GPU by default: run this without a launcher, and set "
+            "`processes` for another number"
         )
     return BACKENDS[config.backend].generator(config, build)
 

@@ -1,4 +1,4 @@
-"""Which prompts are read together, and in which order, so that little is read twice."""
+"""Groups prompts into batches and orders them, so that little is read twice."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -7,14 +7,14 @@ import numpy as np
 from posgap.tasks.prompts import Prompt
 
 Group = Sequence[Prompt]
-LOOK_AHEAD = 4  # batches of groups that are held in memory
+LOOK_AHEAD = 4  # batches of groups that are held in memory, to sort them by length
 
 
 def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Groups indices of nearly equal lengths so that no padded batch exceeds `max_tokens`.
+    """Yields batches of indices of nearly equal lengths, each with at most `max_tokens` tokens after padding.
 
-    Longest first, so that what does not fit in memory fails at once. A prompt longer than
-    `max_tokens` is a batch of its own.
+    The longest come first, so that a batch that does not fit in memory fails at once. A prompt longer than
+    `max_tokens` is a batch by itself.
     """
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -27,9 +27,9 @@ def batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
 
 
 def group_batches(groups: Iterable[Group], new_tokens: int, max_tokens: int) -> Iterator[list[tuple[int, Group]]]:
-    """Batches of (index, group) of which one prompt each fits in `max_tokens` together.
+    """Yields batches of (index, group); one prompt of each of their groups fits in `max_tokens` together.
 
-    Some batches' worth of groups are read ahead, to put equal lengths together.
+    As many groups as make several batches are read ahead, so that groups of similar lengths share a batch.
     """
     window: list[tuple[int, Group]] = []
     lengths: list[int] = []
@@ -43,7 +43,7 @@ def group_batches(groups: Iterable[Group], new_tokens: int, max_tokens: int) -> 
 
 
 def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """How many tokens each two prompts have in common from the first on, `[P, P]`."""
+    """The number of tokens in the common beginning of each two prompts, `[P, P]`."""
     tokens = np.full((len(prompts), max(map(len, prompts)) + 1), -1)
     for row, prompt in zip(tokens, prompts):
         row[: len(prompt)] = prompt
@@ -52,12 +52,11 @@ def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def reading_order(prompts: Sequence[Sequence[int]]) -> list[int]:
-    """The order in which a cache of the prompt before saves the most.
+    """The order of reading prompts in which a cache of the previous prompt saves the most.
 
-    A depth-first walk through the tree of the prompts' beginnings: each next prompt shares with
-    the one before as much as with any that was read, so every branch is read once. It begins
-    with the prompt that shares the most: what follows branches off ever earlier, and the rows of
-    a batch stay aligned.
+    It is a depth-first walk through the tree of the prompts' beginnings: each next prompt shares as much with the
+    previous one as with any that was read before, so every branch is read once. The walk starts with the prompt that
+    shares the most. Later prompts then branch off earlier and earlier, and the rows of a batch stay aligned.
     """
     if not prompts:
         return []

@@ -1,4 +1,4 @@
-"""The Generator interface: groups of prompts in, their completions out, group by group."""
+"""The Generator interface, which takes groups of prompts and yields their completions group by group."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,7 @@ from posgap.tasks.prompts import Prompt
 
 
 class Completion(NamedTuple):
-    """A response: its text without special tokens, and its token ids, end token included.
-
-    An endpoint tells no token ids.
-    """
+    """A response: its text without special tokens, and its token ids with the end token (none from an endpoint)."""
 
     text: str
     token_ids: list[int]
@@ -19,7 +16,7 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen. Temperature 0 is greedy; equal seeds give equal samples."""
+    """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples."""
 
     max_new_tokens: int
     temperature: float = 0.0
@@ -27,21 +24,21 @@ class Sampling:
 
 
 class Generator(Protocol):
-    """Whatever can answer prompts."""
+    """A model, local or elsewhere, that completes prompts."""
 
     def generate(
         self, groups: Iterable[Sequence[Prompt]], sampling: Sampling
     ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yields (index of a group, one completion per prompt of it) as groups are finished.
+        """Yields (index of a group, one completion for each of its prompts) in the order in which groups finish.
 
-        A group is what belongs together: the prompts of one example, which share much of their
-        beginnings. `groups` is read as prompts are needed, so that it may be made on the way.
+        A group holds the prompts of one example, which have long beginnings in common. `groups` is read only as
+        prompts are needed, so it may be an iterator that makes them.
         """
         ...
 
 
 def complete(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling) -> Iterator[Completion]:
-    """Yields one completion per prompt, in the order of the prompts, which share nothing."""
+    """Yields one completion per prompt, in the order of the prompts; each prompt is a group by itself."""
     finished: dict[int, Completion] = {}
     following = 0
     for index, (completion,) in generator.generate(([prompt] for prompt in prompts), sampling):

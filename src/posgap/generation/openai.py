@@ -1,4 +1,4 @@
-"""The backend for OpenAI-compatible endpoints: chat completions, or plain ones, over HTTP."""
+"""The backend for OpenAI-compatible endpoints: chat completions or plain completions over HTTP."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries; doubled each time
 
 
 class _Passing(Exception):
-    """What may go right when tried again; after `wait` seconds where the endpoint said so."""
+    """A failure worth a retry, after `wait` seconds if the endpoint asked for that."""
 
     def __init__(self, complaint: str, wait: float = 0.0):
         super().__init__(complaint)
@@ -30,11 +30,11 @@ class _Passing(Exception):
 
 
 class OpenAIGenerator:
-    """Asks an endpoint, `concurrency` prompts at a time: to answer in a chat, or to complete the bare prompt.
+    """Sends prompts to an endpoint, `concurrency` at a time, as a chat or for plain completion.
 
-    Timeouts (`timeout` seconds for a whole answer), lost connections, 408, 429, 5xx and answers that
-    are no completion are tried again up to `retries` times, after exponential waits with jitter,
-    or after what Retry-After asks for. Then, and at any other refusal, `PosgapError` is raised.
+    Timeouts (`timeout` seconds for a whole response), lost connections, statuses 408, 429 and 5xx, and bodies that are
+    not a completion are retried up to `retries` times, after exponential waits with jitter, or after the time that
+    Retry-After asks for. Raises `PosgapError` after the last retry, and at once for any other refusal.
     """
 
     def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int, chat: bool = True):
@@ -42,19 +42,19 @@ class OpenAIGenerator:
         self.url = f"{base_url.rstrip('/')}/{'chat/' * chat}completions"
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self.limit = "max_tokens"
-        self.resume_at = 0.0  # by the monotonic clock: nothing is sent before
+        self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
 
     def generate(
         self, groups: Iterable[Sequence[Prompt]], sampling: Sampling
     ) -> Iterator[tuple[int, list[Completion]]]:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        asked: dict[int, list[Completion | None]] = {}
+        unfinished: dict[int, list[Completion | None]] = {}
         running: dict[asyncio.Task[Completion], tuple[int, int]] = {}
 
         def questions() -> Iterator[tuple[int, int, Prompt]]:
             for index, group in enumerate(groups):
-                asked[index] = [None] * len(group)
+                unfinished[index] = [None] * len(group)
                 yield from ((index, number, prompt) for number, prompt in enumerate(group))
 
         with asyncio.Runner() as runner:
@@ -70,10 +70,10 @@ class OpenAIGenerator:
                     done, _ = runner.run(_first(running))
                     for task in done:
                         index, number = running.pop(task)
-                        asked[index][number] = task.result()
-                        answers = [one for one in asked[index] if one is not None]
-                        if len(answers) == len(asked[index]):
-                            del asked[index]
+                        unfinished[index][number] = task.result()
+                        answers = [answer for answer in unfinished[index] if answer is not None]
+                        if len(answers) == len(unfinished[index]):
+                            del unfinished[index]
                             yield index, answers
             finally:
                 for task in running:
@@ -88,8 +88,8 @@ class OpenAIGenerator:
             except _Passing as complaint:
                 if attempt == self.retries:
                     raise PosgapError(
-                        f"{self.url}: gave up after {attempt + 1} tries: {complaint}; when the endpoint is well, run "
-                        "the same command again to go on, perhaps with a lower concurrency or a longer timeout"
+                        f"{self.url}: gave up after {attempt + 1} tries: {complaint}; when the endpoint works again, "
+                        "run the same command to go on, perhaps with a lower concurrency or a longer timeout"
                     ) from None
                 log.debug("%s: %s; trying again", self.url, complaint)
                 if complaint.wait:
@@ -119,7 +119,7 @@ class OpenAIGenerator:
             raise _Passing(_complaint(response), _retry_after(response))
         if not response.is_success:
             if self.limit == "max_tokens" and "max_completion_tokens" in response.text:
-                # The newer name, which some models insist on and older servers do not know.
+                # Some models insist on the newer name of the option, which older servers do not know.
                 self.limit = "max_completion_tokens"
                 raise _Passing(_complaint(response))
             hint = f"; set {KEY_VARIABLE}" if response.status_code in (401, 403) else ""
@@ -128,7 +128,7 @@ class OpenAIGenerator:
             choice = response.json()["choices"][0]
             text = choice["message"]["content"] if self.chat else choice["text"]
         except (ValueError, LookupError, TypeError):
-            raise _Passing(f"the answer is no completion: {response.text[:100]!r}") from None
+            raise _Passing(f"the answer is not a completion: {response.text[:100]!r}") from None
         return Completion((text or "").strip(), [])
 
 
@@ -141,7 +141,7 @@ def _complaint(response: httpx2.Response) -> str:
 
 
 def _retry_after(response: httpx2.Response) -> float:
-    """Seconds that the Retry-After header asks for, which are given as such or as a date; 0 for none."""
+    """The seconds that the Retry-After header asks for, as a number or as a date; 0 without such a header."""
     value = response.headers.get("Retry-After", "")
     try:
         return max(0.0, float(value))

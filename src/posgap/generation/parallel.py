@@ -1,4 +1,4 @@
-"""The transformers backend in several processes: one a GPU, or each with its share of the CPU's cores."""
+"""The transformers backend in several processes: one per GPU, or several that share the CPU's cores."""
 
 import multiprocessing
 import signal
@@ -18,10 +18,10 @@ from posgap.models.loading import load_model
 
 
 class ParallelGenerator:
-    """Generates with a copy of the model in each of `processes` processes, over which examples are spread.
+    """Generates with `processes` processes that each have a copy of the model and share the examples.
 
-    A process that has answered a batch gets the next one. The batches are those of a single process, so
-    the answers are too. Raises `PosgapError` where a process dies; what came before it was yielded.
+    A process that has answered a batch gets the next one. The batches are the same as with a single process, and so
+    are the answers. Raises `PosgapError` if a process dies, after yielding everything that was finished before.
     """
 
     def __init__(self, model: str, dtype: str, tokenizer: PreTrainedTokenizerBase, batch_tokens: int, processes: int):
@@ -47,7 +47,7 @@ class ParallelGenerator:
 
     @contextmanager
     def _workers(self) -> Iterator[list[Connection]]:
-        """Connections to the processes, which end with the block, or with this process."""
+        """Starts the processes and yields the connections to them; they end with the block, or with this process."""
         context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
         threads = max(1, torch.get_num_threads() // self.processes)
         connections, running = [], []
@@ -57,7 +57,7 @@ class ParallelGenerator:
                 work = (theirs, _device(number), threads, self.model, self.dtype, self.tokenizer, self.batch_tokens)
                 process = context.Process(target=_serve, args=work, daemon=True)
                 process.start()
-                theirs.close()  # so that it is the process's alone, and closes with it
+                theirs.close()  # only the process holds it now, so it closes when the process ends
                 connections.append(ours)
                 running.append(process)
             yield connections
@@ -81,8 +81,9 @@ def _serve(
     tokenizer: PreTrainedTokenizerBase,
     batch_tokens: int,
 ) -> None:
-    """A process's life: answers batches until the connection closes. An exception is an answer, the last one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the first process ends the others
+    """The main function of a process: answers batches until the connection closes. An exception is sent as the last
+    answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     torch.set_num_threads(threads)
     try:
         generator = TransformersGenerator(load_model(model, dtype), tokenizer, batch_tokens, device=device)
@@ -96,7 +97,7 @@ def _serve(
 
 
 def _send(worker: Connection, batch: tuple) -> None:
-    # A process that is dead, or has said why it ends, takes nothing; which of the two is read next.
+    # The worker may have died or reported an error; `_received` finds out which.
     with suppress(OSError):
         worker.send(batch)
 

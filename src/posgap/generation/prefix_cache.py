@@ -1,4 +1,4 @@
-"""Keys and values of what the rows of a batch have read, kept from one prompt to the next."""
+"""Keeps the keys and values that the rows of a batch have computed, from one prompt to the next."""
 
 import inspect
 from collections.abc import Sequence
@@ -8,15 +8,15 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-# Their frequencies depend on how long the prompt is.
+# Types of RoPE whose frequencies depend on the length of the prompt.
 _LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def can_reuse_prefixes(model: PreTrainedModel) -> bool:
-    """Whether keys and values of a prompt's beginning serve another prompt that begins alike.
+    """Whether the keys and values of a prompt's beginning can be reused for another prompt that begins alike.
 
-    Not where layers forget (sliding windows, recurrent states) or positions are counted by
-    column rather than given: rows have holes.
+    They cannot if a layer forgets (sliding windows, recurrent states), or if the model derives positions from columns
+    instead of taking `position_ids`, since cached rows have gaps.
     """
     config = model.config.get_text_config(decoder=True)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -29,10 +29,10 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
 
 
 class PrefixCache:
-    """The prompt that each row read last, with its keys and values.
+    """The prompt that each row of a batch read last, with its keys and values.
 
-    `mask [rows, columns]` is 0 where a column holds nothing of the row: padding on the left, and
-    a hole between what a row kept of one prompt and what it read of the next.
+    `mask [rows, columns]` is 0 where a column holds no token of the row: in the padding on the left, and in gaps
+    between the part of a prompt that was kept and the rest of the next one.
     """
 
     def __init__(self, rows: int, device: torch.device):
@@ -41,18 +41,17 @@ class PrefixCache:
         self.prompts: list[Sequence[int]] = [[]] * rows
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keeps these rows alone."""
+        """Drops all rows but these."""
         if len(rows) == len(self.prompts):
             return
         self.states.batch_select_indices(torch.tensor(rows, device=self.mask.device))
         self.mask, self.prompts = self.mask[rows], [self.prompts[row] for row in rows]
 
     def read(self, prompts: Sequence[Sequence[int]], pad: int, outputs: int = 1) -> tuple[Tensor, Tensor]:
-        """Makes room for each row's next prompt; returns `input_ids` and mask `[rows, columns]`.
+        """Prepares the cache for each row's next prompt; returns `input_ids` and mask, `[rows, columns]` each.
 
-        Of its last prompt a row keeps what the next one begins with, but for the last `outputs`
-        tokens: what the model makes of those is asked for. The ids in kept columns are padding:
-        nobody reads them again.
+        A row keeps the common beginning of its last prompt and the next one, but never the next one's last `outputs`
+        tokens, whose outputs are needed. In kept columns `input_ids` holds padding, since they are not read again.
         """
         kept = [_shared(old, new, outputs) for old, new in zip(self.prompts, prompts)]
         width = self._cut(torch.tensor(kept, device=self.mask.device))
@@ -65,11 +64,11 @@ class PrefixCache:
         return torch.tensor(ids, device=self.mask.device), self.mask
 
     def forget_responses(self) -> None:
-        """Drops the columns that generation appended."""
+        """Drops the columns that generation has appended."""
         self.states.crop(self.mask.shape[1] - self.states.get_seq_length())
 
     def _cut(self, kept: Tensor) -> int:
-        """Keeps the first `kept [rows]` tokens of each row; returns how many columns are left."""
+        """Keeps the first `kept [rows]` tokens of each row, and returns the number of columns that are left."""
         columns = self.mask.shape[1]
         ends = torch.zeros_like(kept)
         if columns:

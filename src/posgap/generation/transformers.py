@@ -16,8 +16,8 @@ from posgap.models.loading import on_device
 class TransformersGenerator:
     """Generates with a model in this process, in left-padded batches of a token budget.
 
-    A batch holds one prompt of each of several groups at a time. What a prompt has in common with
-    the one before it in its group is read once, where the model's cache allows that.
+    A batch holds one prompt of each of several groups at a time. The common beginning of two successive prompts of a
+    group is read once, if the model's cache allows that.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class TransformersGenerator:
         device: str = "",
     ):
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self.model: Any = on_device(model, self.device)  # that it generates is not in the type
+        self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
-        # Its authors' penalties and truncated sampling suit a chat; here greedy is greedy, as in every backend.
+        # Models come with penalties and truncated sampling; without them greedy means the same in every backend.
         model.generation_config = GenerationConfig(
             eos_token_id=sorted(self.end_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
@@ -46,10 +46,10 @@ class TransformersGenerator:
 
     @torch.inference_mode()
     def answer(self, number: int, groups: Sequence[Group], sampling: Sampling) -> list[list[Completion]]:
-        """Completions of the groups of batch `number`, which are read together.
+        """The completions of the groups of batch `number`, which are read together.
 
-        What is sampled depends on the seed and on that number: on no other batch, so that whichever
-        process answers it samples alike.
+        Samples depend on the seed and on that number but on no other batch, so that they do not depend on which
+        process answers the batch.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
         read = [[prompt.token_ids for prompt in group] for group in groups]
@@ -63,7 +63,7 @@ class TransformersGenerator:
             answers = self._answer([read[row][orders[row][turn]] for row in rows], cache, sampling)
             for row, answer in zip(rows, answers):
                 completions[row][orders[row][turn]] = answer
-        return [[found[i] for i in range(len(found))] for found in completions]
+        return [[by_prompt[i] for i in range(len(by_prompt))] for by_prompt in completions]
 
     def _answer(self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling) -> list[Completion]:
         if not self.reuse:

@@ -6,13 +6,13 @@ from posgap.errors import PosgapError
 from posgap.generation.batching import Group
 from posgap.generation.generator import Completion, Sampling
 
-GROUPS_AT_ONCE = 64  # vLLM queues what does not fit; this bounds what is held and what a kill loses
+GROUPS_AT_ONCE = 64  # vLLM queues more than fits; this limits the memory for prompts and the work a kill can lose
 
 
 class VLLMGenerator:
     """Generates with vLLM in this process; it batches prompts and reuses their prefixes itself.
 
-    `dtype` "auto" is the model's own. Raises `PosgapError` where vLLM is not installed or refuses the model.
+    `dtype` "auto" is the model's own. Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
 
     def __init__(self, model: str, dtype: str, context: int, seed: int):

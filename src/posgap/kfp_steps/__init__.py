@@ -1,1 +1,1 @@
-"""What a step of a KFP run does around its stage: arguments in, artifacts out, a process for each GPU."""
+"""The glue between a KFP step and its stage: arguments, artifacts, and a process for each GPU."""

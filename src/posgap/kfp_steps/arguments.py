@@ -1,4 +1,4 @@
-"""From the arguments of a KFP component to the config of its stage."""
+"""Makes the config of a stage from the arguments of its KFP component."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,23 +11,22 @@ C = TypeVar("C", bound=Config)
 
 
 def to_config(config_type: type[C], arguments: dict[str, Any], **values: Any) -> C:
-    """The config that a component's arguments describe: artifacts become their local paths.
+    """The config that a component's arguments describe; artifacts are replaced by their local paths.
 
-    `settings`, if there are any, go before arguments of the same name, and `values` before both. Arguments that
-    are no fields of the config (further output artifacts) are left out. Raises `PosgapError` with everything
-    that is wrong, in one line.
+    `settings`, if given, take precedence over arguments of the same name, and `values` over both. Arguments that are
+    not fields of the config (further output artifacts) are left out. Raises `PosgapError` with all faults in one line.
     """
     fields, settings = config_type.model_fields, arguments.get("settings") or {}
     values = {name: value for name, value in arguments.items() if name in fields} | settings | values
-    given = {name: _here(value, name in fields and role(fields[name]) is Role.INPUT) for name, value in values.items()}
-    if wrong := faults(lambda: config_type(**given)):
+    local = {name: _here(value, name in fields and role(fields[name]) is Role.INPUT) for name, value in values.items()}
+    if wrong := faults(lambda: config_type(**local)):
         raise PosgapError("; ".join(wrong))
-    return config_type(**given)
+    return config_type(**local)
 
 
 def _here(value: Any, is_input: bool) -> Any:
     if isinstance(value, list):
-        return [_here(one, is_input) for one in value]
+        return [_here(item, is_input) for item in value]
     path, uri = getattr(value, "path", value), getattr(value, "uri", "")
-    # What no launcher has brought here (an import, in the local runner) the stage fetches itself.
+    # KFP's local runner does not download imported artifacts: then the stage gets the URI and fetches it itself.
     return uri if is_input and is_uri(uri) and not Path(path).exists() else path

@@ -1,4 +1,4 @@
-"""What a KFP run page shows of a stage: metrics, pages, and metadata of the artifacts."""
+"""Fills in what a KFP run page shows of a stage: metrics, pages, and the metadata of artifacts."""
 
 import base64
 import html
@@ -15,19 +15,19 @@ ROUNDED = 3  # digits after the point, in metrics
 
 
 def describe(artifact: Any, **metadata: Any) -> None:
-    """Metadata of an artifact: what is given, and the stage's seed, version and MLflow run."""
+    """Sets an artifact's metadata: the given ones, and the stage's name, seed, version and MLflow run."""
     manifest = read_manifest(Path(artifact.path))
-    known = {
+    made_by = {
         "stage": manifest.get("stage"),
         "seed": manifest.get("seed"),
         "posgap": manifest.get("versions", {}).get("posgap"),
         "mlflow_run_id": manifest.get("mlflow_run_id"),
     }
-    artifact.metadata.update({name: value for name, value in (known | metadata).items() if value not in (None, "")})
+    artifact.metadata.update({name: value for name, value in (made_by | metadata).items() if value not in (None, "")})
 
 
 def measure(metrics: Any, **figures: float) -> None:
-    """A Metrics artifact's figures, in its metadata and in a file: KFP's cache wants one of every artifact."""
+    """Writes figures into a Metrics artifact: as metadata, and as a file, which KFP's cache requires."""
     rounded = {name: round(float(value), ROUNDED) for name, value in figures.items()}
     for name, value in rounded.items():
         metrics.log_metric(name, value)
@@ -35,7 +35,7 @@ def measure(metrics: Any, **figures: float) -> None:
 
 
 def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
-    """The curve as the run page's HTML, the figures as its metrics."""
+    """Shows a sweep: its curve as HTML, its figures as metrics."""
     folder = Path(out.path)
     sweep = read_sweep(folder)
     shutil.copyfile(folder / "sweep.html", curve.path)
@@ -52,41 +52,41 @@ def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
 
 
 def show_page(out: Any, name: str, page: Any) -> None:
-    """A file of the stage's folder as what the run page shows."""
+    """Shows the file `name` of the stage's folder as a page."""
     shutil.copyfile(Path(out.path) / name, page.path)
     describe(out)
 
 
 def show_preflight(out: Any, checks: Any) -> None:
-    """What was looked at before the run."""
-    found = read_json(Path(out.path) / "preflight.json")["found"]
-    lines = [f"- **{name}**: {what}" for name, what in found.items()]
+    """Shows the result of each check of `preflight`."""
+    results = read_json(Path(out.path) / "preflight.json")["found"]
+    lines = [f"- **{name}**: {result}" for name, result in results.items()]
     Path(checks.path).write_text("\n".join(["# Ready to run", "", *lines, ""]), encoding="utf-8")
     describe(out)
 
 
 def show_examples(out: Any, metrics: Any) -> None:
-    """How many examples there are, and how many expectations they met."""
+    """Shows the number of examples, and of expectations they were checked by."""
     report = read_json(Path(out.path) / "validation.json")
     measure(metrics, examples=report["examples"], expectations=report["evaluated"])
     describe(out, examples=report["examples"])
 
 
 def show_responses(out: Any, metrics: Any) -> None:
-    """How many of the teacher's responses are right, and where its gold stood."""
+    """Shows how many of the teacher's responses are right, and the placement of its gold documents."""
     summary = read_json(Path(out.path) / "teacher.json")
     measure(metrics, **{name: summary[name] for name in ("examples", "correct", "kept", "accuracy")})
     describe(out, placement="+".join(map(str, summary["placement"])), kept=summary["kept"])
 
 
 def show_promotion(out: Any) -> None:
-    """The registered version, and whether it is the champion."""
+    """Shows the registered version, and its alias."""
     promotion = read_json(Path(out.path) / "promotion.json")
     describe(out, registered_name=promotion["name"], version=promotion["version"], alias=promotion["alias"])
 
 
 def show_model(out: Any, **metadata: Any) -> None:
-    """What a Model artifact is and came from."""
+    """Shows a model's format and origin."""
     config = read_manifest(Path(out.path)).get("config", {})
     kept = {name: config.get(name) for name in ("learning_rate", "epochs", "lora_rank")}
     made_by = {"base_model": config.get("model"), "method": method_of(out.path)}
@@ -94,14 +94,14 @@ def show_model(out: Any, **metadata: Any) -> None:
 
 
 def show_training(out: Any, metrics: Any) -> None:
-    """A trained model, with the loss at its first and last step."""
+    """Shows a trained model, with the loss of its first and last step."""
     steps = [row for _, row in read_jsonl(Path(out.path) / "history.jsonl")]
     show_model(out, steps=len(steps))
     measure(metrics, first_loss=steps[0]["loss"], last_loss=steps[-1]["loss"], steps=len(steps))
 
 
 def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
-    """Pictures and what they say, as a page that needs nothing beside itself."""
+    """Writes a self-contained page with pictures and their caption."""
     caption = html.escape(caption)
     images = [base64.b64encode(png.read_bytes()).decode() for png in pictures]
     Path(page.path).write_text(
@@ -115,10 +115,10 @@ def show_pictures(page: Any, caption: str, *pictures: Path) -> None:
 
 
 def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
-    """A search's fitness, and the factors over the layers."""
+    """Shows a search's fitness, and its factors over the layers."""
     folder = Path(out.path)
     scaling = read_json(folder / "scaling.json")
-    show_pictures(picture, "RoPE factor per layer, and the search that found them", folder / "scaling.png")
+    show_pictures(picture, "RoPE factor per layer, and the search for them", folder / "scaling.png")
     measure(metrics, fitness=scaling["fitness"], unscaled_fitness=scaling["unscaled_fitness"])
     describe(
         out, strategy=scaling["strategy"], factors=str(scaling["factors"]), n_examples=len(scaling["example_contents"])
@@ -126,7 +126,7 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
 
 
 def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
-    """A rollout's reading, which stands in the file `name`, and its pictures."""
+    """Shows the reading of a rollout, from the file `name`, and its pictures."""
     folder = Path(out.path)
     reading = read_json(folder / name)["reading"]
     show_pictures(page, reading, *(folder / picture for picture in pictures))
@@ -134,7 +134,7 @@ def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
 
 
 def show_gate(out: Any, rules: Any, metrics: Any) -> bool:
-    """The rules as a table and as metrics; returns the verdict."""
+    """Shows the gate's rules as a table and as metrics, and returns whether the model passed."""
     from posgap.gating.verdict import markdown, read_verdict
 
     verdict = read_verdict(Path(out.path))

@@ -1,4 +1,4 @@
-"""A stage as a command of its own: its options, and a process for each GPU of this machine."""
+"""Runs a stage as a command: its options, and a process for each GPU of this machine."""
 
 import os
 import subprocess
@@ -14,16 +14,16 @@ C = TypeVar("C", bound=StageConfig)
 
 
 def as_options(parameters: Mapping[str, Any]) -> list[str]:
-    """What a command line says for these parameters; one that is empty is not said."""
+    """The command line options for these parameters; empty ones are left out."""
     named = {f"--{name.replace('_', '-')}": value for name, value in parameters.items()}
     return [f"{option}={value}" for option, value in named.items() if value not in (None, "")]
 
 
 def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -> Location:
-    """Runs a stage here, or, where this machine has several GPUs, its verb in as many processes of torchrun.
+    """Runs a stage in this process or, on a machine with several GPUs, its verb under torchrun with one process each.
 
-    `processes` is how many, whatever GPUs there are. What they print goes where this process prints;
-    `PosgapError` where one of them fails.
+    `processes`, if given, replaces the number of GPUs. The processes print to the same output as this one. Raises
+    `PosgapError` if one of them fails.
     """
     import torch
 
@@ -33,5 +33,5 @@ def on_all_gpus(stage: Callable[[C], Location], config: C, processes: int = 0) -
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"]
     verb = [*stage.__name__.split("_"), *as_options(config.model_dump(mode="json"))]
     if subprocess.run([*launcher, "-m", "posgap", *verb]).returncode:
-        raise PosgapError(f"{stage.__name__}: one of {count} processes failed; its line stands above")
+        raise PosgapError(f"{stage.__name__}: one of {count} processes failed; see its error above")
     return config.out

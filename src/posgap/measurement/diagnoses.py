@@ -1,4 +1,4 @@
-"""The diagnosis file: `diagnosis.json`, what `posgap.diagnosis` finds out about a sweep."""
+"""The diagnosis file, `diagnosis.json`: the results of `posgap.diagnosis` on a sweep."""
 
 from pathlib import Path
 
@@ -11,11 +11,12 @@ DIAGNOSIS_FILE = "diagnosis.json"
 
 
 class TokenShift(Record):
-    """A wrong answer, read token by token beside the right one.
+    """A wrong answer, read token by token beside the right one; see `posgap.diagnosis.token_shifts`.
 
-    `tokens [T]` are the advantageous response's, `kl [T]` the divergence at each, in nats. At index
-    `turning` from 0 the trivial reading would have said `instead`; given the right token it said
-    `corrected`, which is right where `recovered`. `settled`: the tokens up to there answer already.
+    `tokens [T]` are those of the right response at the advantageous position, `kl [T]` the divergence at each of them,
+    in nats. At index `turning`, counted from 0, the model would have written `instead`. With that token corrected its
+    response was `corrected`, and `recovered` says whether it is right. `settled` says whether the tokens up to the
+    corrected one answer the question already.
     """
 
     id: str
@@ -32,10 +33,10 @@ class TokenShift(Record):
 
 
 class TokenFigures(Record):
-    """Token shifts in numbers; rates are percentages, divergences medians in nats.
+    """Token shifts in numbers; rates are percentages, divergences are medians in nats.
 
-    `unsettled` counts the shifts whose right token did not complete the answer by itself: only of
-    those can the model be said to recover.
+    `unsettled` counts the shifts in which the corrected token did not complete the answer by itself. Only in those
+    can the model be said to recover.
     """
 
     wrong: int
@@ -50,12 +51,12 @@ class TokenFigures(Record):
 
 
 class AttentionFigures(Record):
-    """Attention in percent, means over examples.
+    """Shares of attention in percent, as means over examples.
 
-    `gold [P][L]` is what the last prompt token gives the gold documents in each layer at each placement,
-    `sink [P][L]` what it gives the first token. `answer_gold`, `answer_sink` are the same from the
-    answer's own tokens, a mean over those; a placement's row is empty where no answer has two tokens.
-    `even [P]` is the gold documents' share of the prompt's tokens.
+    `gold [P][L]` is the share that the last prompt token pays to the gold documents, at each placement and in each
+    layer, and `sink [P][L]` its share for the first token. `answer_gold` and `answer_sink` are the same for the
+    answer's own tokens, averaged over them; a placement's row is empty if no answer there has two tokens. `even [P]`
+    is the gold documents' share of the prompt's tokens: what they would get if attention were spread evenly.
     """
 
     n_examples: int
@@ -67,7 +68,8 @@ class AttentionFigures(Record):
 
     @property
     def views(self) -> list[tuple[str, list[list[float]], list[list[float]]]]:
-        """From where, gold and sink: the last prompt token, and the answer's tokens if every placement has some."""
+        """The views to show as (attending tokens, gold, sink): the last prompt token's, and the answer's tokens' if
+        every placement has some."""
         views = [("the last prompt token", self.gold, self.sink)]
         if self.answer_gold and all(self.answer_gold):
             views.append(("the answer's tokens", self.answer_gold, self.answer_sink))
@@ -75,7 +77,7 @@ class AttentionFigures(Record):
 
 
 class Diagnosis(Record):
-    """Why a model errs where it does; `tokens` and `attention` are None where they were not asked for."""
+    """A sweep's diagnosis by tokens and by attention, each None if it was not requested."""
 
     label: str
     placements: list[list[int]]
@@ -88,7 +90,7 @@ class Diagnosis(Record):
 
 
 def summarize_shifts(shifts: list[TokenShift], wrong: int) -> TokenFigures:
-    """The figures of `shifts`, out of `wrong` answers that were there to be diagnosed."""
+    """The figures of `shifts`, which were drawn from `wrong` answers that could be diagnosed."""
     unsettled = [shift for shift in shifts if not shift.settled]
     elsewhere = [kl for shift in shifts for t, kl in enumerate(shift.kl) if t != shift.turning]
     return TokenFigures(
@@ -113,5 +115,5 @@ def _median(values: list[float]) -> float | None:
 
 
 def read_diagnosis(path: Path) -> Diagnosis:
-    """Reads a diagnosis from the folder the stage wrote, or from its `diagnosis.json`."""
+    """Reads a diagnosis from the folder that the stage wrote, or from its `diagnosis.json`."""
     return read_model(Diagnosis, path, DIAGNOSIS_FILE)

@@ -1,1 +1,1 @@
-"""What a pipeline run is given, and whether it can start: the form and the prerequisites."""
+"""Checks before a pipeline run: the form, and the prerequisites."""

@@ -1,4 +1,4 @@
-"""From the pipeline's form to what each of its stages is given."""
+"""Turns the pipeline's form into the parameters of its stages, and checks them."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ STAGES: dict[str, type[Config]] = {
     "compare": CompareConfig,
     "gate": GateConfig,
 }
-# The pipeline's own business: the form's fields that go to stages, and what it gives to each step.
+# The form's fields that are passed on to stages.
 FORM_FIELDS = ("task", "n_docs", "backend", "seed", "max_gap")
 _POOLS = {
     "nodes_train": "nodes",
@@ -47,63 +47,63 @@ _OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node"}
 
 
 def candidates(methods: str) -> list[str]:
-    """The methods to try, in the order given; `ValueError` where one is unknown or there twice."""
+    """The methods to try, in the order given; raises `ValueError` if one is unknown or given twice."""
     chosen = [method.strip() for method in methods.split("+")]
     for method in chosen:
         if method not in METHODS.names():
             raise ValueError(
-                f"methods: unknown method {method!r}: choose of {', '.join(METHODS.names())}, like r1+lpes"
+                f"methods: unknown method {method!r}: choose from {', '.join(METHODS.names())}, like r1+lpes"
             )
     if len(set(chosen)) < len(chosen):
-        raise ValueError(f"methods: {methods!r} names one twice")
+        raise ValueError(f"methods: {methods!r} names a method twice")
     return chosen
 
 
 def parts(count: int) -> list[str]:
-    """What `shard` is in each part of a sweep; one part is the whole."""
+    """The parameter `shard` of each part of a sweep; empty if there is only one part."""
     return [f"{part}/{count}" for part in range(1, count + 1)] if count > 1 else [""]
 
 
 def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
-    """The plain parameters of each stage that are not the defaults: the form's, and overrides.
+    """The plain parameters that each stage is given, by stage: the form's fields, and the overrides.
 
-    Nothing is checked here, that is for `complaints`.
+    Nothing is checked here; `complaints` does that.
     """
-    given = {name: getattr(form, name) for name in FORM_FIELDS}
-    given["gpus_per_node"] = form.gpus_train
-    found = {}
+    from_form = {name: getattr(form, name) for name in FORM_FIELDS}
+    from_form["gpus_per_node"] = form.gpus_train
+    by_stage = {}
     for stage, config in STAGES.items():
-        own = {name: value for name, value in given.items() if name in config.model_fields}
+        own = {name: value for name, value in from_form.items() if name in config.model_fields}
         shared = {name: value for name, value in form.overrides.items() if name in _open(config)}
         alone = {
             name: form.overrides[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in form.overrides
         }
-        found[stage] = own | shared | alone
-    return found
+        by_stage[stage] = own | shared | alone
+    return by_stage
 
 
-def as_config(stage: str, given: dict[str, Any]) -> Config:
-    """The config of a stage with these parameters, and any paths; they come from other steps."""
+def as_config(stage: str, parameters: dict[str, Any]) -> Config:
+    """The config of a stage with these parameters, and with placeholders for paths, which come from other steps."""
     config = STAGES[stage]
     required = {name: field for name, field in config.model_fields.items() if field.is_required()}
     paths = {name: "-,-" for name, field in required.items() if role(field) is not Role.WORK}
-    return config(**paths | given)
+    return config(**paths | parameters)
 
 
 def complaints(form: PreflightConfig) -> Iterator[str]:
-    """Everything in the form that no stage would accept, a line each."""
+    """Yields a line for each fault in the form."""
     try:
         candidates(form.methods)
     except ValueError as error:
         yield str(error)
     yield from _unknown(form.overrides)
-    yield from _refused({stage: given for stage, given in settings(form).items() if _runs(stage, form)})
+    yield from _refused({stage: values for stage, values in settings(form).items() if _runs(stage, form)})
     try:
         registered_name(form.registered_name)
     except ValueError as error:
         yield f"registered_name: {error}, got {form.registered_name!r}"
     if form.webhook_url and not form.webhook_url.startswith(("http://", "https://")):
-        yield "webhook_url: is no address: it begins with https:// or http://"
+        yield "webhook_url: must begin with https:// or http://"
     for name, field in _POOLS.items():
         pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", field: getattr(form, name)}
         yield from (name + fault.removeprefix(field) for fault in faults(partial(PoolConfig, **pool)))
@@ -120,24 +120,24 @@ def _open(config: type[Config]) -> dict[str, Any]:
 
 
 def _unknown(overrides: Iterable[str]) -> Iterator[str]:
-    known = {name: stage for stage, config in STAGES.items() for name in _open(config)}
+    plain = {name: stage for stage, config in STAGES.items() for name in _open(config)}
     dotted = {f"{stage}.{name}" for stage, config in STAGES.items() for name in _open(config)}
     for name in overrides:
-        if name in known or name in dotted:
+        if name in plain or name in dotted:
             continue
         if name.rpartition(".")[2] in _OWN:
-            yield f"overrides: {name}: the form or the pipeline sets it"
+            yield f"overrides: {name}: is set by the form or the pipeline, and cannot be overridden"
         else:
-            close = difflib.get_close_matches(name, dotted if "." in name else known, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"
+            close = difflib.get_close_matches(name, dotted if "." in name else plain, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(plain))}"
             yield f"overrides: {name}: no stage has such a parameter; {hint}"
 
 
-def _refused(given: dict[str, dict[str, Any]]) -> list[str]:
-    found = {}
-    for stage, values in given.items():
+def _refused(by_stage: dict[str, dict[str, Any]]) -> list[str]:
+    """The faults that the stages' configs find, each parameter's only once even if several stages take it."""
+    by_name = {}
+    for stage, values in by_stage.items():
         for fault in faults(partial(as_config, stage, values)):
-            # A value that goes to several stages is complained about once.
             name = fault.partition(":")[0]
-            found[name] = fault if name in FORM_FIELDS else f"overrides: {fault}"
-    return list(found.values())
+            by_name[name] = fault if name in FORM_FIELDS else f"overrides: {fault}"
+    return list(by_name.values())

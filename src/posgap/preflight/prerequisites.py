@@ -1,4 +1,4 @@
-"""What must be there before a pipeline run is worth its GPUs: data, a whole model, a registry, GPUs."""
+"""The prerequisites of a pipeline run, checked before it spends GPU time: data, a complete model, a registry, GPUs."""
 
 import os
 from collections.abc import Callable
@@ -16,11 +16,11 @@ from posgap.storage.cache import Snapshot, look
 from posgap.storage.inputs import ByName, OnDisk, source
 from posgap.storage.versions import newest
 
-_SMALL = (".json", ".txt", ".model", ".jinja")  # files of a model folder that are not its weights
+_SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 
 
 def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
-    """The checks by name. Each returns what it found, in a few words, or raises `PosgapError`."""
+    """The checks by name. Each returns its result in a few words, or raises `PosgapError`."""
     return {
         "training examples": lambda: _examples(str(newest(form.train_data).location)),
         "evaluation examples": lambda: _apart(form),
@@ -34,24 +34,24 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
 def _examples(location: str) -> str:
     from posgap.tasks.examples import EXAMPLES_FILE, examples_file
 
-    found = source(as_location(location))
-    if isinstance(found, OnDisk):
-        file = examples_file(found.location)
+    examples = source(as_location(location))
+    if isinstance(examples, OnDisk):
+        file = examples_file(examples.location)
         if next(read_jsonl(file), None) is None:
             raise PosgapError(f"{file}: empty; write examples to it, or give the folder that holds {EXAMPLES_FILE}")
-    elif found.is_incomplete:
-        raise PosgapError(f"{location}: incomplete: its upload is under way, or broke off")
-    return str(found.location)
+    elif examples.is_incomplete:
+        raise PosgapError(f"{location}: incomplete: its upload is still running, or was interrupted")
+    return str(examples.location)
 
 
 def _apart(form: PreflightConfig) -> str:
     if form.eval_data.rstrip("/") == form.train_data.rstrip("/"):
-        raise PosgapError(f"{form.eval_data}: is train_data too; judge a model by examples it was not trained on")
+        raise PosgapError(f"{form.eval_data}: is train_data, too; evaluate a model on examples it was not trained on")
     return _examples(form.eval_data)
 
 
 def _model(form: PreflightConfig) -> str:
-    """The folder is whole, tokenizer and model belong together, and scaling has positions to scale."""
+    """Checks that the folder is complete, that tokenizer and model fit, and that a method that needs RoPE finds it."""
     from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.model)
@@ -60,30 +60,30 @@ def _model(form: PreflightConfig) -> str:
         raise PosgapError(f"{form.model}: no weights in safetensors; convert the model with save_pretrained")
     if len(tokenizer) > config.vocab_size:
         raise PosgapError(
-            f"{form.model}: its tokenizer has {len(tokenizer)} tokens and its model {config.vocab_size}; "
-            "they are not of one model"
+            f"{form.model}: its tokenizer has {len(tokenizer)} tokens, but its model only {config.vocab_size}; they do "
+            "not belong together"
         )
     rotary = [method.name for method in _methods(form) if method.needs_rope]
     if rotary and not getattr(config, "rope_parameters", None):
         raise PosgapError(
-            f"{form.model}: no rotary position embedding, and method {rotary[0]} scales one; leave out {rotary[0]}"
+            f"{form.model}: has no rotary position embedding, which method {rotary[0]} needs; leave out {rotary[0]}"
         )
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
 
 
 def _methods(form: PreflightConfig) -> list[Method]:
-    """The methods asked for that there are; others are the form's own complaint."""
+    """The form's methods, as far as they exist; `complaints` reports the others."""
     return [method for method in METHODS if method.name in form.methods.split("+")]
 
 
 def _without_weights(model: str) -> tuple[str, list[str]]:
-    """A folder with the model's configuration and tokenizer, and the names of all its files, if they can be told."""
+    """A local folder with the model's configuration and tokenizer, and the names of all its files, if known."""
     if is_uri(model):
         whole = look(model)
-        small = tuple(one for one in whole.objects if one.name.endswith(_SMALL))
-        return str(Snapshot(model, small).fetch()), [one.name for one in whole.objects]
-    found = source(model)
-    return (model, []) if isinstance(found, ByName) else (model, os.listdir(found.location))
+        small = tuple(file for file in whole.objects if file.name.endswith(_SMALL))
+        return str(Snapshot(model, small).fetch()), [file.name for file in whole.objects]
+    folder = source(model)
+    return (model, []) if isinstance(folder, ByName) else (model, os.listdir(folder.location))
 
 
 def _sweeps(form: PreflightConfig) -> str:
@@ -92,14 +92,14 @@ def _sweeps(form: PreflightConfig) -> str:
     try:
         config = as_config("sweep", settings(form)["sweep"])
     except ValidationError:
-        return "not to be told from this form"  # which is refused for it
+        return "unknown: the form has faults"  # which `complaints` reports
     assert isinstance(config, SweepConfig)
     task = TASKS[config.task]
     if too_few := [m for m in _methods(form) if 0 < m.most_gold < task.n_gold]:
-        raise PosgapError(f"methods: {too_few[0].name} takes tasks with one gold document, and {form.task} has two")
+        raise PosgapError(f"methods: {too_few[0].name} needs a task with one gold document, but {form.task} has two")
     placements = len(swept_placements(config.n_docs, task.n_gold, config.positions))
     if not 1 <= form.shards <= placements:
-        raise PosgapError(f"shards: from 1 to {placements}, the placements of a sweep; got {form.shards}")
+        raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
 
 
@@ -114,9 +114,9 @@ def _registry(name: str) -> str:
 
 def _gpus(wanted: int) -> str:
     if not wanted:
-        return "none asked for on this machine"
+        return "none needed on this machine"
     import torch
 
-    if (found := torch.cuda.device_count()) < wanted:
-        raise PosgapError(f"gpus_here: this machine has {found} GPUs, not {wanted}")
-    return f"{found}"
+    if (count := torch.cuda.device_count()) < wanted:
+        raise PosgapError(f"gpus_here: this machine has {count} GPUs, not {wanted}")
+    return f"{count}"

@@ -1,4 +1,4 @@
-"""The kinds of curves over depth; see `posgap.scaling.curves` for what they have in common."""
+"""The kinds of curves over depth; `posgap.scaling.curves` describes what they have in common."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
 
 
 class Order(Parameters):
-    order: int = Field(3, ge=0, description="bezier, step: control points less one; 3 is the cubic Bezier")
+    order: int = Field(3, ge=0, description="bezier, step: number of control points minus 1; 3 gives the cubic Bezier")
 
 
 @dataclass(frozen=True)
 class CurveKind:
-    """A kind of curve: `n_points(parameters, n_layers)` is how many control points it has, k, and
-    `basis(depth [L], k)` what each of them contributes to each layer, `[L, k]` with rows that sum to one.
+    """A kind of curve.
 
-    `depth` runs evenly from 0 at the first layer to 1 at the last.
+    `n_points(parameters, n_layers)` is k, the number of its control points. `basis(depth [L], k)` is the weight of
+    each control point in each layer's factor, `[L, k]` with rows that sum to one. `depth` runs evenly from 0 at the
+    first layer to 1 at the last.
     """
 
     name: str
@@ -29,7 +30,7 @@ class CurveKind:
     n_points: Callable[[Any, int], int]
     basis: "Callable[[np.ndarray, int], np.ndarray]"
     parameters: type[Parameters] = Parameters
-    smooth: bool = False  # whether the control points lie evenly over depth, so that a picture can show them
+    smooth: bool = False  # whether the control points lie evenly over depth, so that a plot can show them
 
 
 def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
@@ -41,7 +42,7 @@ def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
 def _runs(depth: "np.ndarray", k: int) -> "np.ndarray":
     import numpy as np
 
-    # The deepest layer, x = 1, belongs to the last run.
+    # The deepest layer, at depth 1, belongs to the last run.
     return np.eye(k)[np.minimum((depth * k).astype(int), k - 1)]
 
 
@@ -59,6 +60,6 @@ def _constant(depth: "np.ndarray", k: int) -> "np.ndarray":
 
 BEZIER = CurveKind("bezier", "a Bezier curve", lambda p, n_layers: p.order + 1, _bernstein, Order, smooth=True)
 LINEAR = CurveKind("linear", "a straight line", lambda p, n_layers: 2, _bernstein, smooth=True)
-STEP = CurveKind("step", "equal runs of layers at a height each", lambda p, n_layers: p.order + 1, _runs, Order)
-FREE = CurveKind("free", "a factor for each layer", lambda p, n_layers: n_layers, _one_each)
+STEP = CurveKind("step", "equal runs of layers with one factor per run", lambda p, n_layers: p.order + 1, _runs, Order)
+FREE = CurveKind("free", "an independent factor for each layer", lambda p, n_layers: n_layers, _one_each)
 UNIFORM = CurveKind("uniform", "one factor for all layers", lambda p, n_layers: 1, _constant)

@@ -1,8 +1,8 @@
-"""Curves over depth: few control points in, one factor per layer out.
+"""Curves over depth: a few control points give one factor per layer.
 
 Every kind of curve is linear in the heights of its control points: `factors = basis @ points`,
-where each row of the basis `[L, k]` is non-negative and sums to one. So the factors lie within the
-bounds of the points, and rise with depth where the points rise, whatever the kind.
+where each row of the basis `[L, k]` is non-negative and sums to one. So for every kind the factors lie within the
+bounds of the points, and rise with depth if the points do.
 """
 
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ import numpy as np
 from posgap.choices import CURVES
 
 MONOTONE = ("none", "increasing", "decreasing")
-# Finer than any difference that a search can tell, and coarse enough for equal candidates to be equal.
+# Finer than any difference that a search can resolve, and coarse enough that equal candidates compare as equal.
 DECIMALS = 4
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A family of curves: its kind by name, the kind's own parameters (its defaults where they are left out) and the
-    constraints on control points."""
+    """A family of curves: the name of its kind, the kind's own parameters (by default the kind's defaults) and the
+    constraints on control points: bounds `low` and `high`, and an order over depth."""
 
     kind: str = "bezier"
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -30,12 +30,12 @@ class Curve:
     monotone: str = "none"
 
     def n_points(self, n_layers: int) -> int:
-        """k: how many control points a curve over `n_layers` has."""
+        """k, the number of control points of a curve over `n_layers` layers."""
         kind = CURVES[self.kind]
         return kind.n_points(kind.parameters(**self.parameters), n_layers)
 
     def basis(self, n_layers: int) -> np.ndarray:
-        """What each control point contributes to each layer: `[L, k]`, rows summing to one."""
+        """The weight of each control point in each layer's factor: `[L, k]`, with rows that sum to one."""
         depth = np.arange(n_layers) / max(n_layers - 1, 1)
         return CURVES[self.kind].basis(depth, self.n_points(n_layers))
 
@@ -44,11 +44,11 @@ class Curve:
         return {"kind": self.kind, **self.parameters, "low": self.low, "high": self.high, "monotone": self.monotone}
 
     def factors(self, points: np.ndarray, n_layers: int) -> tuple[float, ...]:
-        """The factor of each layer, for control points `[k]`."""
+        """The factor of each layer for the control points `points [k]`, rounded to `DECIMALS`."""
         return tuple(np.round(self.basis(n_layers) @ points, DECIMALS).tolist())
 
     def constrain(self, points: np.ndarray) -> np.ndarray:
-        """The nearest points that keep the bounds, put in order where the curve must be monotone."""
+        """The points moved into the bounds, and sorted if the curve must be monotone."""
         points = np.clip(np.round(points, DECIMALS), self.low, self.high)
         if self.monotone == "none":
             return points

@@ -1,7 +1,7 @@
-"""How good a candidate is: right answers by position, then one number.
+"""The fitness of a candidate: its right answers by position, and one number made of them.
 
-A candidate is one factor per layer. Evaluators answer every question under every candidate asked
-for: `correct [C, E, P]`, for C candidates, E examples and P placements.
+A candidate is a tuple with one factor per layer. An evaluator lets the model answer every question under every
+candidate and returns `correct [C, E, P]`, for C candidates, E examples and P placements.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,25 +29,25 @@ Objective = Literal["mean", "worst", "mean_minus_gap"]
 
 
 class Evaluator(Protocol):
-    """Answers `questions [E][P]`; `forward_passes` counts the rows that went through the model."""
+    """Answers `questions [E][P]` under candidates; `forward_passes` counts the rows the model has read."""
 
     forward_passes: int
     questions: Sequence[Sequence[Question]]
 
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
-        """`correct [C, len(examples), P]`."""
+        """Which of the questions on `examples` each candidate answers correctly: `[C, len(examples), P]`."""
         ...
 
 
 def position_weights(kind: Weights, positions: Sequence[float], n_docs: int) -> np.ndarray:
-    """Weights [P] that sum to one: equal, or twice as high in the middle as at the ends."""
+    """Weights [P] that sum to one: all equal ("uniform"), or twice as high in the middle as at the ends ("middle")."""
     depth = (np.asarray(positions, dtype=np.float64) - 1) / max(n_docs - 1, 1)
     weights = 1 + 4 * depth * (1 - depth) if kind == "middle" else np.ones(len(depth))
     return weights / weights.sum()
 
 
 def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: Objective) -> float:
-    """One number in points from `accuracy [P]` in points."""
+    """The fitness in points: the objective's value for `accuracy [P]` in points and `weights [P]`."""
     if objective == "worst":
         return float(accuracy.min())
     mean = float(weights @ accuracy)
@@ -55,11 +55,11 @@ def fitness(accuracy: np.ndarray, weights: np.ndarray, objective: Objective) -> 
 
 
 class TeacherForced:
-    """Exact match without generation.
+    """Judges exact match by one forward pass instead of generation.
 
-    Greedy decoding gives exactly the tokens r_1..r_T if and only if, fed with them, the model ranks
-    each of them first: one forward pass tells. Candidates differ in cos and sin alone, so that rows of
-    several of them share a batch; and what the placements of an example begin with alike is read once.
+    Greedy decoding gives exactly the tokens r_1..r_T if and only if the model, when it reads them after the prompt,
+    ranks each of them first. Candidates differ only in their tables of cos and sin, so rows of several candidates
+    share a batch. The common beginning of an example's placements is read once.
     """
 
     def __init__(
@@ -74,41 +74,41 @@ class TeacherForced:
 
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
         factors = torch.tensor(candidates, dtype=torch.float32)
-        asked = list(product(range(len(candidates)), examples))
-        lengths = [max(len(question.read) for question in self.questions[example]) for _, example in asked]
+        pairs = list(product(range(len(candidates)), examples))
+        lengths = [max(len(question.read) for question in self.questions[example]) for _, example in pairs]
         groups = list(batches(lengths, self.batch_tokens))
-        right = np.empty((len(asked), len(self.questions[0])), dtype=bool)
+        right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
         for rows in track(groups, len(groups), "scaling candidates"):
-            own = factors[[asked[row][0] for row in rows]]
-            right[rows] = self._match([asked[row][1] for row in rows], own)
+            own = factors[[pairs[row][0] for row in rows]]
+            right[rows] = self._match([pairs[row][1] for row in rows], own)
         self.forward_passes += right.size
         return right.reshape(len(candidates), len(examples), -1)
 
     @torch.inference_mode()
     def _match(self, examples: Sequence[int], factors: torch.Tensor) -> np.ndarray:
-        """Whether the examples [B] are answered exactly as they should be at each placement, under
-        `factors [B, L]`: [B, P]."""
+        """Whether each of the examples [B], under its row of `factors [B, L]`, is answered with exactly the right
+        response at each placement: [B, P]."""
         cache, right = PrefixCache(len(examples), self.device), []
         with self.scaling.rows(factors.T.to(self.device)):
             for turn in range(len(self.questions[0])):
-                asked = [self.questions[example][self.orders[example][turn]] for example in examples]
+                questions = [self.questions[example][self.orders[example][turn]] for example in examples]
                 if not self.reuse:
                     cache = PrefixCache(len(examples), self.device)
-                right.append(self._answers(asked, cache))
-        at = np.argsort([self.orders[example] for example in examples], axis=1)  # a placement's turn
+                right.append(self._answers(questions, cache))
+        at = np.argsort([self.orders[example] for example in examples], axis=1)  # the turn of each placement
         return np.take_along_axis(np.stack(right, axis=1), at, axis=1)
 
-    def _answers(self, asked: Sequence[Question], cache: PrefixCache) -> np.ndarray:
-        """Whether each row [B] ranks its response's tokens first; what the cache holds is not read again."""
-        width = max(len(question.response) for question in asked)
-        ids, mask = cache.read([question.read for question in asked], self.pad, outputs=width)
-        known = cache.states.get_seq_length()
-        padded = [[-1] * (width - len(question.response)) + question.response for question in asked]
+    def _answers(self, questions: Sequence[Question], cache: PrefixCache) -> np.ndarray:
+        """Whether the model ranks every token of each question's response first, [B]; the cache is not reread."""
+        width = max(len(question.response) for question in questions)
+        ids, mask = cache.read([question.read for question in questions], self.pad, outputs=width)
+        n_cached = cache.states.get_seq_length()
+        padded = [[-1] * (width - len(question.response)) + question.response for question in questions]
         targets = torch.tensor(padded, device=self.device)
         logits = self.model(
-            input_ids=ids[:, known:],
+            input_ids=ids[:, n_cached:],
             attention_mask=mask,
-            position_ids=(mask.cumsum(1) - 1).clamp_min(0)[:, known:],
+            position_ids=(mask.cumsum(1) - 1).clamp_min(0)[:, n_cached:],
             past_key_values=cache.states if self.reuse else None,
             use_cache=self.reuse,
             logits_to_keep=width,
@@ -117,7 +117,7 @@ class TeacherForced:
 
 
 class Generated:
-    """The task's metric of generated responses, one candidate after another."""
+    """Scores generated responses by the task's metric, one candidate after another."""
 
     def __init__(
         self,
@@ -136,11 +136,11 @@ class Generated:
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
         right = np.empty((len(candidates), len(examples), len(self.questions[0])))
         groups = [[Prompt("", question.prompt) for question in self.questions[example]] for example in examples]
-        for found, factors in zip(right, candidates):
+        for scores, factors in zip(right, candidates):
             self.scaling.set(factors)
             answered = self.generator.generate(groups, self.sampling)
             for which, completions in track(answered, len(groups), "scaling candidates"):
-                asked = self.questions[examples[which]]
-                found[which] = [self.score(c.text, q.example) for q, c in zip(asked, completions) if q.example]
+                questions = self.questions[examples[which]]
+                scores[which] = [self.score(c.text, q.example) for q, c in zip(questions, completions) if q.example]
                 self.forward_passes += sum(len(completion.token_ids) for completion in completions)
         return right

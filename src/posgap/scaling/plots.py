@@ -1,4 +1,4 @@
-"""What a search found and how: its history, and the factors over the layers."""
+"""The plot of a search: its history, and the factors it chose for the layers."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def write_plot(scaling: Scaling, png: Path) -> None:
         left.plot(generations, [row[name] for row in scaling.history], style, color="#0f766e", label=label)
     left.axhline(scaling.unscaled_fitness, color="#c2410c", linewidth=1, label="unscaled")
     left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective}, {scaling.weights} weights)")
-    # Per-head factors make one line a head.
+    # Factors by head, [L][H], are drawn as one line per head.
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
     if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)

@@ -1,4 +1,4 @@
-"""What a search asks: every example at every placement, and whether one forward pass can judge it."""
+"""The questions of a search: every example at every placement, with its right response if there is only one."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from posgap.tasks.prompts import PromptBuilder
 
 
 class Question(NamedTuple):
-    """A prompt, the token ids of its one right response (empty where others are right too), and the
-    example it asks (none where the token ids tell)."""
+    """A prompt as token ids, the token ids of its only right response (empty if responses are generated and scored),
+    and its example."""
 
     prompt: list[int]
     response: list[int]
@@ -19,20 +19,26 @@ class Question(NamedTuple):
 
     @property
     def read(self) -> list[int]:
-        """What teacher forcing reads: all but the last token, whose output nobody asks for."""
+        """The tokens that teacher forcing reads: all but the response's last, whose output is not needed."""
         return self.prompt + self.response[:-1]
 
 
 def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample]) -> bool:
-    """Whether the task words its responses in one way, and each example has a single answer."""
+    """Whether every question has only one right response: a fixed wording, and a single answer to each example."""
     return build.task.one_wording and all(len(example.answers) == 1 for example in examples)
 
 
 def right_response(build: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
-    """Token ids of the one right response: under em whole, with the end token; under sub_em as far as
-    its answer reaches. `PosgapError` where the task or the example leaves it open."""
+    """Token ids of an example's only right response.
+
+    Metric em takes the whole response with its end token, sub_em the response up to the end of its answer. Raises
+    `PosgapError` if the task or the example allows more than one response.
+    """
     if not one_right_response(build, [example]):
-        raise PosgapError(f"example {example.id}: task {build.task.name} has no single right response")
+        raise PosgapError(
+            f"example {example.id}: task {build.task.name} allows more than one right response; take `evaluation` "
+            "generation"
+        )
     if metric == "em":
         return build.gold_response(example, placement)
     text = build.task.target.partition("{answer}")[0] + example.answers[0]
@@ -46,7 +52,7 @@ def ask(
     metric: str,
     teacher_forced: bool,
 ) -> list[list[Question]]:
-    """Questions [E][P], with the right responses under `metric` where they are to be teacher-forced."""
+    """The questions [E][P], with their right responses under `metric` if they are to be teacher-forced."""
     return [
         [
             Question(

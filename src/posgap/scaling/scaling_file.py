@@ -1,4 +1,4 @@
-"""The scaling file, `scaling.json`, and the model folder that holds what it says."""
+"""The scaling file, `scaling.json`, and the model folder that carries its factors."""
 
 import json
 import shutil
@@ -17,9 +17,9 @@ SCALING_FILE = "scaling.json"
 
 
 class Scaling(Record):
-    """Factors, the curve they lie on, and the search that found them. Accuracies are in points.
+    """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points.
 
-    `factors` are one per layer, or, by Ms-PoE, a row per layer with one per head.
+    `factors` holds one factor per layer or, for Ms-PoE, one row per layer with one factor per head.
     """
 
     model: str
@@ -54,9 +54,9 @@ class _Bounds(Record):
 
 
 def read_scaling(path: Path) -> Scaling:
-    """Reads a scaling from the folder `scale search` wrote, or from its `scaling.json`.
+    """Reads a scaling from a folder that `scale search` wrote, or from its `scaling.json`.
 
-    Raises `PosgapError` where a factor lies outside the bounds of its curve.
+    Raises `PosgapError` if a factor lies outside the bounds of its curve.
     """
     scaling = read_model(Scaling, path, SCALING_FILE)
     bounds = parsed(_Bounds, scaling.curve, f"{path}: the curve")
@@ -70,8 +70,8 @@ def read_scaling(path: Path) -> Scaling:
 
 
 def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
-    """Copies a model folder into `out`, with the factors in `config.json`, the scaling and the examples that it was
-    searched on beside it, and a model card that warns whoever loads it without posgap."""
+    """Copies a model folder into `out` and adds the factors to `config.json`, the scaling file, the examples that it
+    was searched on, and a warning in the model card that plain transformers loads the model unscaled."""
     shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
     config = read_object(out / "config.json")
     write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
@@ -84,17 +84,17 @@ def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
 
 
 def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
-    """`PosgapError` where a scaled model is to be measured on examples that its scaling was searched on."""
+    """Raises `PosgapError` if a scaled model's scaling was searched on any of `examples`."""
     file = Path(model) / SCALING_FILE
     if file.exists() and (seen := among(examples, read_scaling(file).example_contents)):
         raise PosgapError(
             f"{model}: its scaling was searched on {len(seen)} of these examples ({seen[0].id}, ...); "
-            "measure it on others"
+            "measure it on examples that the search has not seen"
         )
 
 
 def _front_matter(card: str) -> tuple[str, str]:
-    """A model card's YAML head and its text."""
+    """Splits a model card into its YAML front matter and its text."""
     if not card.startswith("---\n") or (end := card.find("\n---\n", 4)) < 0:
         return "", card
     return card[: end + 5], card[end + 5 :]

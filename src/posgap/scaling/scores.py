@@ -1,4 +1,4 @@
-"""Scores of candidates: none is evaluated twice, not even by a search that was interrupted."""
+"""Scores of candidates, kept so that none is evaluated twice, even across interruptions of the search."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from posgap.scaling.fitness import Candidate, Evaluator
 
 
 class Score(NamedTuple):
-    """A candidate's fitness; `complete` where all examples were asked."""
+    """A candidate's fitness; `complete` if it was evaluated on all examples."""
 
     fitness: float
     complete: bool
@@ -32,11 +32,12 @@ class _State(Record):
 
 
 class Scores:
-    """Fitness of candidates by an evaluator, kept in memory and in a state file.
+    """Scores candidates by an evaluator, and keeps the results in memory and in the file `state`.
 
-    With `halving`, new candidates first answer a quarter of the examples, the better half of them
-    half, and the better half of those all: the finalists. What a candidate answered is never asked
-    again, and one that was dropped never scores above a finalist.
+    With `halving`, all new candidates are evaluated on a quarter of the examples, the better half of them on half of
+    the examples, and the better half of those on all: these are the finalists. No candidate is evaluated twice on an
+    example, and a dropped candidate never scores above a finalist. A `state` written under another `identity` is
+    ignored.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Scores:
         n_examples = len(evaluator.questions)
         self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
         self.rungs = sorted({-(-n_examples // 4), -(-n_examples // 2), n_examples}) if halving else [n_examples]
-        # Per candidate, right answers [P] among the first examples, up to each rung it reached.
+        # For each candidate and each rung it reached: right answers [P] among that rung's first examples.
         self.right: dict[Candidate, list[list[int]]] = {}
         if state is not None and state.exists():
             self._load(state)
@@ -76,7 +77,7 @@ class Scores:
         return 100 * np.array(self.right[candidate][rung]) / self.rungs[rung]
 
     def _climb(self, candidates: Sequence[Candidate], rung: int) -> None:
-        """Asks the candidates that have not reached `rung` the examples between it and the one below."""
+        """Evaluates the candidates that have not reached `rung` on the examples it adds to the rung below."""
         new = [c for c in candidates if len(self.right.get(c, ())) <= rung]
         if not new:
             return
@@ -87,14 +88,14 @@ class Scores:
             reached.append((right + (np.array(reached[-1]) if reached else 0)).tolist())
         if self.state is not None:
             scored = [{"factors": factors, "right": right} for factors, right in self.right.items()]
-            known = {"identity": self.identity, "forward_passes": self.evaluator.forward_passes, "scored": scored}
-            write_json(self.state, known)
+            saved = {"identity": self.identity, "forward_passes": self.evaluator.forward_passes, "scored": scored}
+            write_json(self.state, saved)
 
     def _load(self, state: Path) -> None:
         try:
-            known = read_model(_State, state, state.name)
+            saved = read_model(_State, state, state.name)
         except PosgapError as error:
             raise PosgapError(f"{error}; delete it and search again") from None
-        if known.identity == self.identity:
-            self.right = {tuple(row.factors): row.right for row in known.scored}
-            self.evaluator.forward_passes = known.forward_passes
+        if saved.identity == self.identity:
+            self.right = {tuple(row.factors): row.right for row in saved.scored}
+            self.evaluator.forward_passes = saved.forward_passes

@@ -1,4 +1,4 @@
-"""The search: generations of a strategy, scored, until they are over or no longer help."""
+"""The search: generations of a strategy are scored until the last one, or until they no longer improve."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Found:
-    """The best candidate of a search, and how the search went.
+class Best:
+    """The best candidate of a search, and the search's history.
 
-    `history` has one row a generation: `generation` from 1, `best` so far, `generation_best`,
-    `generation_mean`.
+    `history` has one row per generation: `generation` (from 1), the fitness of the `best` candidate so far,
+    `generation_best` and `generation_mean`.
     """
 
     points: np.ndarray
@@ -36,21 +36,21 @@ def search(
     generations: int,
     patience: int,
     on_generation: Callable[[dict[str, float]], None] = lambda row: None,
-) -> Found:
-    """Runs `generations` of `strategy`; stops early after `patience` without improvement (0: never).
+) -> Best:
+    """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement (0: never).
 
-    Only candidates whose score is complete can be the best; of equals the first found stays.
+    Only candidates whose score is complete can be the best; of equally good ones the first stays.
     """
-    best, since = Found(np.empty(0), (), -np.inf), 0
+    best, since = Best(np.empty(0), (), -np.inf), 0
     for generation in range(1, generations + 1):
-        asked = strategy.ask()
-        factors = [curve.factors(points, n_layers) for points in asked]
+        proposed = strategy.ask()
+        factors = [curve.factors(points, n_layers) for points in proposed]
         scores = score(factors)
-        strategy.tell(asked, [s.fitness for s in scores])
+        strategy.tell(proposed, [s.fitness for s in scores])
         since += 1
-        for points, candidate, found in zip(asked, factors, scores):
-            if found.complete and found.fitness > best.fitness:
-                best, since = Found(points, candidate, found.fitness, best.history), 0
+        for points, candidate, (fitness, complete) in zip(proposed, factors, scores):
+            if complete and fitness > best.fitness:
+                best, since = Best(points, candidate, fitness, best.history), 0
         row = {
             "generation": generation,
             "best": best.fitness,
@@ -61,6 +61,6 @@ def search(
         on_generation(row)
         log.info("generation %d: best %.2f, mean %.2f", generation, best.fitness, row["generation_mean"])
         if patience and since >= patience:
-            log.info("no better candidate in %d generations: stopped", patience)
+            log.info("stopped: no better candidate in %d generations", patience)
             break
     return best

@@ -1,4 +1,4 @@
-"""`posgap serve-check`: the factors a loaded model really applies, beside those its config names."""
+"""`posgap serve-check`: the factors that a loaded model really applies, beside those in its config."""
 
 import importlib.util
 import json
@@ -15,22 +15,24 @@ from posgap.storage.inputs import with_local_paths
 
 @with_local_paths
 def serve_check(config: ServeCheckConfig) -> None:
-    """Loads the model and prints one line a layer; `PosgapError` where config and model disagree."""
-    named = read_object(Path(config.model) / "config.json").get(CONFIG_KEY)
+    """Loads the model and prints one line per layer; raises `PosgapError` if config and model disagree."""
+    configured = read_object(Path(config.model) / "config.json").get(CONFIG_KEY)
     backend = config.backend
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    found = (_in_vllm if backend == "vllm" else _in_transformers)(config.model)
-    print(f"{config.model} in {backend}: {CONFIG_KEY} {'is not set' if named is None else json.dumps(named)}")
-    wanted = named or [1.0] * len(found)
-    for layer, (factor, real) in enumerate(zip(wanted, found)):
-        print(f"layer {layer:3d}  config {factor:.4f}  applied {real:.4f}")
-    if len(wanted) != len(found) or any(abs(factor / real - 1) > 1e-3 for factor, real in zip(wanted, found)):
-        raise PosgapError(f"{config.model}: {backend} does not apply the factors its config names; do not serve it")
+    real = (_in_vllm if backend == "vllm" else _in_transformers)(config.model)
+    print(f"{config.model} in {backend}: {CONFIG_KEY} {'is not set' if configured is None else json.dumps(configured)}")
+    wanted = configured or [1.0] * len(real)
+    for layer, (factor, real_factor) in enumerate(zip(wanted, real)):
+        print(f"layer {layer:3d}  config {factor:.4f}  applied {real_factor:.4f}")
+    if len(wanted) != len(real) or any(
+        abs(factor / real_factor - 1) > 1e-3 for factor, real_factor in zip(wanted, real)
+    ):
+        raise PosgapError(f"{config.model}: {backend} does not apply the factors of its config; do not serve it")
 
 
 def _in_vllm(model: str) -> list[float]:
-    # In this process, so that the model can be looked at.
+    # vLLM runs the model in this process, so that `apply_model` can inspect it.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         from vllm import LLM
@@ -38,8 +40,8 @@ def _in_vllm(model: str) -> list[float]:
         raise PosgapError(
             "vLLM is not installed here: choose `backend` transformers, or run in vLLM's environment"
         ) from None
-    (found,) = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64).apply_model(applied)
-    return found
+    (factors,) = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64).apply_model(applied)
+    return factors
 
 
 def _in_transformers(model: str) -> list[float]:

@@ -1,6 +1,6 @@
-"""Search strategies behind one interface: they propose control points and are told their fitness.
+"""Search strategies behind one interface: they propose control points, and learn from the fitness of these.
 
-A strategy is deterministic: equal arguments and equal answers give equal proposals.
+A strategy is deterministic: equal arguments and equal fitness values give equal proposals.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,22 @@ from posgap.scaling.curves import Curve
 class Strategy(Protocol):
     """Proposes one generation of control points at a time; higher fitness is better."""
 
-    def ask(self) -> list[np.ndarray]: ...
+    def ask(self) -> list[np.ndarray]:
+        """The control points `[k]` of the next generation's candidates."""
+        ...
 
-    def tell(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None: ...
+    def tell(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
+        """Takes the fitness of each of the `points` that `ask` last proposed."""
+        ...
 
 
 class Genetic:
     """The constrained genetic algorithm of LPES.
 
-    The elite survives. Parents win tournaments; each control point of a child lies between its
-    parents' heights, and with probability `mutation_rate` (at least one point a child) moves by at
-    most `mutation`. Bounds and monotonicity are the curve's. The first generation is random but for
-    one flat curve at the lowest bound.
+    The `elite` best candidates survive a generation. Parents are the winners of tournaments among `tournament`
+    candidates. Each control point of a child lies between those of its parents, and with probability `mutation_rate`
+    (but at least one point of each child) it moves by at most `mutation`. Bounds and monotonicity are the curve's.
+    The first generation is random, except for a flat curve at the lower bound.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Genetic:
 class CMAES:
     """CMA-ES from the library `cma` (Hansen 2016), for comparison with the genetic algorithm.
 
-    It starts in the middle of the bounds with a quarter of their width as its standard deviation.
+    It starts in the middle between the bounds, with a quarter of the distance between them as standard deviation.
     """
 
     def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
@@ -78,7 +82,7 @@ class CMAES:
 
         k, rng = curve.n_points(n_layers), np.random.default_rng(seed)
         if k < 2:
-            raise PosgapError(f"cma searches two control points or more, and a {curve.kind} curve has {k}; use genetic")
+            raise PosgapError(f"cma needs two control points or more, and a {curve.kind} curve has {k}; use genetic")
         self.curve = curve
         options = {
             **{"bounds": [curve.low, curve.high], "popsize": population, "verbose": -9},
@@ -86,12 +90,12 @@ class CMAES:
         }
         middle, width = (curve.low + curve.high) / 2, curve.high - curve.low
         self.cma = cma.CMAEvolutionStrategy(np.full(k, middle), width / 4, options)
-        self.asked: list[np.ndarray] = []
+        self.proposed: list[np.ndarray] = []
 
     def ask(self) -> list[np.ndarray]:
-        self.asked = self.cma.ask()
-        return [self.curve.constrain(points) for points in self.asked]
+        self.proposed = self.cma.ask()
+        return [self.curve.constrain(points) for points in self.proposed]
 
     def tell(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
-        # It is told of the points it proposed, before constraints moved them: the fitness of those.
-        self.cma.tell(self.asked, [-value for value in fitness])
+        # Report each fitness under the unconstrained point that CMA-ES itself proposed.
+        self.cma.tell(self.proposed, [-value for value in fitness])

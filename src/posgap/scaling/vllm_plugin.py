@@ -1,11 +1,11 @@
 """The vLLM plugin: a served model reads `posgap_rope_factors` from its config.json as transformers does.
 
 vLLM finds `register` through the entry point group `vllm.general_plugins`. Each layer's rotary embedding
-holds a table of cos and sin by position; after a model is loaded, layer l gets a table of its own, whose
-frequencies are divided by its factor. That equals dividing positions, and leaves the model's own
-`rope_scaling` in it; serving does what it did before. vLLM's internals are not an interface, so
-tests/test_vllm.py compares log-probabilities. Nothing but vLLM and torch is imported here: vLLM lives
-in an environment of its own.
+holds a table of cos and sin by position. After a model is loaded, layer l gets a table of its own with its
+frequencies divided by factor l. That equals dividing the positions, keeps the effect of the model's own
+`rope_scaling`, and changes nothing else in serving. vLLM's internals are no public interface, so tests/test_vllm.py
+compares log-probabilities with transformers'. Only vLLM and torch are imported here, because vLLM is installed in
+an environment of its own.
 """
 
 import copy
@@ -22,7 +22,7 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def register() -> None:
-    """Makes every vLLM model loader scale what it loads. Called by vLLM, once or more a process."""
+    """Makes every vLLM model loader scale the models it loads. vLLM calls it once or more in each process."""
     import vllm.model_executor.model_loader  # noqa: F401  defines all loaders
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -33,18 +33,18 @@ def register() -> None:
 
 
 def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
-    """Scales a vLLM model in place; returns the factor of each layer as its table now has it.
+    """Scales a vLLM model in place and returns the factor of each layer, read off its new table.
 
-    Raises `ValueError` rather than serve a model that is not scaled as its config says.
+    Raises `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
     """
     attentions = {}
     for name, module in model.named_modules():
-        if (found := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
-            attentions[int(found[1])] = module
+        if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
+            attentions[int(in_layer[1])] = module
     if sorted(attentions) != list(range(len(factors))) or any(isinstance(factor, list) for factor in factors):
         raise ValueError(
-            f"posgap: {CONFIG_KEY} has {len(factors)} factors, and this model has a rotary embedding that can be "
-            f"scaled in layers {sorted(attentions)}; vLLM serves layer-wise factors of Llama-like models"
+            f"posgap: {CONFIG_KEY} has {len(factors)} factors, but this model has rotary embeddings that can be scaled "
+            f"in layers {sorted(attentions)}; vLLM serves one factor per layer of Llama-like models"
         )
     made: dict[tuple[int, float], nn.Module] = {}
     for layer, factor in enumerate(factors):
@@ -56,15 +56,15 @@ def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
 
 
 def applied(model: nn.Module) -> list[float]:
-    """The factor of each layer, read off its table: the fastest frequency turns by one radian a position, or
-    by less under linear `rope_scaling`."""
+    """The factor of each layer, read off its table: unscaled, the highest frequency is one radian per position, or
+    less under linear `rope_scaling`."""
     factors = {}
     for name, module in model.named_modules():
-        if (found := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
+        if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
             table = module.rotary_emb.cos_sin_cache[1].float().cpu()
             cos, sin = table.chunk(2)
             linear = getattr(module.rotary_emb, "scaling_factors", [1.0])[0]
-            factors[int(found[1])] = 1 / (linear * float(sin[0].atan2(cos[0])))
+            factors[int(in_layer[1])] = 1 / (linear * float(sin[0].atan2(cos[0])))
     return [round(factors[layer], 4) for layer in sorted(factors)]
 
 

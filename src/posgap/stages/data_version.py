@@ -1,4 +1,4 @@
-"""data version: is there anything new to train on?"""
+"""data version: whether there is anything new to train on."""
 
 import logging
 from pathlib import Path
@@ -18,10 +18,10 @@ VERSION_FILE = "version.json"
 
 @stage
 def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
-    """Writes `version.json`: the newest data version, and what of data and base model the champion was not made from.
+    """Writes `version.json`: the newest data version, and which of data and base model the champion was not made from.
 
-    Where that is nothing, `skip` is true, and the run's description in MLflow says why. Nothing is looked
-    at but the version where `only_new` is false.
+    If the champion was made from both, `skip` is true and the run's description in MLflow says why. If `only_new` is
+    false, only the version is looked up.
     """
     version = newest(config.data)
     champion = registry.champion(config.name) if config.only_new else None
@@ -37,7 +37,7 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     else:
         made = f"{config.name} version {champion.version} was made"
         note = f"skipped: {made} from data version {version.name} and this base model"
-    found = {
+    result = {
         "version": version.name,
         "uri": str(version.location),
         "digests": digests,
@@ -46,11 +46,11 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
         "skip": config.only_new and not changed,
         "note": note,
     }
-    write_json(out / VERSION_FILE, found)
+    write_json(out / VERSION_FILE, result)
     run.tags(
         {
             "mlflow.note.content": note,
-            "posgap.skip": str(found["skip"]).lower(),
+            "posgap.skip": str(result["skip"]).lower(),
             "posgap.data_version": version.name,
         }
     )
@@ -59,10 +59,10 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
 
 
 def read_data_version(folder: Location) -> dict:
-    """What `data_version` found."""
+    """Reads the result that `data_version` wrote into `folder`."""
     return read_json(Path(folder) / VERSION_FILE)
 
 
 def _digest(location: str | Path) -> str:
-    """Of what the manifest of a run that reads it would say, so of a model on the hub its name."""
+    """The digest that a manifest would record for this input; the name itself for a model on the hub."""
     return source(location).digest() or str(location)

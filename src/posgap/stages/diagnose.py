@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 @stage
 def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
-    """Writes `diagnosis.json`, `diagnosis.html` and, of the attention, `diagnosis.png`."""
+    """Writes `diagnosis.json`, `diagnosis.html` and, if attention is measured, `diagnosis.png`."""
     swept = read_swept(config)
     model = load_model(config.model, config.dtype)
     generator = TransformersGenerator(model, swept.build.tokenizer, config.batch_tokens)
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         label=swept.sweep.label,
         placements=swept.sweep.placements,
         advantageous=swept.sweep.advantageous,
@@ -39,28 +39,28 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
         model_digest=swept.sweep.model_digest,
         prompt_digest=swept.sweep.prompt_digest,
     )
-    write_json(out / DIAGNOSIS_FILE, found.model_dump(mode="json"))
-    title = f"{found.label}: why its accuracy depends on the position"
-    write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, found), found)
-    if found.attention:
-        save_picture(attention_map(found.attention, swept.sweep.names, found.label), out / "diagnosis.png")
-        for layer, shares in enumerate(zip(*found.attention.gold), start=1):
+    write_json(out / DIAGNOSIS_FILE, diagnosis.model_dump(mode="json"))
+    title = f"{diagnosis.label}: why its accuracy depends on the position"
+    write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, diagnosis), diagnosis)
+    if diagnosis.attention:
+        save_picture(attention_map(diagnosis.attention, swept.sweep.names, diagnosis.label), out / "diagnosis.png")
+        for layer, shares in enumerate(zip(*diagnosis.attention.gold), start=1):
             run.metrics({"attention_to_gold": sum(shares) / len(shares)}, step=layer)
     run.artifact(out)
-    if (tokens := found.tokens) and tokens.diagnosed:
+    if (tokens := diagnosis.tokens) and tokens.diagnosed:
         figures = {"recovery_rate": tokens.recovery_rate, "turning_is_peak": tokens.turning_is_peak}
         run.metrics({name: figure for name, figure in figures.items() if figure is not None})
         log.info(
-            "%d of %d wrong answers diagnosed: %.0f %% come out right when one token is corrected; in %d of them that "
+            "%d of %d wrong answers diagnosed: %.0f %% become right when one token is corrected; in %d of them that "
             "token alone is not yet the answer",
             *(tokens.diagnosed, tokens.wrong, tokens.recovery_rate, tokens.unsettled),
         )
 
 
-def _cases(swept: Swept, found: Diagnosis) -> list[Case]:
-    """The first shifts with their examples, or some examples where there are none."""
+def _cases(swept: Swept, diagnosis: Diagnosis) -> list[Case]:
+    """The first token shifts with their examples, or, if there are none, some examples of mixed outcome."""
     rows = swept.predictions
-    if not (found.tokens and found.tokens.shifts):
+    if not (diagnosis.tokens and diagnosis.tokens.shifts):
         return mixed_cases(swept.examples, rows, swept.sweep.n_docs, swept.build)
     examples = {example.id: example for example in swept.examples}
     return [
@@ -71,5 +71,5 @@ def _cases(swept: Swept, found: Diagnosis) -> list[Case]:
             swept.build,
             shift,
         )
-        for shift in found.tokens.shifts[:SHOWN]
+        for shift in diagnosis.tokens.shifts[:SHOWN]
     ]

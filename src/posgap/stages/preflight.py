@@ -1,4 +1,4 @@
-"""preflight: everything that would stop a pipeline run, said at its start and at once."""
+"""preflight: reports everything that would stop a pipeline run, at its start and all at once."""
 
 import logging
 from pathlib import Path
@@ -17,34 +17,33 @@ PREFLIGHT_FILE = "preflight.json"
 
 
 def preflight(config: PreflightConfig) -> Location:
-    """Writes `preflight.json`: what was looked at, and what each stage of the pipeline is given.
+    """Writes `preflight.json`: the results of the checks, and the parameters of each stage of the pipeline.
 
-    Raises `Rejected` with all that is wrong in one line. What was found before is never reused: the
-    world may have changed.
+    Raises `Rejected` with all faults in one line. Earlier results are never reused, since the world may have changed.
     """
     return _preflight(config.model_copy(update={"force": True}))
 
 
 @stage
 def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
-    wrong, found = list(complaints(config)), {}
+    wrong, results = list(complaints(config)), {}
     for name, check in prerequisites(config).items():
         try:
-            found[name] = check()
+            results[name] = check()
         except PosgapError as error:
             wrong.append(str(error))
-    plan = {"found": found, "wrong": wrong, "settings": settings(config)}
+    plan = {"found": results, "wrong": wrong, "settings": settings(config)}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "parts": parts(config.shards)}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:
-        listed = "; ".join(f"({number}) {one}" for number, one in enumerate(wrong, start=1))
+        listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
         raise Rejected(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
-    for name, what in found.items():
-        log.info("%s: %s", name, what)
+    for name, result in results.items():
+        log.info("%s: %s", name, result)
 
 
 def read_plan(folder: Location) -> dict:
-    """What `preflight` wrote."""
+    """Reads the `preflight.json` in `folder`."""
     return read_json(Path(folder) / PREFLIGHT_FILE)

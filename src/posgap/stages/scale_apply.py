@@ -1,4 +1,4 @@
-"""scale_apply: a model folder that loads scaled."""
+"""scale_apply: writes a model folder that carries the RoPE factors of a scaling."""
 
 import logging
 from pathlib import Path
@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 
 @stage
 def scale_apply(config: ScaleApplyConfig, out: Path, run: Run) -> None:
-    """Writes the model with its factors in `config.json`, `scaling.json`, and a card that warns.
+    """Writes the model with its factors in `config.json`, `scaling.json`, and a warning in the model card.
 
-    Raises `PosgapError` where the scaling was searched for another model.
+    Raises `PosgapError` if the scaling was searched for another model.
     """
     scaling, folder = read_scaling(config.scaling), model_folder(config.model)
     text_config = load_config(config.model).get_text_config()

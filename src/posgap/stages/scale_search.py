@@ -1,4 +1,4 @@
-"""scale_search: RoPE factors, one per layer, under which the model answers best."""
+"""scale_search: searches the RoPE factors, one per layer, under which the model answers best."""
 
 import hashlib
 import json
@@ -41,13 +41,12 @@ log = logging.getLogger(__name__)
 def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """Writes `scaling.json` and `scaling.png`.
 
-    What is scored is kept in `<out>.state.json` until the search ends: one that is interrupted goes
-    on from there.
+    Scores are kept in `<out>.state.json` until the search ends, so that an interrupted search goes on where it was.
     """
     examples = searched_examples(config)
     build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     if build.task.n_gold != 1:
-        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one")
+        raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
     placements = swept_placements(config.n_docs, 1, config.positions)
     positions = [placement.positions[0] for placement in placements]
     metric = config.metric or build.task.metric
@@ -62,7 +61,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         else Generated(model, build.tokenizer, questions, score, build.max_new_tokens, config.batch_tokens)
     )
     weights = position_weights(config.weights, positions, config.n_docs)
-    known = {
+    searched_on = {
         "task": config.task,
         "n_docs": config.n_docs,
         "metric": metric,
@@ -80,16 +79,16 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         partial(fitness, weights=weights, objective=config.objective),
         config.halving,
         state,
-        _identity(known, config.halving, config.dtype, build.max_new_tokens, teacher_forced),
+        _identity(searched_on, config.halving, config.dtype, build.max_new_tokens, teacher_forced),
     )
     ones = (1.0,) * layer_scaling(model).n_layers
     (unscaled,) = scores([ones])
     unscaled_accuracy = scores.accuracy(ones)
     if config.strategy == "ms_poe":
-        found, accuracy = _ms_poe(model, evaluator, ones)
-        found["fitness"] = scores.fitness(accuracy)
+        chosen, accuracy = _ms_poe(model, evaluator, ones)
+        chosen["fitness"] = scores.fitness(accuracy)
     else:
-        found, accuracy = _search(config, scores, len(ones), run)
+        chosen, accuracy = _search(config, scores, len(ones), run)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     scaling = Scaling(
         model=with_uris(config.model),
@@ -101,8 +100,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         unscaled_accuracy=unscaled_accuracy.tolist(),
         forward_passes=evaluator.forward_passes,
         settings=config.settings(),
-        **known,
-        **found,
+        **searched_on,
+        **chosen,
     )
     write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
     write_plot(scaling, out / "scaling.png")
@@ -113,7 +112,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
 
 def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) -> tuple[dict, np.ndarray]:
-    """What the strategy found, under the field names of `Scaling`, and its accuracy [P]."""
+    """The best candidate of the search as fields of `Scaling`, and its accuracy [P]."""
 
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
@@ -122,12 +121,12 @@ def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) 
     curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
     strategy = _strategy(config, curve, n_layers)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
-    found = {"curve": curve.described(), "control_points": best.points.tolist(), "factors": list(best.factors)}
-    return found | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
+    chosen = {"curve": curve.described(), "control_points": best.points.tolist(), "factors": list(best.factors)}
+    return chosen | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
 
 
 def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
-    """The same of Ms-PoE, which takes its factors from the heads of `model` instead of searching."""
+    """The same for Ms-PoE, which computes its factors from the heads of `model` instead of searching for them."""
     factors = ms_poe_factors(model, [question.prompt for row in evaluator.questions for question in row])
     scale_heads(model, factors)
     accuracy = 100 * evaluator.correct([ones], range(len(evaluator.questions)))[0].mean(axis=0)
@@ -136,13 +135,13 @@ def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tu
 
 
 def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
-    """The examples to search on; `PosgapError` where one of them is also an evaluation example."""
+    """The examples to search on; raises `PosgapError` if any of them is also an evaluation example (`exclude`)."""
     examples = read_examples(config.examples)[: config.limit or None]
     held_out = contents(read_examples(config.exclude)) if config.exclude else []
     if shared := among(examples, held_out):
         raise PosgapError(
             f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
-            "search on others"
+            "search on other examples"
         )
     return examples
 
@@ -163,11 +162,11 @@ def _strategy(config: ScaleSearchConfig, curve: Curve, n_layers: int) -> Strateg
 
 
 def _identity(*parts: object) -> str:
-    """Scores may pass from one search to another where these parts agree."""
+    """A digest of everything that scores depend on: a search reuses saved scores only if it agrees."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_silence(model: str, accuracies: np.ndarray, teacher_forced: bool) -> None:
     if not accuracies.any():
-        hint = "its responses may be worded otherwise: try `evaluation` generation" if teacher_forced else "train it"
-        raise PosgapError(f"{model}: answers not a single question, scaled or not; {hint}")
+        hint = "its responses may be worded differently: try `evaluation` generation" if teacher_forced else "train it"
+        raise PosgapError(f"{model}: answers none of the questions correctly, scaled or unscaled; {hint}")

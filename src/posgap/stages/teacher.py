@@ -1,4 +1,4 @@
-"""teacher: the model's own responses with the gold documents where it answers best."""
+"""teacher: samples the model's own responses with the gold documents at the advantageous placement."""
 
 import logging
 from pathlib import Path
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 @stage
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
-    """Writes `responses.jsonl`: example id and content, placement, text, token ids, whether it is correct.
+    """Writes `responses.jsonl`: each response's example by id and content, placement, text, token ids and correctness.
 
-    A response is correct where it scores 1. Others are left out unless `keep_incorrect` is set.
+    A response is correct if its score is 1. Incorrect ones are left out unless `keep_incorrect` is set.
     """
     examples, build = read_examples(config.examples), BACKENDS[config.backend].builder(config)
     placement = Placement(advantageous_positions(config), config.n_docs)
@@ -65,7 +65,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
 
 def advantageous_positions(config: TeacherConfig) -> tuple[int, ...]:
-    """The given placement, or the best one of the base model's sweep."""
+    """The positions in the config, or else those of the best placement in the base model's sweep."""
     if config.advantageous:
         return parse_positions(config.advantageous)
     if config.sweep is None:

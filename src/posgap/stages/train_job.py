@@ -1,4 +1,4 @@
-"""train_job: what `distill` makes, made on several machines of a cluster."""
+"""train_job: runs `distill` on several machines of a cluster, as a TrainJob of Kubeflow Trainer."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from posgap.storage.inputs import Source, sources
 from posgap.tracking.runs import PARENT_VARIABLE
 
 log = logging.getLogger(__name__)
-# What the pods are told of the step's environment. Nothing secret: that comes from Kubernetes secrets of the runtime.
+# Variables passed on from the step to its pods. None is secret: secrets come from the runtime's Kubernetes secrets.
 _PASSED_ON = (
     *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE),
     *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
@@ -29,23 +29,23 @@ _PASSED_ON = (
 
 @goes_on()
 def train_job(config: TrainJobConfig) -> Location:
-    """Has a TrainJob run `posgap distill`, and returns `config.out`: the folder that `distill` would have made here.
+    """Runs `posgap distill` as a TrainJob, and returns `config.out`: the same folder that `distill` would write here.
 
-    Pods share no disk with this machine: inputs that are here go to `config.work`, and the model comes back from there,
-    where `config.out` is not in S3. The job's name tells what it makes, so the step that is tried again joins the one
-    that is under way, and one that starts over goes on from the checkpoint in `config.work`.
+    Pods share no disk with this machine. So local inputs are uploaded below `config.work`, and unless `config.out` is
+    in S3, the model is downloaded from there. The job is named after what it makes: a step that is retried joins the
+    job that is still running, and a new job goes on from the checkpoint in `config.work`.
     """
-    asked = DistillConfig(**{name: getattr(config, name) for name in DistillConfig.model_fields})
-    found = sources(asked)
-    identity = identity_of("distill", asked, {field: record_of(source) for field, source in found.items()})
+    distilled = DistillConfig(**{name: getattr(config, name) for name in DistillConfig.model_fields})
+    inputs = sources(distilled)
+    identity = identity_of("distill", distilled, {field: record_of(source) for field, source in inputs.items()})
     if not config.force and is_complete(config.out, identity):
         log.info("distill: %s is complete, reused", config.out)
         return config.out
     name = f"posgap-distill-{identity[:12]}"
     place = Kept(f"{config.work}/{name}")
-    there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in found.items()}
+    there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
     there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
-    run(connect(config.namespace), _job(config, name, asked.model_dump(mode="json") | there))
+    run(connect(config.namespace), _job(config, name, distilled.model_dump(mode="json") | there))
     if not is_uri(config.out):
         with files.atomic(Path(config.out)) as partial:
             shutil.copytree(fetch(there["out"]), partial)
@@ -54,16 +54,16 @@ def train_job(config: TrainJobConfig) -> Location:
 
 
 def _reachable(source: Source, place: str) -> str:
-    """Where the pods find an input: where it is, or, for what is on this machine, below `place`."""
+    """A location of an input that the pods can read: its own, or `place`, to which a local input is uploaded."""
     if not isinstance(source.location, Path):
         return source.location
-    uri = f"{place}/{source.location.name}"  # whose ending says how it is packed
+    uri = f"{place}/{source.location.name}"  # keeps the name, whose ending says how the file is packed
     send(source.location, uri)
     return uri
 
 
 def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
-    asked: dict[str, int | str] = {
+    resources: dict[str, int | str] = {
         "gpu": config.gpus_per_node,
         "cpu": config.cpus_per_node,
         "memory": config.memory_per_node,
@@ -74,7 +74,7 @@ def _job(config: TrainJobConfig, name: str, parameters: dict[str, Any]) -> Job:
         arguments=as_options(parameters),
         nodes=config.nodes,
         seconds=config.timeout,
-        resources={kind: amount for kind, amount in asked.items() if amount},
+        resources={kind: amount for kind, amount in resources.items() if amount},
         environment={each: os.environ[each] for each in _PASSED_ON if os.environ.get(each)},
         queue=config.queue,
         image=config.image,

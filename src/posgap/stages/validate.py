@@ -1,4 +1,4 @@
-"""validate: Great Expectations over the examples, before anything is spent on them."""
+"""validate: checks examples with Great Expectations, before any GPU time is spent on them."""
 
 import logging
 from pathlib import Path
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 
 @stage
 def validate(config: ValidateConfig, out: Path, run: Run) -> None:
-    """Writes the examples, `validation.json` and the data docs; refuses examples that fail.
+    """Writes the examples, `validation.json` and the data docs.
 
-    Raises `Rejected` naming the first failed expectation and its rows.
+    Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
     """
     examples = read_examples(config.examples)
     build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
-    # What makes a prompt impossible is counted in tokens, the rest in rows of the table.
+    # The longest prompt is what the model's context leaves beside the response.
     suite = expectations(config.n_docs, build.context - build.max_new_tokens, build.task.n_gold)
     report = {"examples": len(table)} | check(table, suite, out / "data_docs")
     write_json(out / "validation.json", report)

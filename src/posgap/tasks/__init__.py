@@ -1,2 +1,1 @@
-"""Examples, placements, prompts and metrics: what is asked, where the evidence stands, and
-whether the answer is right."""
+"""Examples, placements, prompts and metrics: questions, the places of their evidence, and scores of answers."""

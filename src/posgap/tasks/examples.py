@@ -1,8 +1,8 @@
-"""Examples and their file format: one JSON object a line.
+"""Examples and their file format: one JSON object per line.
 
 A document example holds `id, question, answers[], gold[{title, text}], distractors[{title, text}]`;
-a key-value example holds `id, question, answers[], key, value, records[[key, value], ...]`, and
-its gold and distractors are read off the records.
+a key-value example holds `id, question, answers[], key, value, records[[key, value], ...]`, and its gold document and
+distractors are taken from the records.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ class Example(Record):
 
 
 class KVExample(Record):
-    """A key asked for among records; the record of that key is the gold document."""
+    """A question for the value of a key among records; the record of that key is the gold document."""
 
     id: str
     question: str
@@ -54,15 +54,15 @@ EXAMPLES_FILE = "examples.jsonl.gz"
 
 
 def examples_file(path: Path) -> Path:
-    """`path` itself, or the examples inside it where it is the folder of a stage."""
+    """`path` itself, or the examples file inside it if it is a stage's folder."""
     return path / EXAMPLES_FILE if Path(path).is_dir() else Path(path)
 
 
 def read_examples(path: Path) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
-    Raises `PosgapError` naming the line, and the field where the schema is wrong, or both lines of an id that two
-    examples have.
+    Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
+    the same id.
     """
     file = examples_file(path)
     examples = list(told_apart(file, _parsed_lines(file)))
@@ -77,9 +77,9 @@ def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
 
 
 def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[AnyExample]:
-    """The examples of (line, example) as they come; `PosgapError` where one has the id of another before it.
+    """Yields the examples of (line, example); raises `PosgapError` if one has the id of an earlier one.
 
-    Results are kept by id: two examples of one id could not be told apart in them.
+    Results are kept by id, so two examples with the same id could not be told apart in them.
     """
     lines: dict[str, int] = {}
     for number, example in examples:
@@ -93,5 +93,5 @@ def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterat
 
 
 def write_examples(path: Path, examples: Iterable[AnyExample]) -> int:
-    """Writes examples, one a line, gzipped where the name ends in `.gz`; returns how many."""
+    """Writes examples, one per line, gzipped if the name ends in `.gz`; returns their number."""
     return write_jsonl(path, (example.model_dump(mode="json") for example in examples))

@@ -18,13 +18,11 @@ _OPENERS = {
 
 
 def final_answer(response: str) -> str:
-    """What follows the last "The answer is", to the end of its sentence or line.
+    """The text after the last "The answer is", up to the end of its sentence or line; "" if the phrase does not occur.
 
-    Without the final full stop, quotes and asterisks. "" where the response never says it.
-
-    A full stop inside an answer ("J. R. R. Tolkien", "3.5", "Warner Bros. Records") does not end
-    it. Whether one after an initial does can only be guessed: it does where the next word often
-    opens a sentence ("It is vitamin C. This is ...").
+    Surrounding quotes and asterisks and the final full stop are removed. A full stop inside an answer
+    ("J. R. R. Tolkien", "3.5", "Warner Bros. Records") does not end the sentence. After an initial this can only be
+    guessed: the sentence ends there if the next word is one that often opens a sentence ("It is vitamin C. This is").
     """
     _, *stated = _STATED.split(response)
     line = stated[-1].lstrip(" \t\r\n:*").partition("\n")[0] if stated else ""

@@ -1,4 +1,4 @@
-"""How well a response answers the question: a score from 0 to 1, where True is 1."""
+"""Metrics: a response's score from 0 to 1, where True counts as 1."""
 
 import re
 import string
@@ -21,30 +21,30 @@ def normalize(text: str) -> str:
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
     """EM: the normalised response equals a normalised answer."""
-    return any(wanted == found for wanted, found in _comparable(response, answers))
+    return any(answer == simplified for answer, simplified in _comparable(response, answers))
 
 
 def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     """sub_EM (Liu et al. 2024): a normalised answer is contained in the normalised response."""
-    return any(wanted in found for wanted, found in _comparable(response, answers))
+    return any(answer in simplified for answer, simplified in _comparable(response, answers))
 
 
 def f1(response: str, answers: Sequence[str]) -> float:
-    """SQuAD's token F1: the harmonic mean of precision and recall of words, at the best of the answers."""
+    """SQuAD's token F1: the harmonic mean of the precision and recall of words, for the answer that fits best."""
     pairs = _comparable(response, answers)
-    return max((_token_f1(found.split(), wanted.split()) for wanted, found in pairs), default=0.0)
+    return max((_token_f1(simplified.split(), answer.split()) for answer, simplified in pairs), default=0.0)
 
 
-def _token_f1(found: list[str], wanted: list[str]) -> float:
-    common = (Counter(found) & Counter(wanted)).total()
-    return 2 * common / (len(found) + len(wanted))
+def _token_f1(response: list[str], answer: list[str]) -> float:
+    common = (Counter(response) & Counter(answer)).total()
+    return 2 * common / (len(response) + len(answer))
 
 
 def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(answer, response) pairs under the strongest normalisation that leaves something of the answer.
+    """Yields each answer with the response, both under the strongest normalisation that does not empty the answer.
 
-    The hex digit "a" is an article and "-" is punctuation: normalised away, they would be
-    contained in every response.
+    Full normalisation would delete an answer like the hex digit "a" (an article) or "-" (punctuation), and an empty
+    answer is contained in every response.
     """
     for answer in answers:
         for simplify in (normalize, _without_punctuation, _lowered):
@@ -63,7 +63,7 @@ def _lowered(text: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """How a response is scored: `score(response, answers)` is from 0 to 1, and True counts as 1."""
+    """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1."""
 
     name: str
     help: str
@@ -73,4 +73,4 @@ class Metric:
 
 EM = Metric("em", "the response equals an answer", exact_match)
 SUB_EM = Metric("sub_em", "the response contains an answer", sub_exact_match)
-F1 = Metric("f1", "words in common with the best of the answers", f1)
+F1 = Metric("f1", "token F1 with the answer that fits best", f1)

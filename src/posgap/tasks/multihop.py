@@ -1,4 +1,4 @@
-"""The two-hop tasks; the wordings are our own."""
+"""The two-hop tasks, in wordings of our own."""
 
 from posgap.tasks.final_answers import MARKER, final_answer
 from posgap.tasks.task import Task, search_results

@@ -1,4 +1,4 @@
-"""Where the gold documents stand among the n documents of a prompt."""
+"""Placements: the positions of the gold documents among the n documents of a prompt."""
 
 import random
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class Placement:
 
 
 def category(positions: Sequence[int]) -> str:
-    """How two gold documents, (pre, post) in the order of reasoning, stand to each other.
+    """The category of two gold documents' positions (pre, post), in the order of reasoning.
 
-    "connected": post follows pre at once; "disconnected": it follows later; "reversed": it stands
-    before. "" for one gold document.
+    "connected": post directly follows pre; "disconnected": it comes later; "reversed": it comes before pre. "" for a
+    single gold document.
     """
     if len(positions) == 1:
         return ""
@@ -40,16 +40,16 @@ def category(positions: Sequence[int]) -> str:
 
 
 def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
-    """Every placement: each position for one gold document, each ordered pair for two."""
+    """Every placement: all positions for one gold document, all ordered pairs of positions for two."""
     return [Placement(positions, n_docs) for positions in permutations(range(1, n_docs + 1), n_gold)]
 
 
 def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
-    """The placements of a sweep: those chosen, or every position, or pairs of all categories.
+    """The placements of a sweep: those chosen, or else every position, or else pairs of all categories.
 
-    Pairs are taken at five anchors spread evenly over the documents: neighbours at each, each
-    anchor with each later one, and the swaps of all these. Raises `PosgapError` where a chosen
-    placement is impossible or has another number of gold documents than the task.
+    Pairs are formed at five anchors spread evenly over the documents: neighbours at each anchor, each anchor with each
+    later one, and all of these swapped. Raises `PosgapError` if a chosen placement is impossible or has another number
+    of gold documents than the task.
     """
     if not chosen:
         return all_placements(n_docs, 1) if n_gold == 1 else _anchored_pairs(n_docs)
@@ -62,9 +62,9 @@ def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> li
 
 
 def shard_of(placements: Sequence[Placement], shard: str) -> list[Placement]:
-    """The part of the placements that `shard` names, neighbours together; all where it is empty.
+    """The part of the placements that `shard` names, as a run of neighbours; all placements if it is empty.
 
-    Prompts of neighbouring placements begin alike, which is read once.
+    Prompts of neighbouring placements begin alike, and a common beginning is read only once.
     """
     if not shard:
         return list(placements)
@@ -75,14 +75,14 @@ def shard_of(placements: Sequence[Placement], shard: str) -> list[Placement]:
 
 
 def spaced_positions(n_docs: int, count: int) -> list[int]:
-    """At most `count` positions from 1 to n, evenly spaced, both ends among them; all where count is 0."""
+    """At most `count` evenly spaced positions from 1 to n, both ends included; all positions if `count` is below 2."""
     if not 2 <= count < n_docs:
         return list(range(1, n_docs + 1))
     return sorted({round(1 + i * (n_docs - 1) / (count - 1)) for i in range(count)})
 
 
 def require_n_gold(placement: Placement, n_gold: int) -> None:
-    """`PosgapError` where the placement is not one of `n_gold` gold documents."""
+    """Raises `PosgapError` unless the placement has `n_gold` gold documents."""
     if len(placement.positions) != n_gold:
         wanted = "one gold document: write a position like 7" if n_gold == 1 else "two: write positions like 3+7"
         raise PosgapError(f"placement {format_positions(placement.positions)}: the task has {wanted}")
@@ -90,7 +90,7 @@ def require_n_gold(placement: Placement, n_gold: int) -> None:
 
 def _anchored_pairs(n_docs: int) -> list[Placement]:
     if n_docs < 2:
-        raise PosgapError(f"n_docs={n_docs}: two gold documents need at least 2")
+        raise PosgapError(f"n_docs={n_docs}: a prompt with two gold documents has at least 2 documents")
     anchors = sorted({round(1 + (n_docs - 1) * quarter / 4) for quarter in range(5)})
     connected = sorted({(pre, pre + 1) for pre in (min(a, n_docs - 1) for a in anchors)})
     disconnected = [(a, b) for a in anchors for b in anchors if b > a + 1]
@@ -99,11 +99,11 @@ def _anchored_pairs(n_docs: int) -> list[Placement]:
 
 
 def arrange(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
-    """The n documents of a prompt: gold where the placement says, distractors in their order.
+    """The n documents of a prompt, with the gold documents at the placement's positions.
 
-    Distractors keep their order at every placement, so that two prompts of one example differ
-    in nothing but the gold documents' positions. A `shuffle` other than 0 is the seed of another
-    order of the same distractors, again alike at every placement.
+    Distractors have the same order at every placement, so that two prompts of one example differ only in the gold
+    documents' positions. That is the example's order, or, for a `shuffle` other than 0, a random order with that seed.
+    Raises `PosgapError` if the example has too few documents for the placement.
     """
     gold, n_docs = example.gold, placement.n_docs
     if len(gold) != len(placement.positions):

@@ -1,4 +1,4 @@
-"""From examples and placements to prompts: text for endpoints, token ids for models here."""
+"""Makes prompts of examples and placements: text for endpoints, token ids for local models."""
 
 import hashlib
 import json
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """What a model is asked: the task's text, and its token ids with the chat template where they are known."""
+    """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one."""
 
     text: str
     token_ids: Sequence[int] = ()
 
 
 class TextPromptBuilder:
-    """Turns (example, placement) into text, for an endpoint that has the tokenizer itself.
+    """Turns (example, placement) into text, for an endpoint that applies the tokenizer itself.
 
-    `template` says which chat template the text is put into: none where it is empty.
+    `template` identifies the chat template that the endpoint puts the text into; empty means none.
     """
 
     def __init__(self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN, template: str = ""):
@@ -41,11 +41,11 @@ class TextPromptBuilder:
         return self.task.prompt(example, placement, self.order)
 
     def digest(self) -> str:
-        """Identifies wording and order."""
+        """A digest of the prompts' wording and order."""
         return self._digest()
 
     def _digest(self, *parts: str | list) -> str:
-        # The order an example came in has never been part of it.
+        # shuffle=0 is left out, so that digests written before the option existed stay valid.
         shuffle = [self.order.shuffle] if self.order.shuffle else []
         described = [self.task.ordered_template(self.order), *parts, *shuffle]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -54,8 +54,8 @@ class TextPromptBuilder:
 class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
-    The chat template is applied when the tokenizer has one. `context` is the model's context
-    length in tokens, out of which `max_new_tokens` are kept for the response.
+    The chat template is applied if the tokenizer has one. `context` is the model's context length in tokens, of which
+    `max_new_tokens` are reserved for the response.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class PromptBuilder(TextPromptBuilder):
         self.tokenizer, self.context = tokenizer, context
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
-        """Token ids of the prompt; `PosgapError` where prompt and response exceed the context."""
+        """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
         return list(self.prompt(example, placement).token_ids)
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
-        """The prompt as text and token ids; `PosgapError` as above."""
+        """The prompt as text and token ids; raises `PosgapError` if prompt and response would exceed the context."""
         text = self.text(example, placement)
         ids = self.token_ids(text)
         if len(ids) + self.max_new_tokens > self.context:
@@ -87,6 +87,7 @@ class PromptBuilder(TextPromptBuilder):
         return Prompt(text, ids)
 
     def token_ids(self, text: str) -> list[int]:
+        """The token ids of a prompt's text, in the chat template if the tokenizer has one."""
         if self.tokenizer.chat_template:
             ids: Any = self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
@@ -95,9 +96,9 @@ class PromptBuilder(TextPromptBuilder):
         return self.tokenizer(text)["input_ids"]
 
     def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:
-        """Token ids of `text` as the model would write it after that prompt, end token included.
+        """The token ids of `text` as the model would write it after that prompt, with the end token.
 
-        Raises `PosgapError` where the tokenizer joins the prompt's end and the response.
+        Raises `PosgapError` if the tokenizer joins the end of the prompt with the beginning of the response.
         """
         if self.tokenizer.chat_template:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -105,15 +106,18 @@ class PromptBuilder(TextPromptBuilder):
             before = self.text(example, placement)
             prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")
             if together[: len(prompt)] != prompt:
-                raise PosgapError(f"example {example.id}: the tokenizer joins the prompt's end and the response")
+                raise PosgapError(
+                    f"example {example.id}: the tokenizer joins the prompt's end and the response into one token, so "
+                    "the response has no token ids of its own"
+                )
             ids = together[len(prompt) :]
         return [*ids, self.tokenizer.eos_token_id]
 
     def gold_response(self, example: AnyExample, placement: Placement) -> list[int]:
-        """Token ids of the task's target with the example's first answer, end token included."""
+        """The token ids of the right response with the example's first answer, with the end token."""
         return self.response_ids(example, placement, self.task.target.format(answer=example.answers[0]))
 
     def digest(self) -> str:
-        """Identifies wording, order, chat template and vocabulary; two builders that agree in it
-        make the same prompts."""
+        """A digest of wording, order, chat template and vocabulary: two builders with equal digests make equal
+        prompts."""
         return self._digest(self.tokenizer.chat_template or "", sorted(self.tokenizer.get_vocab().items()))

@@ -1,4 +1,4 @@
-"""The teacher's responses, as `teacher` writes and `distill` reads them."""
+"""The file of the teacher's responses, which `teacher` writes and `distill` reads."""
 
 from pathlib import Path
 
@@ -25,11 +25,12 @@ class Response(Record):
 
     @property
     def at(self) -> Placement:
+        """The advantageous placement that the response was sampled at."""
         return Placement(tuple(self.placement), self.n_docs)
 
 
 def read_responses(path: Path) -> list[Response]:
-    """Reads the responses in the folder `teacher` wrote; `PosgapError` names line and field."""
+    """Reads responses from a folder that `teacher` wrote, or their file; raises `PosgapError` naming line and field."""
     responses = [response for _, response in read_models(Response, path, RESPONSES_FILE)]
     if not responses:
         raise PosgapError(f"{path}: holds no responses")

@@ -7,13 +7,13 @@ from posgap.tasks.task import Task, search_results
 
 
 def json_records(documents: Sequence[Document]) -> str:
-    """Documents as one JSON object, a record a line."""
+    """Writes documents as one JSON object with one record per line."""
     return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
 
 
 KV = Task(
     name="kv",
-    help="the value of a key among JSON records",
+    help="a key's value among JSON records",
     template=(
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"
         'JSON data:\n{documents}\n\nKey: "{question}"\nCorresponding value:'
@@ -26,7 +26,7 @@ KV = Task(
 )
 QA = Task(
     name="qa",
-    help="a question about one of the documents",
+    help="a question that one of the documents answers",
     template=(
         "Write a high-quality answer for the given question using only the provided search results "
         "(some of which might be irrelevant).\n\n{documents}\n\nQuestion: {question}\nAnswer:"

@@ -1,4 +1,4 @@
-"""What every stage that reads prompts begins with: task, tokenizer and context in one prompt builder."""
+"""Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
 
 from posgap.choices import TASKS
 from posgap.config import DistillConfig, PromptConfig
@@ -8,7 +8,7 @@ from posgap.tasks.task import AS_GIVEN, Order
 
 
 def prompt_builder(task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN) -> PromptBuilder:
-    """The prompt builder of a task and a model; `max_new_tokens` 0 is the task's own."""
+    """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
     task, tokenizer = TASKS[task_name], load_tokenizer(model)
     return PromptBuilder(
         task,
@@ -20,5 +20,5 @@ def prompt_builder(task_name: str, model: str, max_new_tokens: int, order: Order
 
 
 def order_of(config: PromptConfig | DistillConfig) -> Order:
-    """How a stage's config orders its prompts."""
+    """The order of prompts that a stage's config asks for."""
     return Order(config.question, config.shuffle)

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt are the gold documents'."""
+"""Finds the characters and tokens of the gold documents in a prompt."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -10,10 +10,10 @@ from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 
 def gold_spans(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[tuple[int, int]]:
-    """Characters [start, end) of each gold document, title to text, in the prompt's text.
+    """The characters [start, end) of each gold document, title and text, in the prompt's text.
 
-    Where the prompts with the document and without it begin and end to differ, so that nothing
-    need be known of how documents are written.
+    They are the range in which the prompt differs from the same prompt with an empty document, so the task's way of
+    writing documents need not be known.
     """
     documents = arrange(example, placement, build.order.shuffle)
     whole, spans = build.task.text(documents, example.question, build.order), []
@@ -21,16 +21,19 @@ def gold_spans(build: TextPromptBuilder, example: AnyExample, placement: Placeme
         without = [*documents[: position - 1], Document(title="", text=""), *documents[position:]]
         rest = build.task.text(without, example.question, build.order)
         start = _common(whole, rest)
-        # What begins like the text behind it would be counted twice.
+        # Compare only behind `start`: a document that begins like the text behind it would be counted twice.
         same = _common(whole[start:][::-1], rest[start:][::-1])
         spans.append((start, len(whole) - same))
     return spans
 
 
 def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement) -> list[int]:
-    """Indices, in the prompt's token ids, of the tokens that hold a character of a gold document."""
+    """The indices, in the prompt's token ids, of the tokens that contain a character of a gold document."""
     if not build.tokenizer.is_fast:
-        raise PosgapError("a slow tokenizer cannot tell which tokens the gold documents are; diagnose with attention 0")
+        raise PosgapError(
+            "the tokenizer is a slow one, which cannot say which tokens belong to the gold documents; diagnose with "
+            "`attention` 0"
+        )
     text, prompt = build.text(example, placement), build(example, placement)
     whole, before = text, 0
     if build.tokenizer.chat_template:
@@ -39,13 +42,16 @@ def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement)
         before = whole.find(text)
     read = build.tokenizer(whole, add_special_tokens=not build.tokenizer.chat_template, return_offsets_mapping=True)
     if before < 0 or read["input_ids"] != prompt:
-        raise PosgapError("the chat template rewrites the prompt: its gold documents cannot be found among the tokens")
+        raise PosgapError(
+            "the chat template rewrites the prompt, so its gold documents cannot be found among the tokens; diagnose "
+            "with `attention` 0"
+        )
     spans = [(start + before, end + before) for start, end in gold_spans(build, example, placement)]
     return [i for i, offsets in enumerate(read["offset_mapping"]) if any(_overlap(offsets, span) for span in spans)]
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common beginning of both texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
 
 

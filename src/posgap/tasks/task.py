@@ -1,4 +1,4 @@
-"""What a task is: how a prompt is worded, and how its response is judged."""
+"""Tasks: how prompts are worded, and how responses are scored."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from posgap.tasks.placements import Placement, arrange
 
 @dataclass(frozen=True)
 class Order:
-    """Where the question stands (after, before, or both sides of the documents), and the seed that
-    shuffles the distractors (0: as the example has them)."""
+    """The order of a prompt: the question's place ("after" or "before" the documents, or "both"), and the seed that
+    shuffles the distractors (0: the example's own order)."""
 
     question: str = "after"
     shuffle: int = 0
@@ -24,13 +24,12 @@ AS_GIVEN = Order()
 
 @dataclass(frozen=True)
 class Task:
-    """What a prompt says and how its response is judged.
+    """A task: the wording of its prompts and the scoring of its responses.
 
-    `template` has the fields `documents` and `question`, in three paragraphs: instruction, documents,
-    question with the answer's cue on a line below; `render` writes the documents. An example
-    has `n_gold` gold documents. `target` is the form of a gold response, with the field `answer`,
-    and `one_wording` says that a right response has no other. `extract` takes from a response what
-    is compared with the answers.
+    `template` has the fields `documents` and `question` and three paragraphs: the instruction, the documents, and the
+    question with the cue for the answer on the line below it. `render` writes the documents. An example has `n_gold`
+    gold documents. `target` is the form of a right response, with the field `answer`; `one_wording` says that right
+    responses have no other form. `extract` returns the part of a response that is compared with the answers.
     """
 
     name: str
@@ -50,18 +49,18 @@ class Task:
         return self.text(arrange(example, placement, order.shuffle), example.question, order)
 
     def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
-        """The prompt's text with these documents as they stand."""
+        """The prompt's text with the documents in the order given."""
         return self.ordered_template(order).format(documents=self.render(documents), question=question)
 
     def ordered_template(self, order: Order) -> str:
         """The template with the question after the documents, before them, or on both sides
         (query-aware contextualization, Liu et al. 2024, section 4.2)."""
-        instruction, documents, asked = self.template.split("\n\n")
-        question, cue = asked.split("\n")
+        instruction, documents, question_and_cue = self.template.split("\n\n")
+        question, cue = question_and_cue.split("\n")
         paragraphs = {
-            "after": (instruction, documents, asked),
+            "after": (instruction, documents, question_and_cue),
             "before": (instruction, question, documents, cue),
-            "both": (instruction, question, documents, asked),
+            "both": (instruction, question, documents, question_and_cue),
         }
         return "\n\n".join(paragraphs[order.question])
 
@@ -71,10 +70,10 @@ class Task:
         return digest_of(self.text(documents, "question"))
 
     def score(self, response: str, example: AnyExample, metric: str = "") -> float:
-        """How right a response is, from 0 to 1; `metric` "" is the task's own."""
+        """A response's score, from 0 to 1; `metric` "" means the task's own metric."""
         return METRICS[metric or self.metric].score(self.extract(response), example.answers)
 
 
 def search_results(documents: Sequence[Document]) -> str:
-    """Documents as a numbered list, as Lost in the Middle has them."""
+    """Writes documents as a numbered list, in the form of Lost in the Middle."""
     return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
