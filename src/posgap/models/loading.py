@@ -1,13 +1,15 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,9 +30,13 @@ transformers_logging.disable_progress_bar()
 
 
 def _loaded(loader, path: str, what: str, **options):
+    # Of a folder of this machine the hub is asked nothing.
+    local = Path(path).is_dir()
     try:
-        return loader.from_pretrained(path, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError) as error:
+        return loader.from_pretrained(path, trust_remote_code=False, local_files_only=local, **options)
+    except (PosgapError, MemoryError):
+        raise
+    except Exception as error:  # readers of many formats, each with exceptions of its own
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
 
@@ -56,19 +62,72 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
     "stored" is that of the file. `compute` is that of the arithmetic where autocast makes it
     another. Attention is FlashAttention-2 where the machine has it and the arithmetic is in
     16 bits, else what transformers chooses (sdpa).
+
+    Raises `PosgapError` where weights are missing, left over, of another shape, or not finite.
     """
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
-    model = _loaded(
-        AutoModelForCausalLM,
-        path,
-        "model",
-        dtype=kept,
-        use_safetensors=True,
-        attn_implementation="flash_attention_2" if flash else None,
-    )
+    with _without_reports():
+        model, report = _loaded(
+            AutoModelForCausalLM,
+            path,
+            "model",
+            dtype=kept,
+            use_safetensors=True,
+            attn_implementation="flash_attention_2" if flash else None,
+            ignore_mismatched_sizes=True,  # which the report then has
+            output_loading_info=True,
+        )
+    _require_whole(path, report)
+    _require_finite(path, model.named_parameters())
     return scale_model(model.eval())
+
+
+@contextmanager
+def _without_reports() -> Iterator[None]:
+    """Within the block transformers prints no tables of weights; what is in them is said in a line."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
+    """`PosgapError` unless every weight of the model was in its files, and nothing else; transformers goes on with
+    random ones. What the family leaves out (tied weights, buffers) is in no such report."""
+    faults = {
+        "missing_keys": "are missing",
+        "unexpected_keys": "are not the model's",
+        "mismatched_keys": "have another shape",
+    }
+    for kind, fault in faults.items():
+        names = sorted(key if isinstance(key, str) else key[0] for key in report.get(kind) or ())
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
+
+
+def require_finite_files(folder: Path) -> None:
+    """`PosgapError` where a safetensors file of a folder is damaged, or holds NaN or infinity."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                _require_finite(str(file), ((name, tensors.get_tensor(name)) for name in tensors.keys()))  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise PosgapError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """`PosgapError` where one holds NaN or infinity. Takes a pass through memory, some 10 GB a second."""
+    for name, weight in weights:
+        # Of weights packed into 8 bits the scales are looked at.
+        if not weight.is_floating_point() or weight.dtype.itemsize == 1 or not weight.numel():
+            continue
+        if not all(map(math.isfinite, torch.aminmax(weight.detach()))):
+            raise PosgapError(f"{where}: weights are NaN or infinite: {name}; the training that made them went wrong")
 
 
 def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
