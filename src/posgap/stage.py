@@ -54,7 +54,7 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
             if is_main_process():
                 send_left_behind(twin(config.out))
             return config.out
-        here = on_this_machine(config, found)
+        here = on_this_machine(config, found).with_digests({field: known["sha256"] for field, known in inputs.items()})
         if not is_main_process():
             work(here, here.out.with_name(f".partial-{os.getpid()}-{here.out.name}"), Run())
             return config.out

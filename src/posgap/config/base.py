@@ -1,10 +1,11 @@
 """The base classes of configs, with the parameters that several verbs share."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
 from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT
@@ -65,6 +66,18 @@ class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
     seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")
     force: bool = Field(False, description="run again even if the output is complete")
+    _digests: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def with_digests(self, digests: Mapping[str, str]) -> Self:
+        """This config, which knows the sha256 of each of its inputs, by field."""
+        known = self.model_copy()
+        known._digests = digests
+        return known
+
+    def digest(self, name: str) -> str:
+        """The sha256 of an input, which the stage's frame has computed before the stage began to work, so that a model
+        of many gigabytes is not read for it again; empty for a model on the hub."""
+        return self._digests[name]
 
 
 WORDED = f"task, which decides the wording of prompts and the scoring of responses; {TASKS.described()}"

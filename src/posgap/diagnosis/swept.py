@@ -1,14 +1,13 @@
 """A finished sweep, read back for diagnosis: its examples, prompts and outcomes."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from posgap.choices import BACKENDS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.errors import PosgapError
-from posgap.files import digest, parsed
+from posgap.files import parsed
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
@@ -54,13 +53,12 @@ def read_swept(config: DiagnoseConfig) -> Swept:
             f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"
         )
     build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
-    model = Path(config.model)
     ids, _, correct = read_scores(config.sweep)
     by_id = {example.id: example for example in read_examples(config.examples)}
     examples = [by_id[id] for id in ids if id in by_id]
     now = {
         "examples": (examples_digest(examples, sweep.n_docs, was.shuffle), sweep.examples_digest),
-        "model": (digest(model) if model.exists() else "", sweep.model_digest),
+        "model": (config.digest("model"), sweep.model_digest),
         "prompts": (build.digest(), sweep.prompt_digest),
     }
     for what, (digest_now, digest_swept) in now.items():

@@ -21,7 +21,6 @@ from transformers import (
 from transformers.utils import cached_file, is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-from posgap import files
 from posgap.errors import PosgapError
 from posgap.models.layer_scaling import scale_model
 
@@ -152,10 +151,8 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def model_digest(path: str) -> str:
-    """sha256 of a model folder; of a model on the hub, its commit."""
-    if Path(path).exists():
-        return files.digest(Path(path))
+def commit_on_hub(path: str) -> str:
+    """The commit of a model on the hub, by its name."""
     try:
         file = cached_file(path, "config.json") or ""  # a missing one is an OSError
         return Path(file).parent.name  # .../snapshots/<commit>/config.json

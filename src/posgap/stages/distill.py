@@ -23,9 +23,9 @@ from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
 from posgap.models.loading import (
     checkpoint_activations,
+    commit_on_hub,
     load_config,
     load_model,
-    model_digest,
     on_device,
     resolve_dtype,
     save_model,
@@ -124,7 +124,7 @@ def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) 
     Returns what opens the states, to be called when every process is done.
     """
     identity = {
-        "model": model_digest(config.model),
+        "model": _model_digest(config),
         "prompts": collate.build.digest(),
         "precision": "bfloat16" if mixed else "float32",
     }
@@ -155,11 +155,15 @@ def _student(config: DistillConfig, objective: Objective, teacher: Teacher | Non
     return Student(model, objective, teacher)
 
 
+def _model_digest(config: DistillConfig) -> str:
+    return config.digest("model") or commit_on_hub(config.model)
+
+
 def _told(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     parameters = config.model_dump(mode="json", include=set(config.parameters()))
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
-    return files.digest_of([parameters, model_digest(config.model), read, processes.rank_and_world()[1]])[:16]
+    return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
 
 
 def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:

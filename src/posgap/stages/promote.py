@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.config import PromoteConfig
 from posgap.errors import GateFailed, PosgapError
-from posgap.files import digest, write_json
+from posgap.files import write_json
 from posgap.gating.evidence import record_of
 from posgap.gating.replay import replayed
 from posgap.locations import with_uris
@@ -43,7 +43,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise GateFailed(f"{config.gate}: the gate refused this model: {failed}; no alias was moved")
     if not Path(config.model).is_dir():
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
-    model_digest = digest(Path(config.model))
+    model_digest = config.digest("model")
     if not swept.model_digest == verdict.model_digest == model_digest:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):

@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
 from posgap.models.layer_scaling import check_factors
-from posgap.models.loading import load_config, model_digest, model_folder
+from posgap.models.loading import commit_on_hub, load_config, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -27,7 +27,7 @@ def scale_apply(config: ScaleApplyConfig, out: Path, run: Run) -> None:
             f"{config.model}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model"
         )
     check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
-    if scaling.model_digest != model_digest(config.model):
+    if scaling.model_digest != (config.digest("model") or commit_on_hub(config.model)):
         raise PosgapError(
             f"{config.scaling}: made for another model, {scaling.model} (the digests differ); "
             f"search a scaling for {config.model}"

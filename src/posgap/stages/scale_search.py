@@ -17,7 +17,7 @@ from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import load_model, model_digest
+from posgap.models.loading import commit_on_hub, load_model
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.plots import write_plot
@@ -66,7 +66,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "n_docs": config.n_docs,
         "metric": metric,
         "positions": positions,
-        "model_digest": model_digest(config.model),
+        "model_digest": config.digest("model") or commit_on_hub(config.model),
         "examples_digest": digest(examples_file(config.examples)),
         "example_contents": contents(examples),
         "prompt_digest": build.digest(),

@@ -48,10 +48,9 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     refuse_searched(Path(config.model), examples)
     build, label = BACKENDS[config.backend].builder(config), config.label or method_of(config.model) or "model"
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
-    model = Path(config.model)
     digests = {
         "examples_digest": examples_digest(examples, config.n_docs, config.shuffle),
-        "model_digest": digest(model) if model.exists() else "",
+        "model_digest": config.digest("model"),
         "prompt_digest": build.digest(),
     }
     responses = _responses(config, examples, placements, build, digests)
