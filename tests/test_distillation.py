@@ -246,7 +246,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     live = torch.stack([live_losses(model, student, collate, row) for row in rows])
     positions = torch.tensor([row.positions[0] for row in rows])
     trivial = positions != 1
-    alpha = alignment_weights(live[trivial], positions[trivial])
+    alpha = alignment_weights(live[trivial], positions[trivial], "paper")
     expected = (alpha * live[trivial]).sum() + 0.5 * live[~trivial].mean()
     torch.testing.assert_close((objective.weights(rows, losses) * losses).sum(), expected, rtol=1e-4, atol=1e-6)
     figures = objective.figures(rows, losses)

@@ -39,6 +39,24 @@ def test_kl_and_its_gradient_are_those_of_torch():
     torch.testing.assert_close(twins[0].grad, twins[1].grad, rtol=1e-5, atol=1e-6)
 
 
+def test_in_bfloat16_the_loss_of_the_same_numbers_is_computed_in_float32():
+    p, q, targets = logits(6, 50).bfloat16(), logits(6, 50, seed=1).bfloat16(), torch.arange(6)
+    for halves, whole in [
+        (token_kl(p, q), token_kl(p.float(), q.float())),
+        (token_kl(p, q.float()), token_kl(p.float(), q.float())),
+        (token_kl(p.float(), q), token_kl(p.float(), q.float())),
+        (token_cross_entropy(targets, q), token_cross_entropy(targets, q.float())),
+    ]:
+        assert halves.dtype == torch.float32
+        assert torch.equal(halves, whole)
+
+
+def test_cross_entropy_is_minus_the_log_of_the_target_s_probability():
+    q, targets = logits(6, 50), torch.tensor([0, 49, 7, 7, 1, 30])
+    expected = [-math.log(float(row.softmax(0)[target])) for row, target in zip(q, targets)]
+    assert token_cross_entropy(targets, q).tolist() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("at_once", [1, 50, 101, 10_000])
 def test_in_chunks_it_is_the_same_loss_with_the_same_gradients(at_once, monkeypatch):
     monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", at_once)
@@ -56,8 +74,17 @@ def test_in_chunks_it_is_the_same_loss_with_the_same_gradients(at_once, monkeypa
     torch.testing.assert_close(head.weight.grad, twin.weight.grad)
 
 
-def test_in_chunks_no_more_logits_exist_at_once_than_allowed(monkeypatch):
-    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", 150)
+def test_in_chunks_the_head_learns_even_where_nothing_before_it_does():
+    head = nn.Linear(4, 50)
+    in_chunks(
+        lambda t, h: token_cross_entropy(t, head(h)), 50, torch.zeros(3).long(), torch.ones(3, 4)
+    ).sum().backward()
+    assert head.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(("allowed", "tokens"), [(150, 3), (149, 2), (1, 1)])
+def test_in_chunks_no_more_logits_exist_at_once_than_allowed(allowed, tokens, monkeypatch):
+    monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", allowed)
     seen = []
 
     def loss(targets, hidden):
@@ -66,7 +93,7 @@ def test_in_chunks_no_more_logits_exist_at_once_than_allowed(monkeypatch):
 
     hidden = torch.randn(8, 2, requires_grad=True)
     in_chunks(loss, 50, torch.zeros(8, dtype=torch.long), hidden).sum().backward()
-    assert max(seen) == 3
+    assert max(seen) == tokens  # one at least
     assert sum(seen) == 2 * 8  # every token's once forward, once backward
 
 
@@ -110,9 +137,11 @@ def test_balanced_weights_sum_to_one_and_do_not_see_the_batch_size(pairs):
     assert (twice * losses.repeat(2)).sum().item() == pytest.approx((alpha * losses).sum().item())
 
 
-def test_without_alignment_it_is_the_mean():
-    losses = torch.tensor([1.0, 2.0, 6.0])
-    assert (alignment_weights(losses, torch.tensor([2, 2, 3]), "none") * losses).sum() == 3
+@pytest.mark.parametrize("losses", [[1.0, 2.0, 6.0], [4.0, 0.0], [7.0]])
+def test_without_alignment_it_is_the_mean(losses):
+    losses = torch.tensor(losses)
+    weights = alignment_weights(losses, torch.arange(len(losses)) // 2, "none")
+    assert (weights * losses).sum() == pytest.approx(float(losses.mean()))
 
 
 @pytest.mark.parametrize("alignment", ["none", "paper", "balanced"])
@@ -128,5 +157,6 @@ def test_alpha_does_not_depend_on_the_order_of_pairs():
     losses, positions = torch.tensor([1.0, 2.0, 3.0, 0.5]), torch.tensor([2, 2, 3, 4])
     order = torch.tensor([3, 1, 0, 2])
     torch.testing.assert_close(
-        alignment_weights(losses[order], positions[order]), alignment_weights(losses, positions)[order]
+        alignment_weights(losses[order], positions[order], "paper"),
+        alignment_weights(losses, positions, "paper")[order],
     )

@@ -40,11 +40,11 @@ def in_chunks(loss: Callable[..., Tensor], vocabulary: int, *per_token: Tensor) 
 
 def per_row(token_losses: Tensor, lengths: Tensor) -> Tensor:
     """The sums `[R]` of `token_losses [M]` over each row's `lengths [R]` tokens, laid out row after row."""
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
+    rows = torch.repeat_interleave(lengths)  # 0 as often as the first row has tokens, then 1, ...
     return token_losses.new_zeros(len(lengths)).index_add(0, rows, token_losses)
 
 
-def alignment_weights(losses: Tensor, bins: Tensor, alignment: str = "paper") -> Tensor:
+def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
     """The weight `[N]` of each pair (position i, example j) of the global batch in the loss L_Act.
 
     `bins [N]` is the position, any integer, that each of `losses [N]` belongs to. Weights are constants to the
@@ -59,7 +59,7 @@ def alignment_weights(losses: Tensor, bins: Tensor, alignment: str = "paper") ->
     """
     losses = losses.detach()
     if alignment == "none":
-        return torch.full_like(losses, 1 / max(len(losses), 1))
+        return torch.full_like(losses, 1 / len(losses))
     _, bins = bins.unique(return_inverse=True)
     zeros = losses.new_zeros(int(bins.max()) + 1)
     total = zeros.index_add(0, bins, losses)

@@ -1,0 +1,266 @@
+"""Mutants: small wrong changes to code that decides, each of which a test has to notice.
+
+`make mutants` lets mutmut change the modules that `mutants.toml` lists, one change at a time, and runs the test files
+that judge the module. It ends with exit code 1 where a mutant survives that the file does not accept, with the reason
+why it is no error, and where the file accepts one that there is no longer. `SAMPLE=10` tries ten mutants a module
+instead of all, `MODULES="losses curves"` some modules, `SURVIVORS=1` what survived the last time.
+
+mutmut's own changes leave out some by which tests were found wanting: a call that is dropped, a condition that is
+turned round, a value that is taken from the other of two that are alike. They are added below.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import libcst as cst
+import libcst.matchers as m
+from mutmut import __main__ as mutmut
+from mutmut import configuration
+from mutmut.mutation.data import SourceFileMutationData
+from mutmut.mutation.diff_apply import get_diff_for_mutant
+from mutmut.mutation.file_mutation import mutate_file_contents
+from mutmut.mutation.mutators import mutation_operators
+from mutmut.stats import status_by_exit_code
+from mutmut.utils.format_utils import get_mutant_name, orig_function_and_class_names_from_key
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "mutants"
+SOURCE = Path("src/posgap")
+LIST = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text())
+NOTICED = {"killed", "timeout", "segfault"}
+
+# What is added to mutmut's changes
+
+IMPORTED = {"torch", "np", "F", "files", "shutil", "random", "special", "statistics", "tables"}
+SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any", "argmax": "argmin", "argmin": "argmax"}
+UNWRAPPED = {"sorted", "set", "abs", "round"}
+
+
+def dropped_call(node: cst.Call) -> Iterator[cst.BaseExpression]:
+    """`x.float()` becomes `x`, and `sorted(x)` becomes `x`."""
+    if isinstance(node.func, cst.Attribute) and not (
+        isinstance(node.func.value, cst.Name) and node.func.value.value in IMPORTED
+    ):
+        yield node.func.value
+    elif isinstance(node.func, cst.Name) and node.func.value in UNWRAPPED and node.args and not node.args[0].star:
+        yield node.args[0].value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def dropped_statement(node: cst.Expr) -> Iterator[cst.Expr]:
+    """`meet()` is not called, where `dropped_call` leaves it."""
+    if isinstance(node.value, cst.Call) and not list(dropped_call(node.value)):
+        yield node.with_changes(value=cst.Name("None"))
+
+
+def turned_condition(node: cst.If | cst.While | cst.CompIf) -> Iterator[cst.CSTNode]:
+    """`if c` becomes `if not c`."""
+    turned = cst.UnaryOperation(
+        cst.Not(whitespace_after=cst.SimpleWhitespace(" ")),
+        node.test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()]),
+    )
+    yield node.with_changes(test=turned)
+
+
+def opposite(node: cst.Name) -> Iterator[cst.Name]:
+    """`min` becomes `max`."""
+    if node.value in SWAPPED:
+        yield node.with_changes(value=SWAPPED[node.value])
+
+
+def one_less(node: cst.Integer) -> Iterator[cst.Integer]:
+    """mutmut itself makes numbers greater."""
+    if node.evaluated_value > 0:
+        yield node.with_changes(value=repr(node.evaluated_value - 1))
+
+
+class Twins:
+    """`old.sweep` becomes `new.sweep`: of parameters of one type, or names bound together, another is read."""
+
+    def __init__(self):
+        self.of: dict[cst.Name, str] = {}
+
+    def seek(self, function: cst.FunctionDef) -> tuple[()]:
+        """Remembers the twins of what a function reads; changes nothing itself."""
+        alike: dict[str, list[str]] = {}
+        for parameter in (*function.params.params, *function.params.kwonly_params):
+            if parameter.annotation:
+                kind = cst.Module([]).code_for_node(parameter.annotation.annotation)
+                alike.setdefault(kind, []).append(parameter.name.value)
+        for i, target in enumerate(m.findall(function.body, m.AssignTarget(m.Tuple()))):
+            bound = [element.value for element in cst.ensure_type(target.target, cst.Tuple).elements]
+            alike[str(i)] = [name.value for name in bound if isinstance(name, cst.Name) and name.value != "_"]
+        following = {
+            name: names[(i + 1) % len(names)] for names in alike.values() if names[1:] for i, name in enumerate(names)
+        }
+        reads = Reads()
+        function.body.visit(reads)
+        self.of |= {name: following[name.value] for name in reads.names if name.value in following}
+        return ()
+
+    def swap(self, name: cst.Name) -> Iterator[cst.Name]:
+        if name in self.of:
+            yield name.with_changes(value=self.of[name])
+
+
+class Reads(cst.CSTVisitor):
+    """The names whose values are read, in `names`: no attributes, keywords, or names that are being bound."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: list[cst.Name] = []
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.names.append(node)
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        return self._only(node.value)
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        return self._only(node.value)
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+        return self._only()
+
+    def visit_Param(self, node: cst.Param) -> bool:
+        return self._only()
+
+    def visit_CompFor(self, node: cst.CompFor) -> bool:
+        return self._only(node.iter, *node.ifs, *filter(None, [node.inner_for_in]))
+
+    def _only(self, *nodes: cst.CSTNode) -> bool:
+        for node in nodes:
+            node.visit(self)
+        return False
+
+
+_twins = Twins()
+OURS = [
+    (cst.Call, dropped_call),
+    (cst.Expr, dropped_statement),
+    (cst.If, turned_condition),
+    (cst.While, turned_condition),
+    (cst.CompIf, turned_condition),
+    (cst.Name, opposite),
+    (cst.Integer, one_less),
+    (cst.FunctionDef, _twins.seek),
+    (cst.Name, _twins.swap),
+]
+
+
+# One module
+
+
+def mutate(module: str, names: list[str], workers: int) -> None:
+    """Lets mutmut try the mutants of a module with these names, or all; for a process of its own to call."""
+    (WORK / module).mkdir(parents=True, exist_ok=True)
+    os.chdir(WORK / module)
+    for name in ("src", "tests", "pyproject.toml"):
+        Path(name).unlink(missing_ok=True)
+        Path(name).symlink_to(ROOT / name)
+    mutation_operators.extend(OURS)
+    configuration._config = dataclasses.replace(
+        configuration.config(),
+        only_mutate=[str(SOURCE / module)],
+        pytest_add_cli_args_test_selection=[f"tests/{judge}" for judge in LIST[module]["judges"]],
+    )
+    Path("mutants/mutmut-stats.json").unlink(missing_ok=True)  # which test reads what may have changed
+    mutmut._run(names, workers)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One that has been tried: how it fared, what it is, as `mutants.toml` has it, and the lines that differ."""
+
+    name: str
+    status: str
+    text: str
+    diff: str
+
+
+def tried(module: str) -> list[Mutant]:
+    """The mutants of the last run that have been tried."""
+    mutants = []
+    with contextlib.chdir(WORK / module):
+        data = SourceFileMutationData(path=SOURCE / module)
+        data.load()
+        for name, code in data.exit_code_by_key.items():
+            if code is not None:
+                diff = get_diff_for_mutant(name, path=SOURCE / module)
+                changed = [line for line in diff.splitlines()[3:] if line[0] in "-+"]
+                added = " ".join(line[1:].strip() for line in changed if line[0] == "+")
+                function = orig_function_and_class_names_from_key(name)[0]
+                mutants.append(Mutant(name, status_by_exit_code[code], f"{function}: {added}", "\n".join(changed)))
+    return mutants
+
+
+def names_of(module: str) -> list[str]:
+    """The mutants that a module has."""
+    mutation_operators.extend(OURS)
+    path = SOURCE / module
+    return [get_mutant_name(path, name) for name in mutate_file_contents(str(path), path.read_text()).mutant_names]
+
+
+def failures(module: str, mutants: list[Mutant], whole: bool) -> list[str]:
+    """What is wrong with a module's mutants; `whole` where all have been tried."""
+    accepted = {text for entry in LIST[module].get("equivalent", []) for text in entry["mutants"]}
+    survived = [mutant for mutant in mutants if mutant.status not in NOTICED and mutant.text not in accepted]
+    stale = accepted - {mutant.text for mutant in mutants if mutant.status not in NOTICED} if whole else ()
+    return [f"{each.status}: {each.text}\n{each.diff}" for each in survived] + [
+        f"accepted in mutants.toml, but no survivor: {text}" for text in sorted(stale)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("modules", nargs="*", help="parts of their paths; without one, all of mutants.toml")
+    parser.add_argument("--sample", type=int, default=0, help="how many mutants to try of each module; 0 is all")
+    parser.add_argument("--survivors", action="store_true", help="try again those that survived the last time")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--run", nargs="*", help=argparse.SUPPRESS)  # the process of one module
+    options = parser.parse_args()
+    if options.run is not None:
+        mutate(options.modules[0], options.run, options.workers)
+        return
+    chosen = [each for each in LIST if not options.modules or any(part in each for part in options.modules)]
+    wrong = 0
+    for module in chosen:
+        started, names = time.monotonic(), []
+        if options.survivors:
+            names = [mutant.name for mutant in tried(module) if mutant.status not in NOTICED]
+            if not names:
+                continue
+        else:
+            shutil.rmtree(WORK / module, ignore_errors=True)
+        if options.sample:
+            names = names_of(module)
+            names = random.Random(0).sample(names, min(options.sample, len(names)))
+        command = [sys.executable, __file__, module, f"--workers={options.workers}", "--run", *names]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"{module}: mutmut failed\n{done.stdout[-3000:]}")
+        mutants = tried(module)
+        complaints = failures(module, mutants, not options.sample)
+        survived = sum(mutant.status not in NOTICED for mutant in mutants)
+        print(*complaints, sep="\n\n", end="\n\n" if complaints else "")
+        print(
+            f"{module}: {len(mutants)} mutants, {len(mutants) - survived} noticed, {survived} survived, "
+            f"{len(complaints)} complaints, {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+        wrong += len(complaints)
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
