@@ -12,9 +12,14 @@ import pytest
 import torch
 from s3 import Calls
 
+from posgap.choices import TASKS
 from posgap.demo import tiny_model, tiny_two_hop
+from posgap.distillation.batches import Collator, Pair
 from posgap.models.loading import save_model
+from posgap.tasks.content import content
 from posgap.tasks.examples import Document, Example, KVExample
+from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.responses import Response
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,6 +151,35 @@ def qa_example(number: int = 0, n_distractors: int = 3) -> Example:
     return Example(
         id=f"qa-{number}", question="Who got it?", answers=["Wilhelm Röntgen"], gold=[gold], distractors=others
     )
+
+
+def answered(lengths=(2, 3, 1, 2)) -> list[Pair]:
+    """Examples with made-up responses of so many tokens, as if given with the gold document first of five."""
+    return [
+        Pair(
+            kv_example(i),
+            Response(
+                id=f"kv-{i}",
+                content=content(kv_example(i)),
+                placement=[1],
+                n_docs=5,
+                response="",
+                token_ids=[25 + i + t for t in range(length - 1)] + [2],
+                correct=True,
+            ),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture
+def pairs() -> list[Pair]:
+    return answered()
+
+
+@pytest.fixture
+def collate(pairs, tokenizer) -> Collator:
+    return Collator(pairs, PromptBuilder(TASKS["kv"], tokenizer, 512, 4))
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ class R1:
             weights[anchor] = self.anchoring / anchor.sum()
         trivial = [row.positions for row in rows if row.positions != self.advantageous]
         if trivial:
-            number = {positions: i for i, positions in enumerate(sorted(set(trivial)))}
+            number = {positions: i for i, positions in enumerate(trivial)}  # any, so long as it is one for each
             bins = torch.tensor([number[positions] for positions in trivial], device=losses.device)
             weights[~anchor] = alignment_weights(losses[~anchor], bins, self.alignment)
         return weights

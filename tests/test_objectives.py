@@ -1,0 +1,84 @@
+"""The methods as rules for which prompts are read and how much each loss weighs."""
+
+import pytest
+import torch
+from conftest import answered
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_losses import alpha_by_definition
+
+from posgap.distillation.batches import Draw, Row
+from posgap.distillation.objectives import R1, CrossEntropy
+
+DRAWS = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))]
+
+
+def test_r1_reads_each_pair_where_it_is_best_and_where_it_was_drawn():
+    rows = R1((1,), "paper", anchoring=0.5).rows(DRAWS)
+    assert [(row.pair, *row.positions) for row in rows] == [
+        (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
+    ]  # fmt: skip
+
+
+def test_without_anchoring_no_anchor_prompt_is_read():
+    assert R1((1,), "none", anchoring=0.0).rows(DRAWS[:1]) == [Row(0, (2,)), Row(0, (3,))]
+
+
+placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
+
+
+@settings(deadline=None)
+@given(st.lists(placed, min_size=1, max_size=24), st.floats(0.1, 3), st.sampled_from(["paper", "balanced", "none"]))
+def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
+    """alpha over the trivial placements, lambda / J over the anchors, wherever the rows stand in the batch."""
+    rows = [Row(i, (position,)) for i, (position, _) in enumerate(placed)]
+    losses = torch.tensor([loss for _, loss in placed], dtype=torch.float64)
+    trivial = [i for i, row in enumerate(rows) if row.positions != (4,)]
+    expected = [anchoring / (len(rows) - len(trivial))] * len(rows) if len(trivial) < len(rows) else [0.0] * len(rows)
+    of_trivial = [losses[i].item() for i in trivial]
+    alpha = {
+        "none": lambda: [1 / len(trivial)] * len(trivial),
+        "paper": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], max),
+        "balanced": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], sum),
+    }[alignment]
+    for i, weight in zip(trivial, alpha() if trivial else []):
+        expected[i] = weight
+    found = R1((4,), alignment, anchoring).weights(rows, losses)
+    assert found.dtype == losses.dtype and found.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("alignment", ["paper", "balanced", "none"])
+def test_a_method_says_whether_its_weights_need_the_losses(alignment):
+    objective = R1((1,), alignment, 1.0)
+    rows = objective.rows(DRAWS)
+    some, others = torch.linspace(1, 2, len(rows)), torch.linspace(3, 1, len(rows))
+    assert objective.weighs_by_loss != torch.equal(objective.weights(rows, some), objective.weights(rows, others))
+    plain = CrossEntropy(answered())
+    rows = plain.rows(DRAWS)
+    some, others = some[: len(rows)], others[: len(rows)]
+    assert plain.weighs_by_loss != torch.equal(plain.weights(rows, some), plain.weights(rows, others))
+
+
+def test_two_gold_documents_have_placements_of_two_positions():
+    objective = R1((4, 5), "paper", 1.0)
+    rows = objective.rows([Draw(0, ((1, 2), (2, 1)))])
+    assert [row.positions for row in rows] == [(4, 5), (1, 2), (2, 1)]
+    weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0]))
+    assert weights.tolist() == pytest.approx([1.0, 0.5, 0.5])
+
+
+def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
+    objective = R1((1,), "paper", 0.5)
+    rows, losses = objective.rows(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])
+    assert objective.figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5}
+    without = R1((1,), "paper", 0.0)
+    assert without.figures(without.rows(DRAWS[:1]), torch.tensor([1.0, 3.0])) == {"activation_kl": 2.0}
+
+
+def test_cross_entropy_weighs_every_token_of_the_step_alike():
+    objective = CrossEntropy(answered(lengths=(2, 3, 1, 4)))
+    rows = objective.rows(DRAWS)
+    assert [(row.pair, *row.positions) for row in rows] == [(0, 2), (0, 3), (1, 3), (1, 5), (3, 2), (3, 4)]
+    losses = torch.tensor([2.0, 4.0, 3.0, 0.0, 8.0, 1.0])  # sums over each row's 2, 2, 3, 3, 4 and 4 tokens
+    assert objective.weights(rows, losses).tolist() == pytest.approx([1 / 18] * 6)
+    assert objective.figures(rows, losses) == {"cross_entropy": 1.0}
