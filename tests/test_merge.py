@@ -11,7 +11,6 @@ from posgap.files import read_json
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
-from posgap.tasks.placements import all_placements, shard_of
 
 WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "model_card.md")
 
@@ -85,16 +84,6 @@ def test_what_is_no_whole_is_refused_in_one_line(sweeps, tmp_path, capsys):
         main(["merge", str(first), "--out", str(tmp_path / "out")])
     assert capsys.readouterr().err.splitlines()[-1] == "posgap: error: shards 1/2: 2/2 is missing"
     assert not (tmp_path / "out").exists() and (tmp_path / "2").exists() and second.exists()
-
-
-def test_shards_are_neighbours_and_cover_everything():
-    placements = all_placements(10, 1)
-    for count in (1, 3, 10):
-        parts = [shard_of(placements, f"{i}/{count}") for i in range(1, count + 1)]
-        assert [placement for part in parts for placement in part] == placements
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    with pytest.raises(PosgapError, match="shard 1/11: there are 10 placements"):
-        shard_of(placements, "1/11")
 
 
 @pytest.mark.parametrize("shard", ["3/2", "0/2", "1", "a/b", "1/2/3", "-1/2"])

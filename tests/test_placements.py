@@ -1,11 +1,14 @@
 """Where documents stand in a prompt, and how that is written."""
 
+from itertools import pairwise
+
 import pytest
 from conftest import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.config import SweepConfig, TeacherConfig
+from posgap.config.positions import parse_shard
 from posgap.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
@@ -15,6 +18,8 @@ from posgap.tasks.placements import (
     category,
     format_positions,
     parse_positions,
+    shard_of,
+    spaced_positions,
     swept_placements,
 )
 
@@ -40,10 +45,36 @@ def test_prompts_of_one_example_differ_only_in_the_gold_position():
         assert [d for d in arranged if d != example.gold[0]] == example.distractors[:4]
 
 
-@pytest.mark.parametrize("positions", [(0,), (6,), (2, 2)])
+@given(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["a", "b"]), st.data())
+def test_shuffled_distractors_are_the_same_ones_alike_at_every_placement(n_docs, seed, name, data):
+    others = [Document(title=f"d{i}", text="") for i in range(9)]
+    gold = [Document(title="gold", text="")]
+    example = Example(id=name, question="?", answers=["y"], gold=gold, distractors=others)
+    orders = []
+    for placement in all_placements(n_docs, 1):
+        arranged = arrange(example, placement, shuffle=seed)
+        assert arranged[placement.positions[0] - 1] == gold[0] and len(arranged) == n_docs
+        orders.append([d for d in arranged if d != gold[0]])
+    assert all(order == orders[0] for order in orders)
+    assert sorted(d.title for d in orders[0]) == [d.title for d in others[: n_docs - 1]]
+
+
+def test_other_seeds_and_other_examples_are_shuffled_otherwise():
+    others = kv_example(0, 12).distractors
+    examples = [Example(id=i, question="?", answers=["y"], gold=qa_example().gold, distractors=others) for i in "ab"]
+    orders = [tuple(d.text for d in arrange(e, Placement((1,), 12), seed)) for e in examples for seed in (0, 1, 2)]
+    assert orders[0] == orders[3] and len(set(orders)) == 5  # unshuffled, they are alike
+
+
+@pytest.mark.parametrize("positions", [(0,), (6,), (2, 2), (-1,), (1, 6), (0, 3)])
 def test_impossible_placements_are_refused(positions):
     with pytest.raises(PosgapError):
         Placement(positions, 5)
+
+
+def test_example_and_placement_have_as_many_gold_documents():
+    with pytest.raises(PosgapError, match=r"example qa-0: 1 gold documents for 2 position\(s\)"):
+        arrange(qa_example(), Placement((1, 2), 3))
 
 
 def test_too_few_distractors_name_the_example():
@@ -73,6 +104,56 @@ def test_what_is_no_placement_is_refused(text):
         parse_positions(text)
 
 
+@given(st.integers(1, 99), st.integers(1, 99))
+def test_a_part_of_a_sweep_is_read_as_it_is_written(part, parts):
+    if part <= parts:
+        assert parse_shard(f"{part}/{parts}") == (part, parts)
+    else:
+        with pytest.raises(ValueError, match=f"'{part}/{parts}' is no part: write 2/4"):
+            parse_shard(f"{part}/{parts}")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "/", "2", "2/", "/4", "0/4", "5/4", "1/2/3", "a/4", "1/b", "٢/4", "2/٤", "²/4", "-1/4"]
+)
+def test_what_is_no_part_is_refused(text):
+    with pytest.raises(ValueError, match="is no part"):
+        parse_shard(text)
+
+
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_the_parts_of_a_sweep_are_its_placements_in_order_shared_evenly(n_docs, parts):
+    placements = all_placements(n_docs, 1)
+    assert shard_of(placements, "") == placements
+    if parts > n_docs:
+        with pytest.raises(
+            PosgapError, match=f"shard 1/{parts}: there are {n_docs} placements, too few for {parts} parts"
+        ):
+            shard_of(placements, f"1/{parts}")
+        return
+    shards = [shard_of(placements, f"{part}/{parts}") for part in range(1, parts + 1)]
+    assert [placement for shard in shards for placement in shard] == placements
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+@given(st.integers(1, 60), st.integers(0, 70))
+def test_spaced_positions_are_both_ends_and_even_steps_between(n_docs, count):
+    positions = spaced_positions(n_docs, count)
+    assert positions == sorted(set(positions)) and set(positions) <= set(range(1, n_docs + 1))
+    if 2 <= count < n_docs:
+        assert (len(positions), positions[0], positions[-1]) == (count, 1, n_docs)
+        steps = [b - a for a, b in pairwise(positions)]
+        assert max(steps) - min(steps) <= 2  # rounding moves each end by a half at most
+    else:
+        assert positions == list(range(1, n_docs + 1))
+
+
+def test_spaced_positions_by_hand():
+    assert spaced_positions(20, 5) == [1, 6, 10, 15, 20]
+    assert spaced_positions(20, 2) == [1, 20]
+    assert spaced_positions(20, 19) == [i for i in range(1, 21) if i != 11]
+
+
 @pytest.mark.parametrize(
     ("positions", "name"),
     [((4,), ""), ((3, 4), "connected"), ((3, 5), "disconnected"), ((4, 3), "reversed"), ((9, 1), "reversed")],
@@ -99,6 +180,12 @@ def test_pairs_of_all_categories_are_swept_at_five_anchors():
     assert pairs[:5] == [(1, 2), (6, 7), (10, 11), (15, 16), (19, 20)]
     assert pairs[5:15] == [(1, 6), (1, 10), (1, 15), (1, 20), (6, 10), (6, 15), (6, 20), (10, 15), (10, 20), (15, 20)]
     assert sorted(pairs[15:]) == sorted((b, a) for a, b in pairs[:15])
+
+
+def test_a_prompt_of_one_document_has_no_pairs():
+    assert [p.positions for p in swept_placements(2, 2)] == [(1, 2), (2, 1)]
+    with pytest.raises(PosgapError, match="n_docs=1: two gold documents need at least 2"):
+        swept_placements(1, 2)
 
 
 @given(st.integers(2, 60))
