@@ -118,6 +118,6 @@ def arrange(example: AnyExample, placement: Placement, shuffle: int = 0) -> list
     documents = list(example.distractors[:needed])
     if shuffle:
         random.Random(f"{shuffle} {example.id}").shuffle(documents)
-    for position, document in sorted(zip(placement.positions, gold), key=lambda pair: pair[0]):
+    for position, document in sorted(zip(placement.positions, gold)):
         documents.insert(position - 1, document)
     return documents
