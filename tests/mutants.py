@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,32 +85,48 @@ def one_less(node: cst.Integer) -> Iterator[cst.Integer]:
 
 
 class Twins:
-    """`old.sweep` becomes `new.sweep`: of parameters of one type, or names bound together, another is read."""
+    """`old.sweep` becomes `new.sweep`, and `case.base` becomes `case.candidate`: of parameters or fields of one type,
+    or names bound together, another is read."""
 
-    def __init__(self):
-        self.of: dict[cst.Name, str] = {}
-
-    def seek(self, function: cst.FunctionDef) -> tuple[()]:
-        """Remembers the twins of what a function reads; changes nothing itself."""
-        alike: dict[str, list[str]] = {}
-        for parameter in (*function.params.params, *function.params.kwonly_params):
-            if parameter.annotation:
-                kind = cst.Module([]).code_for_node(parameter.annotation.annotation)
-                alike.setdefault(kind, []).append(parameter.name.value)
-        for i, target in enumerate(m.findall(function.body, m.AssignTarget(m.Tuple()))):
-            bound = [element.value for element in cst.ensure_type(target.target, cst.Tuple).elements]
-            alike[str(i)] = [name.value for name in bound if isinstance(name, cst.Name) and name.value != "_"]
-        following = {
-            name: names[(i + 1) % len(names)] for names in alike.values() if names[1:] for i, name in enumerate(names)
-        }
-        reads = Reads()
-        function.body.visit(reads)
-        self.of |= {name: following[name.value] for name in reads.names if name.value in following}
+    def seek(self, module: cst.Module) -> tuple[()]:
+        """Remembers what the module reads that has twins; changes nothing itself."""
+        self.of_name: dict[cst.Name, str] = {}
+        self.of_field: dict[str, str] = {}
+        for function in m.findall(module, m.FunctionDef()):
+            parameters = [p for p in (*function.params.params, *function.params.kwonly_params) if p.annotation]
+            alike = _of_one_type((p.name, p.annotation) for p in parameters)
+            for target in m.findall(function.body, m.AssignTarget(m.Tuple())):
+                bound = [element.value for element in target.target.elements]
+                alike.append([name.value for name in bound if isinstance(name, cst.Name) and name.value != "_"])
+            others, reads = _next_of_each(alike), Reads()
+            function.body.visit(reads)
+            self.of_name |= {name: others[name.value] for name in reads.names if name.value in others}
+        for each in m.findall(module, m.ClassDef()):
+            fields = [
+                line.body[0] for line in each.body.body if m.matches(line, m.SimpleStatementLine([m.AnnAssign()]))
+            ]
+            self.of_field |= _next_of_each(_of_one_type((field.target, field.annotation) for field in fields))
         return ()
 
-    def swap(self, name: cst.Name) -> Iterator[cst.Name]:
-        if name in self.of:
-            yield name.with_changes(value=self.of[name])
+    def name(self, node: cst.Name) -> Iterator[cst.Name]:
+        if node in self.of_name:
+            yield node.with_changes(value=self.of_name[node])
+
+    def field(self, node: cst.Attribute) -> Iterator[cst.Attribute]:
+        if node.attr.value in self.of_field:
+            yield node.with_changes(attr=cst.Name(self.of_field[node.attr.value]))
+
+
+def _of_one_type(annotated: Iterable[tuple[cst.Name, cst.Annotation]]) -> list[list[str]]:
+    alike: dict[str, list[str]] = {}
+    for name, annotation in annotated:
+        alike.setdefault(cst.Module([]).code_for_node(annotation.annotation), []).append(name.value)
+    return list(alike.values())
+
+
+def _next_of_each(alike: list[list[str]]) -> dict[str, str]:
+    """Of two or more names that are alike, the one after each; the first after the last."""
+    return {name: after for names in alike if names[1:] for name, after in zip(names, names[1:] + names[:1])}
 
 
 class Reads(cst.CSTVisitor):
@@ -144,7 +160,7 @@ class Reads(cst.CSTVisitor):
         return False
 
 
-_twins = Twins()
+twins = Twins()
 OURS = [
     (cst.Call, dropped_call),
     (cst.Expr, dropped_statement),
@@ -153,9 +169,11 @@ OURS = [
     (cst.CompIf, turned_condition),
     (cst.Name, opposite),
     (cst.Integer, one_less),
-    (cst.FunctionDef, _twins.seek),
-    (cst.Name, _twins.swap),
+    (cst.Module, twins.seek),
+    (cst.Name, twins.name),
+    (cst.Attribute, twins.field),
 ]
+mutation_operators.extend(OURS)
 
 
 # One module
@@ -168,7 +186,6 @@ def mutate(module: str, names: list[str], workers: int) -> None:
     for name in ("src", "tests", "pyproject.toml"):
         Path(name).unlink(missing_ok=True)
         Path(name).symlink_to(ROOT / name)
-    mutation_operators.extend(OURS)
     configuration._config = dataclasses.replace(
         configuration.config(),
         only_mutate=[str(SOURCE / module)],
@@ -206,7 +223,6 @@ def tried(module: str) -> list[Mutant]:
 
 def names_of(module: str) -> list[str]:
     """The mutants that a module has."""
-    mutation_operators.extend(OURS)
     path = SOURCE / module
     return [get_mutant_name(path, name) for name in mutate_file_contents(str(path), path.read_text()).mutant_names]
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.config import SweepConfig, TeacherConfig
-from posgap.config.positions import parse_shard
 from posgap.errors import PosgapError
+from posgap.positions import parse_shard
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
     Placement,
