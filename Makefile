@@ -12,12 +12,13 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
+WORKERS ?= 1
 IMAGES ?= cpu gpu-train gpu-serve
 CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types lint mlproject components manifests pipeline images images-check containers screenshot clean
+.PHONY: demo smoke test types mutants lint mlproject components manifests pipeline images images-check containers screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -41,6 +42,10 @@ types: $(VENV)/.installed-test
 	$(PIP) --no-build-isolation --no-deps --target build/types .
 	rm -rf build/lib
 	$(VENV)/bin/mypy
+
+mutants: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
+		$(if $(SURVIVORS),--survivors)
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject

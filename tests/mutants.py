@@ -25,7 +25,6 @@ from pathlib import Path
 
 import libcst as cst
 import libcst.matchers as m
-from mutmut import __main__ as mutmut
 from mutmut import configuration
 from mutmut.mutation.data import SourceFileMutationData
 from mutmut.mutation.diff_apply import get_diff_for_mutant
@@ -181,6 +180,8 @@ mutation_operators.extend(OURS)
 
 def mutate(module: str, names: list[str], workers: int) -> None:
     """Lets mutmut try the mutants of a module with these names, or all; for a process of its own to call."""
+    from mutmut.__main__ import _run  # changes how processes are started
+
     (WORK / module).mkdir(parents=True, exist_ok=True)
     os.chdir(WORK / module)
     for name in ("src", "tests", "pyproject.toml"):
@@ -192,7 +193,7 @@ def mutate(module: str, names: list[str], workers: int) -> None:
         pytest_add_cli_args_test_selection=[f"tests/{judge}" for judge in LIST[module]["judges"]],
     )
     Path("mutants/mutmut-stats.json").unlink(missing_ok=True)  # which test reads what may have changed
-    mutmut._run(names, workers)
+    _run(names, workers)
 
 
 @dataclass(frozen=True)
