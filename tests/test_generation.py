@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 from posgap.choices import TASKS
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
 from posgap.generation.generator import Sampling, complete
-from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.generation.prefix_cache import can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import Prompt, PromptBuilder
@@ -126,25 +126,6 @@ def test_reuse_serves_pairs_and_documents_too(tokenizer):
     chosen = ["1", "4", "2", "6"]
     groups = [[build.prompt(qa_example(i, 6), p) for p in swept_placements(6, 1, chosen)] for i in (3, 44, 555)]
     assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)
-
-
-@given(st.lists(st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_a_row_s_columns_hold_its_prompt_and_nothing_else(groups):
-    cache, held, rows = PrefixCache(len(groups), torch.device("cpu")), [[] for _ in groups], list(range(len(groups)))
-    for turn in range(max(map(len, groups))):
-        going_on = [i for i, row in enumerate(rows) if turn < len(groups[row])]
-        cache.select(going_on)
-        rows, held = [rows[i] for i in going_on], [held[i] for i in going_on]
-        prompts = [groups[row][turn] for row in rows]
-        ids, mask = cache.read(prompts, pad=9)
-        kept = cache.states.get_seq_length()
-        # Stand-in for the model: the "key" of a token is the token, and two generated ones follow.
-        fresh = torch.cat([ids[:, kept:], torch.full((len(rows), 2), 7)], 1)[:, None, :, None].double()
-        cache.states.update(fresh, fresh, 0)
-        cache.forget_responses()
-        layer = cache.states.layers[0].keys[:, 0, :, 0]
-        assert layer.shape == mask.shape
-        assert [row[m.bool()].tolist() for row, m in zip(layer, mask)] == prompts
 
 
 @pytest.mark.parametrize(

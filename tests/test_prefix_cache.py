@@ -1,0 +1,117 @@
+"""What is kept of a row's last prompt, and which models it may be kept for."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CLIPVisionConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+)
+
+from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+
+CPU, PAD, GENERATED = torch.device("cpu"), 9, 7
+tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+
+
+def shared(old, new, outputs):
+    """How many tokens two prompts begin with alike, less those whose outputs are asked for."""
+    alike = next((i for i, (a, b) in enumerate(zip(old, new)) if a != b), min(len(old), len(new)))
+    return max(0, min(alike, len(new) - outputs))
+
+
+def read_on(cache, ids):
+    """A stand-in for the model: the "key" of a token is the token, and two generated ones follow."""
+    known = cache.states.get_seq_length()
+    fresh = torch.cat([ids[:, known:], torch.full((len(ids), 2), GENERATED, device=CPU)], 1)[:, None, :, None].double()
+    cache.states.update(fresh, fresh, 0)
+    cache.forget_responses()
+    return cache.states.layers[0].keys[:, 0, :, 0]
+
+
+@given(st.lists(st.lists(tokens, min_size=1, max_size=4), min_size=1, max_size=4), st.integers(1, 3))
+def test_a_row_s_columns_hold_its_prompt_and_what_it_shares_is_not_read_again(groups, outputs):
+    cache, before, rows = PrefixCache(len(groups), CPU), [[] for _ in groups], list(range(len(groups)))
+    for turn in range(max(map(len, groups))):
+        going_on = [i for i, row in enumerate(rows) if turn < len(groups[row])]
+        cache.select(going_on)
+        rows, before = [rows[i] for i in going_on], [before[i] for i in going_on]
+        prompts = [groups[row][turn] for row in rows]
+        ids, mask = cache.read(prompts, PAD, outputs)
+        rest = [prompt[shared(old, prompt, outputs) :] for old, prompt in zip(before, prompts)]
+        assert ids.shape == mask.shape and ids.shape[1] - cache.states.get_seq_length() == max(map(len, rest))
+        assert ids.tolist() == [[PAD] * (ids.shape[1] - len(r)) + r for r in rest]
+        held = read_on(cache, ids)
+        assert held.shape == mask.shape
+        assert [row[m.bool()].tolist() for row, m in zip(held, mask)] == prompts
+        before = prompts
+
+
+def test_one_output_is_asked_for_unless_more_are():
+    cache = PrefixCache(1, CPU)
+    for prompt, kept in [([1, 2, 3], 0), ([1, 2, 3], 2), ([1, 2, 3, 4], 3), ([2], 0)]:
+        ids, _ = cache.read([prompt], PAD)
+        assert cache.states.get_seq_length() == kept
+        read_on(cache, ids)
+
+
+def test_everything_is_made_on_the_device_that_is_asked_for():
+    """Where tensors that name no device would land on another one."""
+    with torch.device("meta"):
+        cache = PrefixCache(2, CPU)
+        for prompts in ([[1, 2], [1, 2, 3]], [[1, 3], [1, 2, 4]]):
+            ids, mask = cache.read(prompts, PAD)
+            read_on(cache, ids)
+            assert ids.device == mask.device == CPU
+        cache.select([1])
+        ids, mask = cache.read([[1, 2, 3]], PAD)
+        assert ids.device == mask.device == CPU
+        assert ids[mask.bool()].tolist() == [PAD, PAD, 3]
+
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+LONG |= {"original_max_position_embeddings": 8}
+FULL = {"layer_types": ["full_attention"] * 2, "head_dim": 8}
+
+
+def per_kind(rope_type):
+    plain, other = (
+        {"rope_type": "default", "rope_theta": 1e4},
+        {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0},
+    )
+    return {"full_attention": other, "sliding_attention": plain}
+
+
+@pytest.mark.parametrize(
+    ("config", "reused"),
+    [
+        (LlamaConfig(**SIZES), True),
+        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), True),
+        (LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), False),
+        (LlamaConfig(**SIZES, rope_parameters=LONG), False),
+        (Gemma3TextConfig(**SIZES, **FULL, rope_parameters=per_kind("linear")), True),
+        (Gemma3TextConfig(**SIZES, **FULL, rope_parameters=per_kind("dynamic")), False),
+        (MistralConfig(**SIZES, sliding_window=8), False),
+        (GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2), True),  # no rotary positions at all
+        (BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2), False),  # counts positions by column
+    ],
+)
+def test_what_is_kept_must_serve_another_prompt(config, reused):
+    assert can_reuse_prefixes(AutoModelForCausalLM.from_config(config)) == reused
+
+
+@pytest.mark.parametrize(("rope_type", "reused"), [("linear", True), ("dynamic", False)])
+def test_of_a_model_that_sees_too_the_language_model_decides(rope_type, reused):
+    text = LlamaConfig(**SIZES, rope_parameters={"rope_type": rope_type, "factor": 2.0, "rope_theta": 1e4})
+    vision = CLIPVisionConfig(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=2)
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=39)
+    assert can_reuse_prefixes(LlavaForConditionalGeneration(config)) == reused
