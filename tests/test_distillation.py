@@ -2,7 +2,6 @@
 
 import copy
 import os
-import resource
 import signal
 from itertools import pairwise
 
@@ -306,25 +305,6 @@ def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, col
     assert checkpoints.latest() == 5
     assert run(lively, collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints) == expected
     assert torch.equal(parameters(lively), parameters(whole))
-
-
-def test_where_the_disk_is_full_the_last_good_checkpoint_stays(lively, pairs, collate, tmp_path):
-    checkpoints = Checkpoints(tmp_path / "c")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill_the_disk(figures):
-        if figures["step"] == 3:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # writes fail beyond that size
-
-    try:
-        with pytest.raises(PosgapError, match=r"step-4: .* could not be written .*; the checkpoint of step 2 is kept"):
-            run(
-                lively, collate, CrossEntropy(pairs), epochs=4, checkpoints=checkpoints, save_steps=2,
-                on_step=fill_the_disk,
-            )  # fmt: skip
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [p.name for p in (tmp_path / "c").iterdir()] == ["step-2"]
 
 
 # LoRA

@@ -1,5 +1,7 @@
 """The methods as rules for which prompts are read and how much each loss weighs."""
 
+import math
+
 import pytest
 import torch
 from conftest import answered
@@ -52,11 +54,35 @@ def test_a_method_says_whether_its_weights_need_the_losses(alignment):
     objective = R1((1,), alignment, 1.0)
     rows = objective.rows(DRAWS)
     some, others = torch.linspace(1, 2, len(rows)), torch.linspace(3, 1, len(rows))
-    assert objective.weighs_by_loss != torch.equal(objective.weights(rows, some), objective.weights(rows, others))
+    same = torch.equal(objective.weights(rows, some), objective.weights(rows, others))
+    assert objective.weighs_by_loss == (not same)
     plain = CrossEntropy(answered())
     rows = plain.rows(DRAWS)
     some, others = some[: len(rows)], others[: len(rows)]
-    assert plain.weighs_by_loss != torch.equal(plain.weights(rows, some), plain.weights(rows, others))
+    assert torch.equal(plain.weights(rows, some), plain.weights(rows, others)) and not plain.weighs_by_loss
+
+
+def test_r1_s_loss_of_a_token_is_the_kl_from_the_teacher_to_the_student():
+    teacher, student, targets = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log(), torch.tensor([0])
+    loss = R1((1,), "none", 1.0).token_losses(student, targets, teacher)
+    assert loss.tolist() == pytest.approx([0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)])
+
+
+def test_cross_entropy_needs_no_teacher():
+    logits = torch.tensor([[0.9, 0.1], [0.3, 0.7]]).log()
+    losses = CrossEntropy([]).token_losses(logits, torch.tensor([0, 0]), None)
+    assert losses.tolist() == pytest.approx([-math.log(0.9), -math.log(0.3)])
+
+
+@pytest.mark.parametrize("objective", [R1((2,), "paper", 1.0), CrossEntropy(answered())])
+def test_weights_are_made_where_the_losses_are(objective):
+    """Where tensors that name no device would land on another one."""
+    rows = [Row(0, (1,)), Row(1, (2,)), Row(2, (1,))]
+    losses = torch.tensor([1.0, 2.0, 3.0], device="cpu")
+    expected, figures = objective.weights(rows, losses), objective.figures(rows, losses)
+    with torch.device("meta"):
+        assert torch.equal(objective.weights(rows, losses), expected)
+        assert objective.figures(rows, losses) == figures
 
 
 def test_two_gold_documents_have_placements_of_two_positions():

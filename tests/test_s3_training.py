@@ -14,7 +14,7 @@ from test_processes import TORCHRUN, command, environment, history, parameters
 from test_rollout_experiment import TINY, trials
 
 from posgap.config import DistillConfig
-from posgap.distillation.checkpoints import FILES, _share
+from posgap.distillation.checkpoints import FILES
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
 from posgap.rollout.trials import run_trials
@@ -96,16 +96,6 @@ def test_checkpoints_stay_until_the_model_is_in_s3(config, bucket, s3_calls):
     with pytest.raises(PosgapError, match="candidate/model.safetensors: access denied"):
         distill(config)
     assert any(name.endswith(FILES) for name in kept(config))
-
-
-def test_every_file_is_uploaded_once_whatever_each_process_sees():
-    shared = [["a", "b", "c", "d"]] * 2
-    apart = [["model", "random-0"], ["random-1", "shard-1"]]
-    for seen in (shared, apart):
-        shares = [_share(seen, rank) for rank in range(2)]
-        assert sorted(shares[0] + shares[1]) == sorted(set(seen[0] + seen[1]))
-        assert all(set(share) <= set(names) for share, names in zip(shares, seen))
-    assert [len(_share(shared, rank)) for rank in range(2)] == [2, 2]
 
 
 def test_an_experiment_s_trials_are_kept_too(bucket, tmp_path, monkeypatch, s3_calls):

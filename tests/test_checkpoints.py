@@ -1,0 +1,396 @@
+"""Checkpoints: what is saved goes on as if nothing had been, and what is not whole does not count."""
+
+import logging
+import os
+import random
+import resource
+import shutil
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from botocore.exceptions import ClientError
+from hypothesis import given
+from hypothesis import strategies as st
+from s3 import elsewhere, keys
+from torch import nn
+from torch.multiprocessing import start_processes
+
+from posgap.distillation.checkpoints import FILES, Checkpoints, _share
+from posgap.errors import PosgapError
+from posgap.storage.folders import Kept
+
+HISTORY = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
+
+
+class Training:
+    """Six numbers that an optimizer moves by what every random number generator draws."""
+
+    def __init__(self, checkpoints: Checkpoints, steps: int = 0):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(0)
+        self.checkpoints, self.accelerator = checkpoints, Accelerator(cpu=True)
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.go_on(steps)
+
+    def go_on(self, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            for parameter in self.model.parameters():
+                parameter.grad = torch.randn(parameter.shape) * random.random() * float(np.random.random())
+            self.optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+    def save(self, step: int, history=HISTORY) -> None:
+        self.checkpoints.save(step, self.accelerator, self.model, self.optimizer, history)
+
+    def load(self) -> list:
+        return self.checkpoints.load(self.accelerator, self.model, self.optimizer)
+
+
+@pytest.fixture
+def checkpoints(tmp_path) -> Checkpoints:
+    return Checkpoints(tmp_path / "c")
+
+
+def test_training_goes_on_as_if_nothing_had_been(checkpoints):
+    training = Training(checkpoints, 3)
+    training.save(3)
+    expected = training.go_on(4)
+    again = Training(checkpoints, 1)
+    assert again.load() == HISTORY
+    assert torch.equal(again.go_on(4), expected)
+
+
+def test_without_a_checkpoint_nothing_changes(checkpoints, caplog):
+    training, twin = Training(checkpoints, 2), Training(checkpoints, 2)
+    state = torch.get_rng_state()
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        assert training.load() == [] and checkpoints.latest() == 0
+    assert torch.equal(torch.get_rng_state(), state) and torch.equal(training.go_on(0), twin.go_on(0))
+    assert not caplog.records
+
+
+def test_the_newest_alone_is_kept(checkpoints):
+    training = Training(checkpoints)
+    for step in (2, 9, 10):
+        training.save(step)
+        assert [path.name for path in checkpoints.folder.iterdir()] == [f"step-{step}"]
+        assert checkpoints.latest() == step
+    assert sorted(path.name for path in (checkpoints.folder / "step-10").iterdir()) == [
+        FILES, "history.jsonl", "random-0.pt", "training.pt"
+    ]  # fmt: skip
+    checkpoints.remove()
+    assert checkpoints.latest() == 0 and not checkpoints.folder.exists()
+
+
+def two_steps(checkpoints) -> torch.Tensor:
+    """Leaves the checkpoints of steps 9 and 10, the second half written, side by side; returns the state at 9."""
+    training, aside = Training(checkpoints, 1), checkpoints.folder.with_name("aside")
+    training.save(9, HISTORY[:1])
+    at_nine = training.go_on(0).clone()
+    shutil.copytree(checkpoints.folder / "step-9", aside)
+    training.go_on(1)
+    training.save(10)
+    aside.rename(checkpoints.folder / "step-9")
+    return at_nine
+
+
+@pytest.mark.parametrize("missing", [FILES, "history.jsonl", "random-0.pt", "training.pt"])
+def test_a_checkpoint_that_lacks_a_file_does_not_count(missing, checkpoints):
+    at_nine = two_steps(checkpoints)
+    assert checkpoints.latest() == 10
+    (checkpoints.folder / "step-10" / missing).unlink()
+    assert checkpoints.latest() == 9
+    training = Training(checkpoints)
+    assert training.load() == HISTORY[:1]
+    assert torch.equal(training.go_on(0), at_nine)
+
+
+def test_where_no_checkpoint_is_whole_a_warning_says_so(checkpoints, caplog):
+    Training(checkpoints).save(3)
+    (checkpoints.folder / "step-3" / "training.pt").unlink()
+    assert Training(checkpoints).load() == []
+    assert "no whole checkpoint; without a shared disk `work` must be in S3" in caplog.text
+
+
+def test_what_a_killed_process_left_is_not_taken_along(checkpoints):
+    for name in (".partial-4", "step-4"):
+        (checkpoints.folder / name / "engine").mkdir(parents=True)
+        (checkpoints.folder / name / "engine" / "left.pt").write_text("left")
+    training = Training(checkpoints, 1)
+    training.save(4)
+    assert checkpoints.latest() == 4 and not list(checkpoints.folder.rglob("left.pt"))
+    again = Training(checkpoints)
+    assert again.load() == HISTORY and torch.equal(again.go_on(0), training.go_on(0))
+
+
+@pytest.mark.parametrize(("before", "kept"), [(2, "the checkpoint of step 2 is kept"), (0, "there is no older one")])
+def test_where_the_disk_is_full_the_older_one_stays(before, kept, checkpoints):
+    training = Training(checkpoints)
+    if before:
+        training.save(before)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # writes fail beyond that size
+    try:
+        with pytest.raises(
+            PosgapError, match=rf"step-4: the checkpoint could not be written \(.+\); {kept}. Make room"
+        ):
+            training.save(4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in checkpoints.folder.iterdir()] == [f"step-{before}"] * bool(before)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.parametrize("name", ["training.pt", "random-0.pt"])
+def test_loading_a_checkpoint_runs_no_code(name, checkpoints, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Training(checkpoints).save(1)
+    torch.save({"model": Evil()}, checkpoints.folder / "step-1" / name)
+    with pytest.raises(Exception, match="[Ww]eights.only"):
+        Training(checkpoints).load()
+    assert not (tmp_path / "evil").exists()
+
+
+class Engine:
+    """A stand-in for DeepSpeed's engine, which writes and reads folders itself; test_processes has the real one."""
+
+    state: str = "new"
+
+    def save_checkpoint(self, folder: str, tag: str) -> None:
+        with open(f"{folder}/{tag}/shard.pt", "w") as file:  # as DeepSpeed does, where the folder is there
+            file.write(self.state)
+
+    def load_checkpoint(self, folder: str, tag: str) -> None:
+        with open(f"{folder}/{tag}/shard.pt") as file:
+            self.state = file.read()
+
+
+def test_deepspeed_s_engine_keeps_its_state_itself(checkpoints):
+    deepspeed = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object()))
+    engine = Engine()
+    engine.state = "trained"
+    checkpoints.save(5, deepspeed, engine, None, HISTORY)
+    names = {path.relative_to(checkpoints.folder).as_posix() for path in checkpoints.folder.rglob("*.*")}
+    assert names == {f"step-5/{name}" for name in (FILES, "history.jsonl", "random-0.pt", "engine/shard.pt")}
+    other = Engine()
+    assert checkpoints.load(deepspeed, other, None) == HISTORY and other.state == "trained"
+    (checkpoints.folder / "step-5" / "engine" / "shard.pt").unlink()
+    assert checkpoints.latest() == 0
+
+
+# In S3
+
+
+@pytest.fixture
+def remote(bucket) -> str:
+    return f"{bucket}/work"
+
+
+def in_s3(uri: str) -> list[str]:
+    return [key.removeprefix("work/") for key in keys(uri)]
+
+
+def test_on_another_machine_training_goes_on_from_s3(remote, tmp_path, monkeypatch, caplog):
+    training = Training(Checkpoints(Kept(remote)), 3)
+    for step in (3, 5):
+        training.save(step)
+        assert in_s3(remote) == [f"step-{step}/{n}" for n in (FILES, "history.jsonl", "random-0.pt", "training.pt")]
+    expected = training.go_on(2)
+    elsewhere(tmp_path, monkeypatch)
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.checkpoints.latest() == 0
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        assert again.load() == HISTORY
+    assert f"fetching the checkpoint of step 5 from {remote}" in caplog.text
+    assert torch.equal(again.go_on(2), expected)
+    again.checkpoints.remove()
+    assert in_s3(remote) == [] and again.checkpoints.latest() == 0
+
+
+def test_what_is_here_is_not_fetched(remote, s3_calls):
+    training = Training(Checkpoints(Kept(remote)), 3)
+    training.save(3)
+    expected = training.go_on(2)
+    s3_calls.clear()
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
+    assert s3_calls.keys("GetObject") == []
+
+
+def test_of_two_states_the_newer_counts(remote, tmp_path, monkeypatch):
+    first = Training(Checkpoints(Kept(remote)), 1)
+    first.save(1)
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "another"))
+    second = Training(Checkpoints(Kept(remote)))
+    second.load()
+    second.go_on(1)
+    second.save(2)
+    expected = second.go_on(0)
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.checkpoints.latest() == 1
+    again.load()
+    assert torch.equal(again.go_on(0), expected)
+
+
+def refused(*_) -> ClientError:
+    return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
+
+
+@pytest.mark.parametrize("name", ["training.pt", FILES])
+def test_what_cannot_be_uploaded_is_told_and_the_older_one_in_s3_stays(name, remote, s3_calls, caplog):
+    training = Training(Checkpoints(Kept(remote)), 1)
+    training.save(1)
+    s3_calls.fail = lambda op, key: refused() if op == "PutObject" and key.endswith(f"step-2/{name}") else None
+    training.save(2)
+    assert "checkpoint step-2 is on disk only: " in caplog.text and "access denied" in caplog.text
+    assert training.checkpoints.latest() == 2
+    assert f"step-1/{FILES}" in in_s3(remote) and f"step-2/{FILES}" not in in_s3(remote)
+    s3_calls.fail = lambda op, key: None
+    training.save(3)
+    assert {key.partition("/")[0] for key in in_s3(remote)} == {"step-3"}
+
+
+def test_a_checkpoint_that_is_made_again_is_not_whole_in_s3_until_all_of_it_is_there(remote, s3_calls):
+    training = Training(Checkpoints(Kept(remote)), 1)
+    training.save(1)
+    shutil.rmtree(training.checkpoints.folder)
+    s3_calls.clear()
+    training.save(1)
+    calls = [(op, key.rpartition("/")[2]) for op, key in s3_calls.made if op.startswith(("Put", "Delete"))]
+    assert calls[0][0].startswith("Delete") and calls[-1] == ("PutObject", FILES)
+
+
+names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
+
+
+@given(st.lists(names, min_size=1, max_size=4))
+def test_every_file_is_uploaded_once_by_a_process_that_sees_it(seen):
+    shares = [_share(seen, rank) for rank in range(len(seen))]
+    assert sorted(name for share in shares for name in share) == sorted({name for each in seen for name in each})
+    assert all(set(share) <= set(each) for share, each in zip(shares, seen))
+    together = [_share([seen[0]] * 3, rank) for rank in range(3)]
+    assert max(map(len, together)) - min(map(len, together)) <= 1  # on a shared disk they share the work
+
+
+# Two processes
+
+
+def two_processes(folder, body, apart=False) -> None:
+    """Runs `body(rank)` in two processes that can meet; `apart`: each on a machine of its own."""
+
+    def run(rank):
+        os.environ |= {"LOCAL_RANK": "0" if apart else str(rank), "AWS_SDK_UA_APP_ID": str(rank)}  # a client of its own
+        if apart:
+            os.environ["POSGAP_CACHE"] = str(folder / f"machine-{rank}")
+        meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": 2}
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20), **meeting)
+        body(rank)
+        dist.destroy_process_group()
+
+    (folder / "meeting").unlink(missing_ok=True)
+    start_processes(run, nprocs=2, start_method="fork")
+
+
+def goes_on(training: Training, rank: int) -> None:
+    """Asserts that this process's random numbers, and the first one's parameters, are those of the checkpoint."""
+    torch.manual_seed(rank)
+    drawn = torch.randn(3)
+    torch.manual_seed(7)
+    assert training.load() == HISTORY
+    assert torch.equal(torch.randn(3), drawn)
+    assert training.model.weight.detach().tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def saves(training: Training, rank: int, step: int) -> None:
+    nn.init.constant_(training.model.weight, 1.0 + rank)  # the first process's parameters are everyone's
+    torch.manual_seed(rank)
+    training.save(step)
+    nn.init.constant_(training.model.weight, 9.0)
+
+
+def test_processes_that_share_a_disk_write_one_checkpoint(tmp_path):
+    def body(rank):
+        training = Training(Checkpoints(tmp_path / "c"))
+        for step in (2, 4):
+            saves(training, rank, step)
+            assert training.checkpoints.latest() == step
+        goes_on(training, rank)
+
+    two_processes(tmp_path, body)
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["step-4"]
+    files = sorted(path.name for path in (tmp_path / "c" / "step-4").iterdir())
+    assert files == [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
+    (tmp_path / "c" / "step-4" / "random-1.pt").unlink()
+    assert Checkpoints(tmp_path / "c").latest() == 0  # it is not whole without every process's part
+
+
+def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_path):
+    def save(rank):
+        training = Training(Checkpoints(Kept(remote)))
+        for step in (2, 4):
+            saves(training, rank, step)
+        assert training.checkpoints.latest() == 0  # neither has all of it
+
+    def load(rank):
+        training = Training(Checkpoints(Kept(remote)))
+        goes_on(training, rank)
+        assert training.checkpoints.latest() == 4
+
+    two_processes(tmp_path, save, apart=True)
+    expected = [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
+    assert in_s3(remote) == [f"step-4/{name}" for name in expected]
+    two_processes(tmp_path, load, apart=True)
+    shutil.rmtree(tmp_path / "machine-1")
+    two_processes(tmp_path, load, apart=True)  # one machine has it, the other one not
+
+
+def test_without_s3_machines_cannot_go_on(tmp_path):
+    def body(rank):
+        training = Training(Checkpoints(tmp_path / f"disk-{rank}"))
+        saves(training, rank, 2)
+        assert training.load() == []
+
+    two_processes(tmp_path, body, apart=True)
+
+
+def test_processes_go_on_from_what_all_of_them_have(tmp_path):
+    for rank, steps in enumerate([(2, 4), (2,)]):
+        checkpoints = Checkpoints(tmp_path / f"disk-{rank}")
+        for step in steps:
+            training = Training(Checkpoints(tmp_path / f"made-{rank}-{step}"))
+            nn.init.constant_(training.model.weight, step)
+            training.save(step)
+            made = training.checkpoints.folder / f"step-{step}"
+            shutil.copy(made / "random-0.pt", made / "random-1.pt")
+            shutil.copytree(made, checkpoints.folder / made.name)
+
+    def body(rank):
+        training = Training(Checkpoints(tmp_path / f"disk-{rank}"))
+        training.load()
+        assert training.model.weight.unique().tolist() == [2.0]
+
+    two_processes(tmp_path, body, apart=True)
+
+
+def test_an_upload_that_fails_in_one_process_is_told_by_the_first(remote, tmp_path):
+    def body(rank):
+        training, heard = Training(Checkpoints(Kept(remote if rank == 0 else "s3://nowhere/work"))), []
+        handler = logging.Handler()
+        handler.emit = lambda record: heard.append(record.getMessage())
+        logging.getLogger("posgap.distillation.checkpoints").addHandler(handler)
+        saves(training, rank, 2)
+        assert len(heard) == 1 - rank and all("there is no such bucket" in line for line in heard)
+
+    two_processes(tmp_path, body, apart=True)
+    assert in_s3(remote) and f"step-2/{FILES}" not in in_s3(remote)
