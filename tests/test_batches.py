@@ -43,6 +43,12 @@ def test_the_plan_takes_every_pair_once_an_epoch_at_k_placements(n, n_places, ep
     assert steps == plan(n, places, k, epochs, batch, seed)
 
 
+def test_a_newer_version_cuts_an_epoch_into_the_same_steps():
+    """A run goes on from its checkpoint by the plan."""
+    assert [len(step) for step in plan(10, TRIVIAL, 1, 1, 4, 0)] == [3, 4, 3]
+    assert [len(step) for step in plan(9, TRIVIAL, 1, 2, 2, 0)] == [2, 2, 1, 2, 2] * 2
+
+
 def test_order_and_placements_are_drawn_anew_each_epoch_and_for_each_seed():
     def passes(seed):
         draws = [draw for step in plan(12, TRIVIAL, 2, 2, 4, seed) for draw in step]
@@ -112,6 +118,7 @@ def test_the_teacher_reads_each_pair_where_its_response_was_given():
 def test_a_batch_predicts_the_response_from_the_last_prompt_token_on(pairs, collate):
     rows = [Row(0, (1,)), Row(1, (4,)), Row(2, (2,))]
     batch = collate(rows)
+    assert batch.predicts.dtype == torch.bool
     assert batch.rows == rows and batch.lengths.tolist() == [2, 3, 1]
     targets = batch.targets.split(batch.lengths.tolist())
     widths = []
