@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import Phase, settings
 from s3 import Calls
 
 from posgap.choices import TASKS
@@ -22,6 +23,12 @@ from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+# For `make mutants`, where it is enough that a test fails.
+settings.register_profile(
+    "mutants", phases=(Phase.explicit, Phase.generate), derandomize=True, database=None, deadline=None
+)
 
 
 def pytest_configure():
