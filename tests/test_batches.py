@@ -96,11 +96,11 @@ def test_responses_are_paired_with_their_examples_whatever_the_order(pairs):
 
 def test_responses_to_other_examples_are_refused(pairs):
     with pytest.raises(
-        PosgapError, match="1 responses belong to examples that are not in `examples`, the first to kv-3"
+        PosgapError, match="1 responses belong to .* the first to kv-3"
     ):
         pair_up([p.example for p in pairs[:3]], [p.response for p in pairs])
     with pytest.raises(
-        PosgapError, match="2 responses belong to examples that are not in `examples`, the first to kv-0"
+        PosgapError, match="2 responses belong to .* the first to kv-0"
     ):
         pair_up([p.example for p in pairs[2:]], [p.response for p in pairs])
 
