@@ -46,7 +46,8 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
             source = {"data": parameters["train_data"], "only_new": parameters["only_new"]}
             data = data_version(model=model, name=name, seed=seed, **source)
             pools.cpu(data).after(plan).set_caching_options(False)
-            # KFP's local runner, too, takes what a step returns for a loop from a group around it.
+            # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence
+            # this If.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
                 newest, held_out = data.outputs["uri"], parameters["eval_data"]
                 _measure_and_mitigate(plan.outputs, pools, newest, held_out, model, name, seed)

@@ -125,7 +125,7 @@ def test_adapters_are_merged_into_a_plain_model_folder(config, model_folder):
     "update, message",
     [
         ({"k": 5}, "k=5: there are only 4 placements"),
-        ({"k": 0, "anchoring": 0.0}, "k=0: method r1 then reads no prompts"),
+        ({"k": 0, "anchoring": 0.0}, "k=0 leaves r1 nothing to train on; give k >= 1"),
         ({"deepspeed": "zero4"}, "deepspeed: 'zero4' is neither zero2, zero3 nor a DeepSpeed JSON file"),
     ],
 )

@@ -74,7 +74,7 @@ def test_what_is_no_whole_is_refused_in_one_line(sweeps, tmp_path, capsys):
     first, second = (sweeps(f"{i}", shard=f"{i}/2") for i in (1, 2))
     with pytest.raises(PosgapError, match=r"shards 1/2: 2/2 is missing"):
         merged(tmp_path, first)
-    with pytest.raises(PosgapError, match=r"one of them is there twice"):
+    with pytest.raises(PosgapError, match=r"^shard \S+ is given twice; leave one out$"):
         merged(tmp_path, first, first)
     with pytest.raises(PosgapError, match=r"not parts of one sweep; label, max_new_tokens differ"):
         merged(tmp_path, first, sweeps("other", shard="2/2", label="else", max_new_tokens=2))

@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("posgap | %(message)s"))
     logger = logging.getLogger("posgap")
-    # Of several processes one speaks; the others still warn.
+    # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     stop_on_termination()
     try:

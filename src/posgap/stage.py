@@ -112,7 +112,8 @@ def is_main_process() -> bool:
 
 
 def _is_alone() -> bool:
-    # Of several processes only one sees this disk, and the others would wait for it to work with them.
+    # Only a single process may take this short cut: under a launcher the other ranks would go on to the work and wait
+    # for rank 0 there.
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 

@@ -59,7 +59,8 @@ class Checkpoints:
         try:
             if first_of_its_node():
                 _remove(partial)
-                _remove(complete)  # no whole one, or this step would not have been made again
+                # It cannot be complete: a complete checkpoint would have skipped this step.
+                _remove(complete)
             meet()
             partial.mkdir(parents=True, exist_ok=True)
             if _is_deepspeed(accelerator):

@@ -56,7 +56,8 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
         return list(parts)
     numbered = {parse_shard(shard): part for shard, part in zip(shards, parts)}
     if len(numbered) < len(parts):
-        raise PosgapError(f"shards {', '.join(shards)}: one of them is there twice; leave it out")
+        twice = next(shard for i, shard in enumerate(shards) if parse_shard(shard) in map(parse_shard, shards[:i]))
+        raise PosgapError(f"shard {twice} is given twice; leave one out")
     count = max(count for _, count in numbered)
     if missing := [f"{number}/{count}" for number in range(1, count + 1) if (number, count) not in numbered]:
         raise PosgapError(f"shards {', '.join(shards)}: {', '.join(missing)} is missing")

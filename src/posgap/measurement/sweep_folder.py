@@ -18,7 +18,7 @@ def write_sweep(
     `model_card.md`. `learnt` are the contents of the examples that the model was trained on."""
     write_jsonl(out / PREDICTIONS_FILE, predictions)
     write_training_examples(out, learnt)
-    # A sweep of single positions has no categories, and does not say so.
+    # Leave out the category fields where there is one gold document.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
     title = f"{sweep.label}: position gap {sweep.gap:.1f} points"
     write_report([sweep], out / "sweep.png", out / "sweep.html", title, cases)

@@ -131,7 +131,7 @@ def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> 
 
 def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
     """The model, moved."""
-    return model.to(device)  # type: ignore[arg-type]  # of what transformers wraps, mypy takes `self` for an argument
+    return model.to(device)  # type: ignore[arg-type]  # mypy misreads transformers' decorated `to`
 
 
 def model_folder(path: str) -> Path:

@@ -64,7 +64,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
     processes.meet()
     student = _student(config, objective, teacher and teacher())
-    checkpoints = Checkpoints(work / f"checkpoints-{_told(config, collate)}")
+    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
     optimization = Optimization(
         config.learning_rate, config.warmup_steps, config.max_grad_norm, config.micro_batch_size
     )
@@ -114,7 +114,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], O
         places.remove(placement.positions)  # there the teacher reads
     steps = plan(len(pairs), places, config.k, config.epochs, config.batch_size, config.seed)
     if not objective.rows(steps[0]):
-        raise PosgapError(f"k=0: method {config.method} then reads no prompts")
+        raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
     return steps, objective
 
 
@@ -159,7 +159,7 @@ def _model_digest(config: DistillConfig) -> str:
     return config.digest("model") or commit_on_hub(config.model)
 
 
-def _told(config: DistillConfig, collate: Collator) -> str:
+def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     parameters = config.model_dump(mode="json", include=set(config.parameters()))
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]

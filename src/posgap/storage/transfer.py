@@ -36,7 +36,8 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
 
     if not wanted:
         return
-    ordered = sorted(wanted, key=lambda pair: pair[0].size)  # what is soon there is soon kept
+    # Smallest first: an interrupted download then keeps as many whole files as possible.
+    ordered = sorted(wanted, key=lambda pair: pair[0].size)
     # Only ranges are asked for by ETag, so even a small object is read as one.
     with _transfers(f"download of {what}", sum(one.size for one, _ in ordered), threshold=1) as (manager, counting):
         futures = [
