@@ -98,6 +98,14 @@ def test_text_is_a_placement_or_is_refused(text):
         assert len(positions) in (1, 2) and min(positions) >= 1
 
 
+def test_a_number_has_nine_digits_at_most():
+    """`int` fails on thousands of them."""
+    assert parse_positions("123456789") == (123456789,) and parse_shard("1/123456789") == (1, 123456789)
+    for text in ("1234567890", "9" * 5000):
+        with pytest.raises(ValueError, match="is not a placement"):
+            parse_positions(text)
+
+
 @pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1+2+3", "1 2", "3+0", "-1", "1.5", "٣"])
 def test_what_is_no_placement_is_refused(text):
     with pytest.raises(ValueError, match="is not a placement"):
@@ -109,15 +117,15 @@ def test_a_part_of_a_sweep_is_read_as_it_is_written(part, parts):
     if part <= parts:
         assert parse_shard(f"{part}/{parts}") == (part, parts)
     else:
-        with pytest.raises(ValueError, match=f"'{part}/{parts}' is no part: write 2/4"):
+        with pytest.raises(ValueError, match=f"'{part}/{parts}' is not a part of a sweep: write 2/4"):
             parse_shard(f"{part}/{parts}")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "/", "2", "2/", "/4", "0/4", "5/4", "1/2/3", "a/4", "1/b", "٢/4", "2/٤", "²/4", "-1/4"]
+    "text", ["", "/", "2", "2/", "/4", "0/4", "5/4", "1/2/3", "a/4", "1/b", "٢/4", "2/٤", "²/4", "-1/4", "1/1234567890"]
 )
 def test_what_is_no_part_is_refused(text):
-    with pytest.raises(ValueError, match="is no part"):
+    with pytest.raises(ValueError, match="is not a part of a sweep"):
         parse_shard(text)
 
 
@@ -188,7 +196,7 @@ def test_pairs_of_all_categories_are_swept_at_five_anchors():
 
 def test_a_prompt_of_one_document_has_no_pairs():
     assert [p.positions for p in swept_placements(2, 2)] == [(1, 2), (2, 1)]
-    with pytest.raises(PosgapError, match="n_docs=1: two gold documents need at least 2"):
+    with pytest.raises(PosgapError, match="n_docs=1: a prompt with two gold documents has at least 2 documents"):
         swept_placements(1, 2)
 
 
@@ -208,6 +216,7 @@ def test_swept_pairs_differ_and_are_told_by_category(n_docs):
         (1, ["3+7"], "placement 3[+]7: the task has one gold document: write a position like 7"),
         (1, ["21"], "position 21: must lie in 1..20"),
         (2, ["3+3"], "placement 3[+]3: two gold documents at one position"),
+        (1, ["7", "5", "07"], "placement 7: given twice"),
     ],
 )
 def test_placements_that_do_not_fit_the_task_are_refused(n_gold, chosen, complaint):
