@@ -119,7 +119,7 @@ def test_an_unreachable_tracking_server_is_one_clear_line_and_results_stay(
 
 def test_key_value_records_are_no_passages(capsys, tmp_path, examples):
     complaint = fails(capsys, "data", "make", "qa", "--examples", examples, "--out", tmp_path / "qa.jsonl")
-    assert complaint == f"{examples}: holds key-value records, but distractors are drawn from passages"
+    assert complaint.startswith(f"{examples}: holds key-value records, but distractors are drawn from passages; make ")
 
 
 def test_a_diagnosis_needs_a_sweep(capsys, tmp_path, examples, model_folder):

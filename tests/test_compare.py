@@ -151,7 +151,7 @@ def test_sweeps_are_named_one_by_one_or_with_commas(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("names", "complaint"),
     [
-        (["a"], "--sweeps: List should have at least 2 items"),
+        (["a"], "sweeps: List should have at least 2 items"),
         ([], "Missing argument 'SWEEPS...'"),
         (["a", "none"], "none: no such file or folder"),
     ],

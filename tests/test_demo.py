@@ -88,7 +88,7 @@ def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path
     limits = {"advantageous_tolerance": smoke.PARAMETERS["overrides"]["advantageous_tolerance"]}
     assert read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base, **limits))).passed
     refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base, **limits)))
-    assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
+    assert "gap" in [rule.name for rule in refused.rules if not rule.passed]
 
 
 def test_the_champion_is_in_the_registry_and_answers(demo, tracked):

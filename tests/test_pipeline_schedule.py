@@ -77,7 +77,7 @@ def test_anything_else_replaces_it(schedule, change):
         out, err = schedule(server, "create", *WEEKLY, *change)
     (new,) = server.schedules
     assert new != old and out.startswith(f"weekly: replaced ({new}); next run 2026-11-2")
-    assert f"weekly: removed {old}" in err and server.deleted == [("weekly", "ORPHAN")]
+    assert f"weekly: removed the old schedule {old}" in err and server.deleted == [("weekly", "ORPHAN")]
 
 
 def test_a_run_under_way_is_never_killed(schedule, capsys):

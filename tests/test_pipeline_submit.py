@@ -277,7 +277,7 @@ def test_the_wait_outlives_a_server_that_is_down_for_a_while(capsys, submit):
     with served(Server(misbehave=misbehave)) as server:
         server.states = ["RUNNING", "SUCCEEDED"]
         code, _, err = posgap(capsys, *submit(server, *WAIT, "--retries", "1"))
-    assert code == 0 and "503 Service Unavailable: down; looking again" in err
+    assert code == 0 and "503 Service Unavailable: down; trying again" in err
 
 
 @pytest.mark.parametrize(

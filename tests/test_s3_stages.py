@@ -59,7 +59,10 @@ def test_examples_are_validated_and_swept_from_s3_to_s3(given, tmp_path, monkeyp
     assert run(*swept) == 0
     assert keys(f"{given}/run/base") == [
         f"run/base/{name}"
-        for name in ("manifest.json", "model_card.md", "predictions.jsonl", "sweep.html", "sweep.json", "sweep.png")
+        for name in (
+            *("manifest.json", "model_card.md", "predictions.jsonl", "sweep.html", "sweep.json", "sweep.png"),
+            "training_examples.json",
+        )
     ]
     assert f"{s3_cache()}" not in capsys.readouterr().err
     elsewhere(tmp_path, monkeypatch)

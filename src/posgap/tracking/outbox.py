@@ -99,7 +99,8 @@ class Outbox:
         self._opened = opened
         self.run_id = next((entry.id for entry in reversed(entries) if entry.id), "")
         self.pending: list[Entry | Upload] = [entry for entry in entries if not entry.id]
-        self._may_be_there = self._may_be_twice = bool(entries)
+        self._may_be_there = self._may_be_twice = self._left_behind = bool(entries)
+        self.asked_twice = False  # by this process, which may end before the first answer comes
 
     @property
     def key(self) -> str:
@@ -244,6 +245,7 @@ class Outbox:
                     raise  # else it was made on another server
         if self._may_be_there:
             self._may_be_twice = True
+            self.asked_twice |= not self._left_behind
             if there := self._runs(client):
                 return there[0]
         self._may_be_there = True

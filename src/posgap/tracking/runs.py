@@ -139,12 +139,15 @@ class Run:
             self._outbox.keep_files()
 
     def end(self, status: str) -> None:
-        """Closes the run as FINISHED or FAILED, unless whoever opened it will; what is not sent by now stays behind."""
+        """Closes the run as FINISHED or FAILED, unless whoever opened it will; what is not sent by now stays behind.
+
+        So does a run that the server was asked for twice: the next command deletes the one that came late.
+        """
         if self._outbox is None or self._ended:
             return
         self._tell(Entry(end="" if self._outbox.opening.joins else status, time=milliseconds()))
         self._ended = True
-        if self._outbox.pending:
+        if self._outbox.pending or self._outbox.asked_twice:
             self._outbox.close()
         else:
             self._outbox.remove()
