@@ -16,7 +16,8 @@ OVERRIDES = {
     "batch_size": 16,
     "learning_rate": 2e-3,
     "warmup_steps": 5,
-    "advantageous_tolerance": 5.0,
+    # A loss of 2 points cannot be told from one of 5 with 200 examples a position.
+    "advantageous_tolerance": 7.0,
 }
 PARAMETERS: dict[str, Any] = {
     "task": "kv",
