@@ -13,9 +13,9 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from posgap.errors import PosgapError
 
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
+
+
+def split_commas(value: Any) -> Any:
+    """A list as a command line gives it, "1,2" or "1 2", in its parts; anything else as it is."""
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
 
 
 class Parameters(BaseModel):

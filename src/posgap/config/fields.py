@@ -5,10 +5,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
-from posgap.choices import METRICS, TASKS, Choices
+from posgap.choices import METRICS, TASKS, Choices, split_commas
 from posgap.errors import PosgapError
 from posgap.json_text import parse
 from posgap.locations import Location, as_location, is_uri, split_uri
@@ -60,12 +60,6 @@ def _below_bucket(location: Location) -> Location:
     if is_uri(location) and not split_uri(location)[1]:
         raise ValueError("names only a bucket: write s3://bucket/folder")
     return location
-
-
-def _split_commas(value: Any) -> Any:
-    if isinstance(value, str):
-        return [part for part in value.replace(",", " ").split()]
-    return value
 
 
 def _paths(value: Any) -> Any:
@@ -143,13 +137,12 @@ OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_a
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
-Placements = Annotated[list[PlacementText], BeforeValidator(_split_commas)]
+Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
 Allowable = Literal["prompt", "template", "question", "shuffle", "max_new_tokens", "decoding"]
-Allowed = Annotated[list[Allowable], BeforeValidator(_split_commas)]
+Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
-PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_split_commas)]
 
 
 def choices_of(field: FieldInfo) -> Choices[Any] | None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from posgap.choices import POSITION_ENCODINGS, TASKS
+from posgap.choices import POSITION_ENCODINGS, TASKS, PositiveNumbers
 from posgap.config.base import StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -12,7 +12,6 @@ from posgap.config.fields import (
     ModelPath,
     OptionalInputPath,
     OptionalTaskName,
-    PositiveNumbers,
     WorkPath,
 )
 

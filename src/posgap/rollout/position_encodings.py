@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from posgap.choices import POSITION_ENCODINGS, Parameters
+from posgap.choices import POSITION_ENCODINGS, Parameters, PositiveNumbers
 from posgap.errors import PosgapError
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ class Slope(Parameters):
     slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
 
 
-def _split(value: Any) -> Any:
-    return value.replace(",", " ").split() if isinstance(value, str) else value
-
-
 class Rotation(Parameters):
     rope_theta: float = Field(10000.0, gt=0, description="rope: base of RoPE's angles (theta)")
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
@@ -57,7 +53,7 @@ class Rotation(Parameters):
     rope_strength: float = Field(
         1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of a parallel query and key"
     )
-    rope_factors: Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(_split)] = Field(
+    rope_factors: PositiveNumbers = Field(
         [], description="rope: one factor per layer that divides positions (LPES); empty: the measured model's, or none"
     )
 
