@@ -14,19 +14,29 @@ from google.protobuf import json_format
 from kfp import compiler
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
-from posgap import files
 from posgap.config import PipelineCompileConfig
 from posgap.errors import PosgapError
+from posgap.storage.outputs import File
 
 
 def compile_pipeline(config: PipelineCompileConfig) -> None:
-    """Writes the compiled pipeline to `config.out`, atomically, or to standard output."""
-    text = compiled_text(_mitigation())
+    """Writes the compiled pipeline to `config.out`, atomically, or to standard output.
+
+    It replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
+    """
     if config.out is None:
-        sys.stdout.write(text)
+        sys.stdout.write(compiled_text(_mitigation()))
         return
-    with files.atomic(config.out) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with File(config, config.force, may_replace=_is_mitigation) as output:
+        output.partial.write_text(compiled_text(_mitigation()), encoding="utf-8")
+        output.place()
+
+
+def _is_mitigation(file: Path) -> bool:
+    try:
+        return load(file).name == _mitigation().name
+    except PosgapError:
+        return False
 
 
 def compiled_text(pipeline: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
 from posgap.interruption import goes_on
+from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -69,9 +70,9 @@ def run(config: PipelineRunConfig) -> None:
     from posgap.pipelines.compilation import compiled_text, parse
     from posgap.pipelines.smoke import pipeline
 
-    values = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters)
-    out = config.out.absolute()
-    folder = run_locally(pipeline, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+    with RunFolder(config, "pipeline_run") as output:
+        values, out = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters), output.out
+        folder = run_locally(pipeline, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
     for report in folder.glob("report/out/report.md"):
         print(report.read_text(encoding="utf-8"))
     print(folder)

@@ -1,9 +1,12 @@
 """Nothing half-written is ever taken for complete."""
 
+import os
+import subprocess
+
 import pytest
 
 from posgap.errors import PosgapError
-from posgap.files import atomic, digest, read_json, write_json, write_jsonl
+from posgap.files import atomic, digest, read_json, sweep, write_json, write_jsonl
 
 
 def test_an_interrupted_write_leaves_the_old_content_and_no_rest(tmp_path):
@@ -16,15 +19,29 @@ def test_an_interrupted_write_leaves_the_old_content_and_no_rest(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_a_folder_takes_the_place_of_a_full_one(tmp_path):
+def test_a_folder_takes_the_place_of_an_empty_one_and_of_no_other(tmp_path):
     target = tmp_path / "out"
     target.mkdir()
-    (target / "old").touch()
     with atomic(target) as partial:
         partial.mkdir()
         (partial / "new").touch()
     assert [p.name for p in target.iterdir()] == ["new"]
+    with pytest.raises(OSError), atomic(target) as partial:
+        partial.mkdir()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_a_killed_process_was_writing_is_swept_and_what_a_live_one_is_writing_is_not(tmp_path):
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with atomic(tmp_path / "deep" / "a.txt") as partial:
+        partial.write_text("half")
+        rest = partial.with_name(partial.name.replace(f"-{os.getpid()}-", f"-{gone.pid}-"))
+        rest.write_text("half")
+        elsewhere = partial.with_name(f".partial-another-{gone.pid}-a.txt")
+        elsewhere.touch()
+        sweep(tmp_path)
+    assert {p.name for p in (tmp_path / "deep").iterdir()} == {"a.txt", elsewhere.name}
 
 
 def test_digest_of_a_folder_sees_names_and_contents_but_no_manifest(tmp_path):

@@ -13,7 +13,7 @@ from conftest import kv_example
 from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
-from posgap.files import read_jsonl, write_jsonl
+from posgap.files import read_jsonl, work_folder, write_jsonl
 from posgap.kfp_steps.launching import on_all_gpus
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
@@ -126,12 +126,12 @@ def test_two_processes_train_like_one(how, config, tmp_path):
     distill(config)
     launch(config.model_copy(update={"out": tmp_path / "two", **more}), launcher)
     require_the_same_training(tmp_path / "one", tmp_path / "two", Path(config.model))
-    assert not [*tmp_path.glob(".partial*"), *tmp_path.glob(".work*")]
+    assert not list(tmp_path.glob(".posgap-*"))
 
 
 def interrupt(config: DistillConfig, launcher: list, sent: signal.Signals, step: int) -> int:
     """Starts the command, sends it a signal once it has a checkpoint from `step` on; returns how it ended."""
-    work = config.out.with_name(f".work-{config.out.name}")
+    work = work_folder(config.out)
     process = subprocess.Popen(
         command(config, launcher), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
     launch(broken, ONE)
     assert history(tmp_path / "broken") == history(tmp_path / "one")
     assert torch.equal(parameters(tmp_path / "broken"), parameters(tmp_path / "one"))
-    assert not list(tmp_path.glob(".work*"))
+    assert not list(tmp_path.glob(".posgap-*"))
 
 
 @pytest.mark.parametrize("more", [{"deepspeed": "zero2"}, {"deepspeed": "zero3", "lora_rank": 4}], ids=str)

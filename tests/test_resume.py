@@ -13,7 +13,7 @@ from endpoint import Endpoint, served
 
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError
-from posgap.files import read_jsonl
+from posgap.files import read_jsonl, work_folder
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.stages.sweep import sweep
@@ -36,7 +36,7 @@ def test_the_endpoint_is_swept_like_any_model(options, tmp_path):
         result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, **options)))
     assert result.accuracy[0] == 100 and result.worst.accuracy < 50
     assert endpoint.seen.total() == N * DOCS and result.model == "served"
-    assert not (tmp_path / ".work-out").exists()
+    assert not list(tmp_path.glob(".posgap-*"))
     ids = [row["id"] for _, row in read_jsonl(tmp_path / "out" / "predictions.jsonl")]
     assert ids == [f"kv-{i}" for i in range(N) for _ in range(DOCS)]
 
@@ -70,7 +70,7 @@ def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
 
 
 def test_a_killed_process_loses_no_example_that_was_finished(options, tmp_path):
-    work = tmp_path / ".work-out"
+    work = work_folder(tmp_path / "out")
     with served(Endpoint(seconds=0.1)) as endpoint:
         interrupted(endpoint, options, signal.SIGKILL)
         (file,) = work.glob("predictions-*.jsonl")
@@ -113,7 +113,7 @@ def test_other_prompts_are_asked_anew(options, tmp_path):
 
 
 def _finished(tmp_path) -> int:
-    return sum(f.read_bytes().count(b"\n") for f in (tmp_path / ".work-out").iterdir())
+    return sum(f.read_bytes().count(b"\n") for f in work_folder(tmp_path / "out").iterdir())
 
 
 def test_responses_survive_whatever_they_hold(tmp_path):

@@ -5,6 +5,7 @@ import logging
 import shutil
 from pathlib import Path
 
+import boto3
 import pytest
 from conftest import kv_example
 from s3 import Killed, elsewhere, keys, put
@@ -153,7 +154,7 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     call, shouting, bucket, s3_calls, tmp_path, monkeypatch
 ):
     put(f"{bucket}/out/a.txt", b"of an older run")
-    put(f"{bucket}/out/manifest.json", b'{"identity": "older", "stage": "older"}')
+    put(f"{bucket}/out/manifest.json", b'{"identity": "older", "stage": "shout", "files": {"a.txt": {}}}')
     writes = []
 
     def die(op, key):
@@ -171,7 +172,9 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
     there = look(f"{bucket}/out")
-    complete = not there.is_incomplete and there.read("manifest.json") and manifest(f"{bucket}/out")["stage"] == "shout"
+    complete = (
+        not there.is_incomplete and there.read("manifest.json") and manifest(f"{bucket}/out")["identity"] != "older"
+    )
     assert bool(complete) == (not died)
     shout(shouting)
     assert len(CALLS) == 1 + died and keys(f"{bucket}/out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
@@ -183,7 +186,7 @@ def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, c
     monkeypatch.setattr("posgap.stages.validate.validate", lambda config: shout(shouting))
     code = run("validate", "--examples", "x", "--model", "y", "--out", "z")
     assert code == 2 and f"{bucket}/text: refused; see {bucket}/out.rejected/a.txt" in capsys.readouterr().err
-    assert keys(f"{bucket}/out.rejected") == ["out.rejected/a.txt", "out.rejected/b.txt"]
+    assert keys(f"{bucket}/out.rejected") == [f"out.rejected/{name}" for name in ("a.txt", "b.txt", "rejected.json")]
     with pytest.raises(PosgapError, match="incomplete"):
         fetch(f"{bucket}/out")
 
@@ -194,11 +197,45 @@ def test_it_is_known_before_the_work_that_the_output_cannot_be_written(shouting)
     with pytest.raises(PosgapError, match="^source: .*/none: no such object or folder in S3$"):
         shout(shouting.model_copy(update={"source": f"{shouting.source}/none"}))
     put(f"{shouting.out}/someone.else", b"precious")
-    with pytest.raises(PosgapError, match=r"out: holds what no stage wrote \(someone.else\)"):
+    with pytest.raises(PosgapError, match=r"out: is not replaced: it holds what posgap did not write \(someone.else\)"):
         shout(shouting)
+    with pytest.raises(PosgapError, match="text: cannot be the output: it is `source`"):
+        shout(shouting.model_copy(update={"out": shouting.source}))
+    with pytest.raises(PosgapError, match=r"text/out: cannot be the output: it lies in `source`"):
+        shout(shouting.model_copy(update={"out": f"{shouting.source}/out"}))
+    put(f"{shouting.out}-object", b"precious")
+    with pytest.raises(PosgapError, match="out-object: is an object, and this writes a folder of that name"):
+        shout(shouting.model_copy(update={"out": f"{shouting.out}-object"}))
     with pytest.raises(ValueError, match="names only a bucket"):
         CopyConfig(source="x", out=shouting.out.removesuffix("/out"))
     assert not CALLS
+
+
+def test_what_of_a_folder_in_s3_is_missing_or_of_another_size_is_made_again(shouting, bucket, caplog):
+    shout(shouting)
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        put(f"{bucket}/out/a.txt", b"longer than it was")
+        shout(shouting)
+        boto3.client("s3").delete_object(Bucket=bucket.removeprefix("s3://"), Key="out/b.txt")
+        shout(shouting)
+        put(f"{bucket}/out/notes.txt", b"mine")
+        shout(shouting)
+    assert len(CALLS) == 3
+    for reason in ("a.txt has 18 bytes, not 5", "b.txt is missing"):
+        assert f"shout: {bucket}/out is made again: {reason}" in caplog.text
+    with pytest.raises(PosgapError, match=r"did not write \(notes.txt\)"):
+        shout(shouting.model_copy(update={"force": True}))
+    assert "out/notes.txt" in keys(f"{bucket}/out")
+
+
+def test_a_file_in_s3_is_replaced_where_it_is_asked_for_only(bucket, capsys):
+    words = ["data", "make", "kv", "--n-keys", 8, "--out", f"{bucket}/kv.jsonl.gz", "--n-examples"]
+    assert run(*words, 5) == 0 and run(*words, 5) == 0 and run(*words, 6) == 2
+    assert f"{bucket}/kv.jsonl.gz: is there, and not what this command writes" in capsys.readouterr().err
+    assert run(*words, 6, "--force") == 0
+    put(f"{bucket}/folder/x", b"")
+    words[6] = f"{bucket}/folder"
+    assert run(*words, 5) == 2 and f"{bucket}/folder: is a folder; name a file" in capsys.readouterr().err
 
 
 def test_data_verbs_read_and_write_s3(bucket, tmp_path, capsys):

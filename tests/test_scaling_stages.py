@@ -17,7 +17,7 @@ from posgap.cli import main
 from posgap.config import ScaleApplyConfig, ScaleSearchConfig, SweepConfig
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
-from posgap.files import digest, read_json, write_json
+from posgap.files import digest, read_json, work_folder, write_json
 from posgap.locations import below
 from posgap.measurement.sweeps import read_sweep
 from posgap.models import CONFIG_KEY
@@ -92,7 +92,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     else:
         assert [sorted(row) for row in scaling.factors] == [[1.2, 1.4, 1.6, 1.8]] * 2
     assert (config.out / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(tmp_path.glob("*.state.json"))
+    assert not list(tmp_path.glob(".posgap-*"))
 
     scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
     assert read_json(scaled / "config.json")[CONFIG_KEY] == scaling.factors
@@ -142,7 +142,7 @@ def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monk
     monkeypatch.setattr(TeacherForced, "correct", interrupted)
     with pytest.raises(KeyboardInterrupt):
         scale_search(config)
-    assert (tmp_path / "scaling.state.json").exists() and not config.out.exists()
+    assert (work_folder(config.out) / "search.json").exists() and not config.out.exists()
     assert same(scale_search(config)) == whole
 
 

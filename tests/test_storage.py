@@ -182,7 +182,7 @@ def test_a_folder_whose_upload_broke_off_is_not_read(bucket, tmp_path, s3_calls)
 
 
 def test_an_announced_folder_is_not_complete(bucket):
-    announce(f"{bucket}/f")
+    announce(f"{bucket}/f", "sweep")
     assert keys(bucket) == ["f/.incomplete"]
     with pytest.raises(PosgapError, match="incomplete"):
         fetch(f"{bucket}/f")
@@ -259,11 +259,11 @@ def test_access_denied(bucket, s3_endpoint, monkeypatch):
             fetch(f"{bucket}/x")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN")
         with pytest.raises(PosgapError, match=f"^{bucket}/x: S3 does not know this access key"):
-            announce(f"{bucket}/x")
+            announce(f"{bucket}/x", "sweep")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
         with pytest.raises(PosgapError, match=f"^{bucket}/x: the secret key is wrong"):
-            announce(f"{bucket}/x")
+            announce(f"{bucket}/x", "sweep")
     finally:
         require_rights(b"inf")
 

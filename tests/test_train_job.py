@@ -85,7 +85,7 @@ def as_pods_do(cluster, folder: Path, identity: str) -> None:
             time.sleep(0.02)
         folder.mkdir()
         (folder / "weights").write_text("trained")
-        write_json(folder / "manifest.json", {"identity": identity, "stage": "distill"})
+        write_json(folder / "manifest.json", {"identity": identity, "stage": "distill", "files": {"weights": {}}})
         publish(folder, arguments(cluster)["out"])
 
     threading.Thread(target=work).start()

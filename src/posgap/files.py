@@ -1,10 +1,12 @@
 """Reading and writing files so that nothing half-written is ever taken for complete."""
 
+import errno
 import gzip
 import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -17,6 +19,7 @@ from posgap.errors import PosgapError, first_fault
 from posgap.json_text import document, items, lines, parse
 from posgap.locations import blobs
 
+HOME_PREFIX = ".posgap-"  # how the name of an output's home begins
 _AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 
 
@@ -31,38 +34,77 @@ _adapter = lru_cache(maxsize=None)(TypeAdapter)
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
     """Yields a temporary sibling of `path` to write, a file or a folder; renames it at the end.
 
-    When the body raises, the temporary is removed and `path` is as it was.
+    When the body raises, the temporary is removed and `path` is as it was. A file replaces one of its name; a
+    folder takes no other place than an empty one. Once there, it is there after a power failure too, and whole,
+    unless `lasting` is false, for what can be made again at no cost.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The temporary keeps the suffix, since writers choose their format by it.
-    partial = path.with_name(f".partial-{os.getpid()}-{path.name}")
+    partial = path.with_name(f"{_temporaries()}{os.getpid()}-{path.name}")
     remove(partial)
     try:
         yield partial
-        replace(partial, path)
+        if lasting:
+            flush(partial)
+        os.replace(partial, path)
+        if lasting:
+            flush(path.parent, deep=False)
     finally:
         remove(partial)
 
 
+def _temporaries() -> str:
+    """How the names of this machine's temporaries begin. They end as the file's own name does, whose suffix tells
+    some writers the format."""
+    return f".partial-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
+
+
+def sweep(folder: Path) -> None:
+    """Removes the temporaries in and below a folder that processes of this machine left when they were killed."""
+    for temporary in [*folder.rglob(f"{_temporaries()}*")]:
+        process = temporary.name.removeprefix(_temporaries()).partition("-")[0]
+        if process.isdigit() and not _runs(int(process)):
+            remove(temporary)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def flush(path: Path, deep: bool = True) -> None:
+    """Has the disk keep a file, or a folder's names and, where `deep`, all that is in it."""
+    for each in (p for p in path.rglob("*") if not p.is_symlink()) if deep and path.is_dir() else ():
+        flush(each, deep=False)
+    if path.is_symlink():
+        return
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        # Some file systems cannot do it for folders, and keep them in order by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(opened)
+
+
+def home(out: Path) -> Path:
+    """Where what of the output `out` is not complete lies: what is being made, and what an interrupted run left."""
+    return out.with_name(f"{HOME_PREFIX}{out.name}")
+
+
 def work_folder(out: Path) -> Path:
     """Where what is under way to `out` is kept until `out` is complete."""
-    return out.with_name(f".work-{out.name}")
-
-
-def replace(source: Path, target: Path) -> None:
-    """Renames `source` to `target`, a file or a folder, whether or not `target` exists."""
-    if target.is_dir():
-        # A folder cannot be renamed onto a full one, so the old one steps aside first.
-        aside = target.with_name(f".old-{os.getpid()}-{target.name}")
-        os.replace(target, aside)
-        os.replace(source, target)
-        remove(aside)
-    else:
-        os.replace(source, target)
+    return home(out) / "work"
 
 
 def remove(path: Path) -> None:

@@ -13,16 +13,19 @@ from typing import Any, TypeVar
 
 from posgap import __version__, files
 from posgap.config import StageConfig
-from posgap.errors import PosgapError, Rejected
-from posgap.locations import Location, is_uri
-from posgap.storage.cache import MANIFEST, look
-from posgap.storage.folders import announce, publish, twin
+from posgap.errors import Rejected
+from posgap.locations import Location, is_uri, with_uris
+from posgap.storage.cache import INCOMPLETE, MANIFEST, look
+from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
+from posgap.storage.manifests import REFUSAL, damage, read_record, recorded
+from posgap.storage.outputs import Folder
 from posgap.tracking.runs import Run, send_left_behind, start_run
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=StageConfig)
 Work = Callable[[C, Path, Run], Callable[[], None] | None]
+NOTHING = "nothing is there"
 _PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
 
 
@@ -36,6 +39,10 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
     returned is called, to remove what it kept elsewhere. Where `work` raises `Rejected`, what it
     wrote is kept beside it as `<out>.rejected`.
 
+    Before any work `PosgapError` refuses a place that the output must not take (`require_place`),
+    that holds what this stage did not write, that another process is writing, or where nothing can
+    be written.
+
     Inputs in S3 are fetched, so that `work` sees paths of this machine. An output there is made
     here and then uploaded; where the upload alone failed, only that is done again.
 
@@ -46,62 +53,91 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
 
     @functools.wraps(work)
     def run_stage(config: C) -> Location:
-        found = sources(config)
-        inputs = {field: record_of(source) for field, source in found.items()}
-        identity = identity_of(name, config, inputs)
-        if not config.force and is_complete(config.out, identity):
-            log.info("%s: %s is complete, reused", name, config.out)
+        with Folder(config, name) as output:
+            if is_main_process() and not is_uri(config.out) and not output.there().exists():
+                output.claim()
+            found = sources(config)
+            inputs = {field: record_of(source) for field, source in found.items()}
+            identity, reason = identity_of(name, config, inputs), "asked to by --force"
+            if not config.force:
+                reason = lacking(config.out if is_uri(config.out) else output.there(), identity)
+                if not reason:
+                    log.info("%s: %s is complete, reused", name, config.out)
+                    if is_main_process():
+                        send_left_behind(output.out)
+                        output.clear()
+                    return config.out
             if is_main_process():
-                send_left_behind(twin(config.out))
-            return config.out
-        here = on_this_machine(config, found).with_digests({field: known["sha256"] for field, known in inputs.items()})
-        if not is_main_process():
-            work(here, here.out.with_name(f".partial-{os.getpid()}-{here.out.name}"), Run())
-            return config.out
-        if is_uri(config.out) and _is_alone() and not config.force and is_complete(here.out, identity):
-            log.info("%s: was made before, and is not in S3 yet", name)
-            publish(here.out, config.out)
-        else:
-            about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
-            clear = _make(work, config, here, about | {"ancestors": _ancestors(found, inputs)})
+                output.claim()
+                announce(config.out, name)
+            here = on_this_machine(config, found)
+            here = here.with_digests({field: known["sha256"] for field, known in inputs.items()})
+            if not is_main_process():
+                work(here, output.home / f"process-{os.getpid()}", Run())
+                return config.out
+            clear = None
+            if not (_is_alone() and not config.force and _finish(output, config.out, identity)):
+                if reason != NOTHING:
+                    log.info("%s: %s is made again: %s", name, config.out, reason)
+                about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
+                clear = _make(work, config, here, output, about | {"ancestors": _ancestors(found, inputs)})
+            output.finish()
             if clear:
                 clear()
-        files.remove(files.work_folder(here.out))
         return config.out
 
     return run_stage
 
 
-def _make(work: Work[C], config: C, here: C, about: dict[str, Any]) -> Callable[[], None] | None:
+def _finish(output: Folder, out: Location, identity: str) -> bool:
+    """Whether the output had been made, and only lacked its place, or its upload, which it now has."""
+    if not lacking(output.partial, identity):
+        output.place()
+    elif not is_uri(out) or lacking(output.out, identity):
+        return False
+    send_left_behind(output.out)
+    log.info("%s: was made before, and is now in its place", out)
+    require_ours(out, output.stage)
+    publish(output.out, out)
+    return True
+
+
+def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, Any]) -> Callable[[], None] | None:
     """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
-    name = about["stage"]
+    name, partial = about["stage"], output.partial
     log.info("%s: started", name)
-    announce(config.out)
     started, clock = datetime.now(UTC), time.monotonic()
-    with start_run(name, _lineage(about["inputs"]), here.out) as run:
-        with files.atomic(here.out) as partial:
-            partial.mkdir()
-            run.params(config.settings())
-            try:
-                clear = work(here, partial, run)
-            except Rejected:
-                rejected = here.out.with_name(f"{here.out.name}.rejected")
-                files.replace(partial, rejected)
-                publish(rejected, f"{config.out}.rejected")
-                raise
-            seconds = time.monotonic() - clock
-            run.metrics({"seconds": seconds})
-            manifest = about | {
-                "versions": _versions(),
-                "seed": config.seed,
-                "started": started.isoformat(timespec="seconds"),
-                "seconds": round(seconds, 3),
-                "mlflow_run_id": run.id,
-                "mlflow_run_key": run.key,
-            }
-            files.write_json(partial / MANIFEST, manifest)
-            run.artifact(partial / MANIFEST)
-        publish(here.out, config.out)
+    files.remove(partial)
+    with start_run(name, _lineage(about["inputs"]), output.out) as run:
+        partial.mkdir()
+        run.params(config.settings())
+        try:
+            clear = work(here, partial, run)
+        except Rejected as error:
+            output.reject(about | {"reason": with_uris(str(error))})
+            if is_uri(config.out):
+                require_ours(f"{config.out}.rejected", name, REFUSAL)
+                publish(output.rejected, f"{config.out}.rejected")
+            raise
+        seconds = time.monotonic() - clock
+        run.metrics({"seconds": seconds})
+        # On the disk before the manifest says that they are there.
+        files.flush(partial)
+        listed = recorded(partial)
+        manifest = about | {
+            "files": listed,
+            "versions": _versions(),
+            "seed": config.seed,
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(seconds, 3),
+            "mlflow_run_id": run.id,
+            "mlflow_run_key": run.key,
+        }
+        files.write_json(partial / MANIFEST, manifest)
+        run.artifact(partial / MANIFEST)
+        output.place()
+        require_ours(config.out, name)
+        publish(output.out, config.out, {file: known["sha256"] for file, known in listed.items()})
     log.info("%s: done in %.1f s", name, seconds)
     return clear
 
@@ -141,14 +177,18 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
     return files.digest_of(known)
 
 
-def is_complete(out: Location, identity: str) -> bool:
-    """Whether `out` is what a stage of this identity makes."""
+def lacking(out: Location, identity: str) -> str:
+    """Why what is at `out` is not the complete output of this identity; empty where it is.
+
+    It looks at names and sizes of files, and hashes none.
+    """
     folder: Source = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
-    file = None if folder.is_incomplete else folder.read(MANIFEST)
-    try:
-        return file is not None and files.read_object(file).get("identity") == identity
-    except PosgapError:
-        return False
+    manifest = read_record(folder.read(MANIFEST))
+    if folder.is_incomplete or not manifest:
+        return "its upload broke off" if folder.is_incomplete and folder.sizes().keys() > {INCOMPLETE} else NOTHING
+    if manifest.get("identity") != identity:
+        return "its inputs, parameters or version were others"
+    return damage(manifest, folder.sizes())
 
 
 def _lineage(inputs: dict) -> dict[str, str]:

@@ -19,13 +19,15 @@ from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.scaling_file import Scaling, read_scaling
+from posgap.stage import run_of
 from posgap.stages.compare import compare
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
-from posgap.storage.folders import publish, twin
+from posgap.storage.folders import publish_file
+from posgap.storage.outputs import RunFolder
 from posgap.tasks.placements import spaced_positions
-from posgap.tracking.runs import PARENT_VARIABLE, start_run
+from posgap.tracking.runs import PARENT_VARIABLE, close_left_open
 
 log = logging.getLogger(__name__)
 TRANSFER_FILE = "transfer.json"
@@ -78,13 +80,18 @@ def parse_target(text: str, searched: Scaling) -> Target:
 def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
     """Writes the scaled model, the sweeps, a comparison for each target and `transfer.json` into `config.out`, and
     prints and returns the figures of all targets."""
+    with RunFolder(config, "scale_transfer") as output:
+        return _transfer(config, output)
+
+
+def _transfer(config: ScaleTransferConfig, output: RunFolder) -> list[Transferred]:
     searched = read_scaling(fetch(config.scaling))
     targets = [parse_target(text, searched) for text in config.targets]
     if len({target.name for target in targets}) < len(targets):
         raise PosgapError(
             "two targets have the same task, length and file name, and so the same output: rename a file, or drop one"
         )
-    with start_run("scale_transfer", {}, twin(config.out)) as run:
+    with start_run("scale_transfer", {}, output.out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         scaled = scale_apply(
@@ -97,12 +104,13 @@ def scale_transfer(config: ScaleTransferConfig) -> list[Transferred]:
             )
         )
         transfers = [_transferred(config, target, searched, scaled) for target in targets]
-        file = twin(below(config.out, TRANSFER_FILE))
+        file = output.out / TRANSFER_FILE
         write_json(file, [row.model_dump(mode="json") | {"verdict": row.verdict} for row in transfers])
         for number, row in enumerate(transfers, start=1):
             run.metrics({"mean_difference": row.difference}, step=number)
         run.artifact(file)
-        publish(file, below(config.out, TRANSFER_FILE))
+        output.record([TRANSFER_FILE])
+        publish_file(file, below(config.out, TRANSFER_FILE), force=True)
     print(table(transfers))
     return transfers
 

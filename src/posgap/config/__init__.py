@@ -4,7 +4,7 @@ Options of the command line, parameters of MLproject and KFP, and MLflow's param
 Nothing here imports torch.
 """
 
-from posgap.config.base import BackendConfig, Config, GenerationConfig, PromptConfig, StageConfig
+from posgap.config.base import BackendConfig, Config, FileConfig, GenerationConfig, PromptConfig, StageConfig
 from posgap.config.cluster import ClusterConfig, PoolConfig, PreflightConfig
 from posgap.config.data import (
     DataVersionConfig,
@@ -59,6 +59,7 @@ __all__ = [
     "DiagnoseConfig",
     "DistillConfig",
     "FetchConfig",
+    "FileConfig",
     "GateConfig",
     "GateReplayConfig",
     "GenerationConfig",

@@ -62,6 +62,11 @@ class Config(BaseModel):
         return {name: value for name, value in self.recorded().items() if name in self.parameters()}
 
 
+class FileConfig(Config):
+    out: OutputPath = Field(description="file to write")
+    force: bool = Field(False, description="replace another file of this name")
+
+
 class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
     seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posgap.config.base import Config, PromptConfig, StageConfig
+from posgap.config.base import Config, FileConfig, PromptConfig, StageConfig
 from posgap.config.fields import MOST_DOCS, POSITIONAL, InputPath, OptionalInputPath, OutputPath, Place, RegisteredName
 from posgap.config.sources import SOURCES
 
@@ -35,7 +35,7 @@ class DataVersionConfig(StageConfig):
     )
 
 
-class MakeKVConfig(Config):
+class MakeKVConfig(FileConfig):
     """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
 
     out: OutputPath = Field(description="file to write, .jsonl or .jsonl.gz")
@@ -44,7 +44,7 @@ class MakeKVConfig(Config):
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
-class MakeQAConfig(Config):
+class MakeQAConfig(FileConfig):
     """Gives each question distractors: passages of other questions that contain none of its answers."""
 
     examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
@@ -53,7 +53,7 @@ class MakeQAConfig(Config):
     seed: int = Field(0, ge=0, description="equal seeds draw equal distractors")
 
 
-class MakeNeedleConfig(Config):
+class MakeNeedleConfig(FileConfig):
     """Writes synthetic needle questions for the task qa: each asks for one number among invented facts."""
 
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
@@ -64,7 +64,7 @@ class MakeNeedleConfig(Config):
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
-class MakeTwoHopConfig(Config):
+class MakeTwoHopConfig(FileConfig):
     """Writes synthetic two-hop questions about people and their contacts, as examples."""
 
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
@@ -73,7 +73,7 @@ class MakeTwoHopConfig(Config):
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
-class ImportConfig(Config):
+class ImportConfig(FileConfig):
     """Turns a public data file, or your own, into examples in posgap's format."""
 
     input: InputPath = Field(description="file to read, .jsonl or .json, also with .gz")

@@ -24,6 +24,7 @@ class PipelineCompileConfig(Config):
     out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
         None, description="file to write; empty: standard output"
     )
+    force: bool = Field(False, description="replace another file of this name")
 
 
 class PipelineArguments(Config):

@@ -25,7 +25,7 @@ from posgap.data.uuids import uuid_records
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
 from posgap.locations import Location
-from posgap.storage.inputs import with_local_paths
+from posgap.storage.outputs import writes_file
 from posgap.storage.versions import newest as newest_version
 from posgap.tasks.examples import AnyExample, Example, read_examples, told_apart, write_examples
 
@@ -41,24 +41,22 @@ _READERS = {
 }
 
 
-@with_local_paths
-def make_kv(config: MakeKVConfig) -> Path:
+@writes_file
+def make_kv(config: MakeKVConfig, file: Path) -> str:
     """Writes `config.n_examples` lines of UUID records."""
-    write_jsonl(config.out, uuid_records(config.n_examples, config.n_keys, config.seed))
-    log.info("wrote %d examples of %d records to %s", config.n_examples, config.n_keys, config.out)
-    return config.out
+    write_jsonl(file, uuid_records(config.n_examples, config.n_keys, config.seed))
+    return f"wrote {config.n_examples} examples of {config.n_keys} records"
 
 
-@with_local_paths
-def make_two_hop(config: MakeTwoHopConfig) -> Path:
+@writes_file
+def make_two_hop(config: MakeTwoHopConfig, file: Path) -> str:
     """Writes `config.n_examples` different two-hop examples."""
-    write_examples(config.out, two_hop_examples(config.n_examples, config.n_docs, config.seed))
-    log.info("wrote %d examples of %d documents to %s", config.n_examples, config.n_docs, config.out)
-    return config.out
+    write_examples(file, two_hop_examples(config.n_examples, config.n_docs, config.seed))
+    return f"wrote {config.n_examples} examples of {config.n_docs} documents"
 
 
-@with_local_paths
-def make_qa(config: MakeQAConfig) -> Path:
+@writes_file
+def make_qa(config: MakeQAConfig, file: Path) -> str:
     """Writes the examples of `config.examples` with distractors drawn from each other's gold documents."""
     questions = read_examples(config.examples)
     examples = [example for example in questions if isinstance(example, Example)]
@@ -75,18 +73,16 @@ def make_qa(config: MakeQAConfig) -> Path:
         )
     if len(made) < len(examples):
         log.info("left out %d: too few passages without their answer", len(examples) - len(made))
-    write_examples(config.out, made)
-    log.info("wrote %d examples of %d documents to %s", len(made), config.n_docs, config.out)
-    return config.out
+    write_examples(file, made)
+    return f"wrote {len(made)} examples of {config.n_docs} documents"
 
 
-@with_local_paths
-def make_needle(config: MakeNeedleConfig) -> Path:
+@writes_file
+def make_needle(config: MakeNeedleConfig, file: Path) -> str:
     """Writes `config.n_examples` needle examples, for the task `qa`."""
     needles = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
-    write_examples(config.out, needles)
-    log.info("wrote %d examples of %d documents to %s", config.n_examples, config.n_docs, config.out)
-    return config.out
+    write_examples(file, needles)
+    return f"wrote {config.n_examples} examples of {config.n_docs} documents"
 
 
 def fetch(config: FetchConfig) -> Path:
@@ -106,8 +102,8 @@ def newest(config: NewestConfig) -> Location:
     return version.location
 
 
-@with_local_paths
-def import_examples(config: ImportConfig) -> Path:
+@writes_file
+def import_examples(config: ImportConfig, file: Path) -> str:
     """Writes the examples of a public file, or of some of its lines.
 
     Examples without the gold documents of their format (two hops, or one passage), or with fewer than
@@ -139,9 +135,8 @@ def import_examples(config: ImportConfig) -> Path:
             )
 
     # One at a time, so that memory stays flat however long the file is.
-    imported = write_examples(config.out, told_apart(config.input, usable()))
+    imported = write_examples(file, told_apart(config.input, usable()))
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)
-    log.info("imported %d examples from %s to %s", imported, config.input, config.out)
-    return config.out
+    return f"imported {imported} examples from {config.input}"

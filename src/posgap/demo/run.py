@@ -19,19 +19,24 @@ from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
+from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
 
 log = logging.getLogger(__name__)
+SHOWN = ("summary.json", "curves.png", "curves.html")
 QUERIES_PER_LINE = 10  # training questions made of one line of the data file
 
 
 @goes_on()
 def demo(config: DemoConfig) -> None:
     """Runs everything and prints the summary; parts that are complete in `config.out` are reused."""
-    started = time.monotonic()
-    out = config.out.absolute()
+    with RunFolder(config, "demo") as output:
+        _demo(config, output)
+
+
+def _demo(config: DemoConfig, output: RunFolder) -> None:
+    started, out = time.monotonic(), output.out
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
-    out.mkdir(parents=True, exist_ok=True)
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
@@ -55,8 +60,9 @@ def demo(config: DemoConfig) -> None:
         base, candidate = read_sweep(folders["merge_base"]), read_sweep(folders["merge_candidate"])
         sweeps = [base, candidate.model_copy(update={"label": "Pos2Distill-R1"})]
         write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
-        for name in ("summary.json", "curves.png", "curves.html"):
+        for name in SHOWN:
             run.artifact(out / name)
+        output.record(SHOWN)
         print(table(summary))
         print(_where_to_look(out, run.id, time.monotonic() - started))
 
@@ -83,6 +89,7 @@ def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, 
         log.info("tiny model: %s is complete, reused", folder)
     else:
         log.info("tiny model: training it from scratch")
+        files.remove(folder)
         started = time.monotonic()
         with files.atomic(folder) as partial:
             tiny_model.write(partial, seed, recipe)

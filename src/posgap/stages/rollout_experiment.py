@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from posgap.config import RolloutExperimentConfig
-from posgap.files import atomic, write_json
+from posgap.files import atomic, work_folder, write_json
 from posgap.interruption import goes_on
 from posgap.rollout.experiment_plots import draw
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
@@ -27,7 +27,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     if config.as_coded:
         chosen = dataclasses.replace(chosen, sizes=dataclasses.replace(chosen.sizes, as_coded=True))
     planned = chosen.trials(config.seed, config.seeds or chosen.seeds)
-    work = config.work or config.out.with_name(f"{config.out.name}.work")
+    work = config.work or work_folder(config.out)
     results = run_trials([trial for _, trial in planned], chosen.training, config.side_by_side, work)
     rows = [
         {"panel": cell.panel, "name": cell.name, **dataclasses.asdict(trial), **result}

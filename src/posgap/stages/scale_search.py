@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from posgap.choices import CURVES
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
-from posgap.files import digest, remove, write_json
+from posgap.files import digest, remove, work_folder, write_json
 from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """Writes `scaling.json` and `scaling.png`.
 
-    Scores are kept in `<out>.state.json` until the search ends, so that an interrupted search goes on where it was.
+    Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
     """
     examples = searched_examples(config)
     build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
@@ -71,7 +71,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         "example_contents": contents(examples),
         "prompt_digest": build.digest(),
     }
-    state = config.out.with_name(f"{config.out.name}.state.json")
+    state = work_folder(config.out) / "search.json"
     if config.force:
         remove(state)
     scores = Scores(
@@ -107,7 +107,6 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     write_plot(scaling, out / "scaling.png")
     run.metrics({name: getattr(scaling, name) for name in ("fitness", "unscaled_fitness", "forward_passes")})
     run.artifact(out)
-    remove(state)
     log.info("fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors)
 
 

@@ -13,10 +13,11 @@ from posgap.config import DistillConfig, TrainJobConfig
 from posgap.interruption import goes_on
 from posgap.kfp_steps.launching import as_options
 from posgap.locations import Location, is_uri
-from posgap.stage import identity_of, is_complete, record_of
-from posgap.storage.cache import fetch
-from posgap.storage.folders import Kept, send
+from posgap.stage import identity_of, lacking, record_of
+from posgap.storage.cache import MANIFEST, fetch
+from posgap.storage.folders import Kept, require_ours, send
 from posgap.storage.inputs import Source, sources
+from posgap.storage.outputs import Folder
 from posgap.tracking.runs import PARENT_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -36,20 +37,27 @@ def train_job(config: TrainJobConfig) -> Location:
     job that is still running, and a new job goes on from the checkpoint in `config.work`.
     """
     distilled = DistillConfig(**{name: getattr(config, name) for name in DistillConfig.model_fields})
-    inputs = sources(distilled)
-    identity = identity_of("distill", distilled, {field: record_of(source) for field, source in inputs.items()})
-    if not config.force and is_complete(config.out, identity):
-        log.info("distill: %s is complete, reused", config.out)
-        return config.out
-    name = f"posgap-distill-{identity[:12]}"
-    place = Kept(f"{config.work}/{name}")
-    there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
-    there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
-    run(connect(config.namespace), _job(config, name, distilled.model_dump(mode="json") | there))
-    if not is_uri(config.out):
-        with files.atomic(Path(config.out)) as partial:
-            shutil.copytree(fetch(there["out"]), partial)
-    place.remove()
+    with Folder(config, "distill") as output:
+        output.claim()
+        require_ours(config.out, "distill")
+        inputs = sources(distilled)
+        identity = identity_of("distill", distilled, {field: record_of(source) for field, source in inputs.items()})
+        if not config.force and not lacking(config.out, identity):
+            log.info("distill: %s is complete, reused", config.out)
+            return config.out
+        name = f"posgap-distill-{identity[:12]}"
+        place = Kept(f"{config.work}/{name}")
+        there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
+        there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
+        run(connect(config.namespace), _job(config, name, distilled.model_dump(mode="json") | there))
+        if not is_uri(config.out):
+            made = fetch(there["out"])
+            files.remove(output.partial)
+            shutil.copytree(made, output.partial, ignore=shutil.ignore_patterns(MANIFEST))
+            files.flush(output.partial)
+            shutil.copyfile(made / MANIFEST, output.partial / MANIFEST)  # which completes it
+            output.place()
+        place.remove()
     return config.out
 
 

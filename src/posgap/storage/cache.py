@@ -46,6 +46,10 @@ class Snapshot:
         (one,) = self.objects
         return {"etag": one.etag} | ({"version_id": one.version_id} if one.version_id else {})
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file of the folder."""
+        return {one.name: one.size for one in self.objects}
+
     def digest(self) -> str:
         """What `files.digest` says of it here. Only what nobody has hashed is downloaded for it."""
         hashed = _sha256s(self.objects)
@@ -72,7 +76,7 @@ class Snapshot:
         tree = in_cache("trees", mark, self.location)
         with locked(mark):
             if not tree.exists():
-                with files.atomic(tree) as partial:
+                with files.atomic(tree, lasting=False) as partial:
                     for one, sha256 in brought.items():
                         link = partial / one.name if self.is_folder else partial
                         link.parent.mkdir(parents=True, exist_ok=True)
@@ -96,6 +100,7 @@ def fetch(location: Location) -> Path:
 def keep(path: Path, sha256: str) -> None:
     """Moves a file of known content into the cache."""
     blobs().mkdir(parents=True, exist_ok=True)
+    files.flush(path.resolve())
     os.replace(path.resolve(), blobs() / sha256)
 
 
@@ -157,6 +162,6 @@ def _sha256s(objects: Iterable[Object]) -> dict[Object, str]:
 
 
 def _remember(one: Object, sha256: str) -> str:
-    with files.atomic(s3_cache() / "objects" / one.mark) as partial:
+    with files.atomic(s3_cache() / "objects" / one.mark, lasting=False) as partial:
         partial.write_text(sha256)
     return sha256

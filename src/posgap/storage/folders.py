@@ -1,16 +1,19 @@
 """Folders that are made here and kept in S3."""
 
+import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.locations import Location, in_cache, is_uri
-from posgap.storage.cache import INCOMPLETE, MANIFEST, keep, locked
+from posgap.storage.cache import INCOMPLETE, MANIFEST, keep, locked, look
 from posgap.storage.client import client
-from posgap.storage.objects import Object, delete, listed, put, stated_sha256
+from posgap.storage.manifests import REFUSAL, entries, read_record, stranger
+from posgap.storage.objects import Object, delete, head, listed, put, stated_sha256
 from posgap.storage.transfer import download, require_sha256, upload
 
 log = logging.getLogger(__name__)
@@ -23,31 +26,73 @@ def twin(location: Location, kind: str = "outputs") -> Path:
     return in_cache(kind, files.digest_of([client().meta.endpoint_url, location])[:16], location)
 
 
-def announce(location: Location) -> None:
+def announce(location: Location, stage: str) -> None:
     """Says in S3 that a folder will come, where none is: before any work it is known that it can be written.
 
     `PosgapError` where other things are, which the folder would replace.
     """
     if not is_uri(location):
         return
-    names = {one.name for one in listed(location)}
-    if not names:
-        put(f"{location}/{INCOMPLETE}", b"")
-    elif not names & {MANIFEST, INCOMPLETE}:
-        raise PosgapError(f"{location}: holds what no stage wrote ({min(names)}); write to another place, or empty it")
+    require_ours(location, stage)
+    require_ours(f"{location}.rejected", stage, REFUSAL)
+    if not listed(location):
+        _mark(location, stage, ())
 
 
-def publish(path: Path, uri: Location) -> None:
-    """Sends a file or folder to a URI; it then leaves its place for the cache. Does nothing where it is no URI."""
+def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
+    """Raises `PosgapError` where a folder in S3 holds what `stage` did not write, by what the folder's record says.
+
+    Does nothing where it is no URI.
+    """
     if not is_uri(uri):
         return
-    hashed = send(path, uri)
-    for file in sorted(hashed, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
-        keep(file, hashed[file])
+    if head(uri):
+        raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
+    there = look(uri, must_exist=False)
+    # While an upload is under way, or broke off, its mark says what it may replace.
+    known = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
+    names = {one.name for one in there.objects}
+    if names != {INCOMPLETE} and (reason := stranger(names, known, stage)):
+        raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
+
+
+def _mark(uri: str, stage: str, names: Iterable[str]) -> None:
+    """Says in S3 that a folder is incomplete, and what the stage may replace in it."""
+    known = {"stage": stage, "identity": "", "files": {name: {} for name in names}}
+    put(f"{uri}/{INCOMPLETE}", json.dumps(known).encode())
+
+
+def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Sends a folder to a URI, in place of the one that is there; it then leaves its place for the cache.
+
+    Does nothing where it is no URI. `hashed` has the sha256s of its files, so far as they are known.
+    """
+    if not is_uri(uri):
+        return
+    sent = send(path, uri, hashed)
+    for file in sorted(sent, key=lambda file: file.name != MANIFEST):  # without it the rest is not taken for complete
+        keep(file, sent[file])
     files.remove(path)
 
 
-def send(path: Path, uri: str) -> dict[Path, str]:
+def publish_file(path: Path, uri: Location, force: bool) -> None:
+    """Sends a file to a URI; it then leaves its place for the cache. Does nothing where it is no URI.
+
+    `PosgapError` where there is a folder, or, without `force`, another file.
+    """
+    if not is_uri(uri):
+        return
+    if listed(uri):
+        raise PosgapError(f"{uri}: is a folder; name a file")
+    there, sha256 = head(uri), files.digest(path)
+    if not there or stated_sha256(there) != sha256:
+        if there and not force:
+            raise PosgapError(f"{uri}: is there, and not what this command writes; --force replaces it")
+        send(path, uri)
+    keep(path, sha256)
+
+
+def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({})) -> dict[Path, str]:
     """Uploads a file or folder, files that S3 has already excepted; returns its files with their sha256s.
 
     The manifest goes when everything else is there, and until then a mark tells whoever looks that the folder is
@@ -58,10 +103,10 @@ def send(path: Path, uri: str) -> dict[Path, str]:
         sha256 = files.digest(path)
         upload([(path, sha256, uri)], uri)
         return {path: sha256}
-    hashed = {name: files.digest(path / name) for name in _names(path)}
+    hashed = {name: hashed.get(name) or files.digest(path / name) for name in entries(path)}
     there = {one.name: one for one in listed(uri)}
     sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
-    put(f"{uri}/{INCOMPLETE}", b"")
+    _mark(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
     delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
     upload([(path / name, hashed[name], f"{uri}/{name}") for name in sent if name != MANIFEST], uri)
     if MANIFEST in hashed:
@@ -130,7 +175,3 @@ class Kept:
     def _has(self, one: Object) -> bool:
         path = self.folder / one.name
         return path.is_file() and path.stat().st_size == one.size and files.digest(path) == stated_sha256(one)
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

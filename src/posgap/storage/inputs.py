@@ -15,7 +15,8 @@ from posgap.errors import PosgapError
 from posgap.files import parsed
 from posgap.locations import Location, is_uri
 from posgap.storage.cache import MANIFEST, look
-from posgap.storage.folders import publish, twin
+from posgap.storage.folders import twin
+from posgap.storage.manifests import entries
 
 C = TypeVar("C", bound=Config)
 R = TypeVar("R")
@@ -34,6 +35,9 @@ class Source(Protocol):
 
     def version(self) -> dict[str, str]:
         """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file of a folder, by its name below it; empty for what is none."""
 
     def digest(self) -> str:
         """sha256 of a file or folder; empty for what is known by its name only."""
@@ -55,6 +59,10 @@ class OnDisk:
     def version(self) -> dict[str, str]:
         return {}
 
+    def sizes(self) -> dict[str, int]:
+        there = [name for name in entries(self.location) if (self.location / name).is_file()]
+        return {name: (self.location / name).stat().st_size for name in there}
+
     def digest(self) -> str:
         return files.digest(self.location)
 
@@ -73,6 +81,9 @@ class ByName:
     is_incomplete = False
 
     def version(self) -> dict[str, str]:
+        return {}
+
+    def sizes(self) -> dict[str, int]:
         return {}
 
     def digest(self) -> str:
@@ -155,18 +166,11 @@ def on_this_machine(config: C, found: dict[str, Source]) -> C:
     return config.model_copy(update=changed)
 
 
-def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R | Location]:
-    """Lets a function of a config, which is no stage, read from S3 and write `config.out` there."""
+def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R]:
+    """Lets a function of a config, which is no stage, read from S3."""
 
     @functools.wraps(work)
-    def run(config: C) -> R | Location:
-        here = on_this_machine(config, sources(config))
-        result = work(here)
-        out = getattr(config, "out", None)
-        if not is_uri(out):
-            return result
-        made = twin(out)
-        publish(made, out)
-        return out if result == made else result
+    def run(config: C) -> R:
+        return work(on_this_machine(config, sources(config)))
 
     return run

@@ -79,7 +79,7 @@ class Upload:
 
 def place_of(out: Path) -> Path:
     """Where the runs that made `out` are kept until MLflow has them."""
-    return out.with_name(f".outbox-{out.name}")
+    return files.home(out) / "outbox"
 
 
 def milliseconds() -> int:
@@ -175,6 +175,7 @@ class Outbox:
         self._opened.close()
         with suppress(OSError):  # there are others
             self.file.parent.rmdir()
+            self.file.parent.parent.rmdir()
 
     def close(self) -> None:
         """Leaves it to a later command."""

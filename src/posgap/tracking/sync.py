@@ -11,7 +11,7 @@ from posgap.tracking.outbox import Outbox, place_of
 from posgap.tracking.runs import is_for_this_server
 from posgap.tracking.server import CALL_SECONDS, VERB
 
-_ANY = place_of(Path("*")).name
+_ANY = place_of(Path("*")).as_posix()
 
 
 def sync(config: SyncConfig) -> None:

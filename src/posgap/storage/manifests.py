@@ -1,0 +1,77 @@
+"""What the manifest of an output says of its files: whose they are, and whether they are all there."""
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.storage.cache import INCOMPLETE, MANIFEST
+
+REFUSAL = "rejected.json"  # stands for the manifest in `<out>.rejected`, which is never taken for an output
+_FILE_MANAGERS = {".DS_Store", "Thumbs.db", "desktop.ini"}  # leave these behind, wherever somebody looks
+
+
+def read_record(file: Path | None) -> dict[str, Any]:
+    """What a manifest says; empty where there is none, or no JSON object."""
+    try:
+        known = files.read_json(file) if file else {}
+    except (PosgapError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
+def entries(folder: Path) -> list[str]:
+    """The names of all that is in a folder and the folders below it, but for these folders themselves."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[str] = []
+    for at, folders, names in os.walk(folder, onerror=fail) if folder.exists() else ():
+        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+        found += [os.path.relpath(os.path.join(at, name), folder) for name in (*names, *links)]
+    return sorted(found)
+
+
+def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    """sha256 and size of files of a folder, by their names below it; of all but its manifest, unless they are given."""
+    return {
+        name: {"sha256": files.digest(folder / name), "size": (folder / name).stat().st_size}
+        for name in (entries(folder) if names is None else names)
+        if name != MANIFEST
+    }
+
+
+def listed(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The files that a manifest records; empty for one of before it did."""
+    known = manifest.get("files")
+    return known if isinstance(known, dict) and all(isinstance(each, dict) for each in known.values()) else {}
+
+
+def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:
+    """Why a folder that holds these names is not one that `stage` made, and may replace; empty where it is."""
+    names = [name for name in names if name.rpartition("/")[2] not in _FILE_MANAGERS]
+    if not names:
+        return ""
+    if {"stage", "identity", "versions"} <= manifest.keys() and "files" not in manifest:
+        return "an older posgap made it, whose manifest lists no files"
+    if not {"stage", "identity", "files"} <= manifest.keys():
+        return f"it holds what posgap did not write ({min(names)})"
+    if manifest["stage"] != stage:
+        return f"it holds what {manifest['stage']} made"
+    others = set(names) - {MANIFEST, REFUSAL, INCOMPLETE} - listed(manifest).keys()
+    return f"it holds what posgap did not write ({min(others)})" if others else ""
+
+
+def damage(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
+    """What of a manifest's files is missing or of another size than it was; empty where nothing is."""
+    if "files" not in manifest:
+        return "its manifest, of an older posgap, lists no files"
+    for name, known in listed(manifest).items():
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != known.get("size"):
+            return f"{name} has {sizes[name]} bytes, not {known.get('size')}"
+    return ""

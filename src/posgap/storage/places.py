@@ -1,0 +1,118 @@
+"""Which places an output may take: what would harm a file that posgap did not make is refused before any work."""
+
+import os
+import pwd
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+from posgap.config import Config, Role, role
+from posgap.errors import PosgapError
+from posgap.files import HOME_PREFIX, home
+from posgap.locations import Location, is_uri
+
+_UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of characters
+
+
+def require_place(config: Config) -> None:
+    """Raises `PosgapError` where `config.out` can be no output, whoever made what is there.
+
+    It must not be, contain or lie in an input; nor be or contain the current folder, the home folder or a work
+    folder (and so it is neither `/` nor `..`); it must be no link; and its name must be one that can be printed,
+    and that every disk takes.
+    """
+    out = config.out
+    if reason := _unprintable(str(out)):
+        raise PosgapError(f"{str(out)!a}: cannot be the output: {reason}")
+    if reason := _in_s3(out, config) if is_uri(out) else _name(out) or _on_this_disk(out, config):
+        raise PosgapError(f"{out}: cannot be the output: {reason}")
+
+
+def whole(out: Path) -> Path:
+    """The same place from the root on, with no link on the way to it."""
+    return out.parent.resolve() / out.name if out.name else out.resolve()
+
+
+def _unprintable(text: str) -> str:
+    found = any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+    return "its name holds characters that cannot be printed" if found else ""
+
+
+def _name(out: Path) -> str:
+    if any(part.startswith(HOME_PREFIX) for part in out.parts):
+        return f"names that begin with {HOME_PREFIX} are those of unfinished outputs"
+    if not out.name:  # `.` and `/`
+        return ""
+    if out.name == "..":
+        return "`..` is no name of its own"
+    if ".." in out.parts and not (back := Path(*out.parts[: len(out.parts) - out.parts[::-1].index("..")])).is_dir():
+        return f"{back} is no folder"
+    if out.name != out.name.rstrip(". "):
+        return "its name ends in a dot or a space, which other systems drop"
+    try:
+        if out.is_symlink():
+            return f"it is a symbolic link; name the place itself, {os.readlink(out)}"
+        home(out).is_symlink()  # whose name is longer
+        whole(out)
+    except (OSError, RuntimeError) as error:  # names too long, links in a circle
+        return (isinstance(error, OSError) and error.strerror) or str(error)
+    return ""
+
+
+def _on_this_disk(out: Path, config: Config) -> str:
+    at = whole(out)
+    for place, what in ((Path.cwd(), "the current folder"), *((folder, "the home folder") for folder in _homes())):
+        if _within(place, at):
+            return f"it {'is' if _same(place, at) else 'contains'} {what}"
+    for field, kind, given in _given(config):
+        if str(given) == str(out) or _same(Path(given), at):
+            return f"it is `{field}`"
+        if _within(Path(given), at):
+            return f"it contains `{field}` ({given})"
+        if kind is Role.INPUT and _within(at, Path(given)):
+            return f"it lies in `{field}` ({given}), whose content it would change"
+    return ""
+
+
+def _in_s3(out: str, config: Config) -> str:
+    for field, kind, given in _given(config):
+        place = str(given).rstrip("/")
+        if place == out:
+            return f"it is `{field}`"
+        if place.startswith(f"{out}/"):
+            return f"it contains `{field}` ({given})"
+        if kind is Role.INPUT and out.startswith(f"{place}/"):
+            return f"it lies in `{field}` ({given}), whose content it would change"
+    return ""
+
+
+def _given(config: Config) -> Iterator[tuple[str, Role, Location]]:
+    """What the config reads, and where it keeps its work: field, role and location."""
+    for name, field in type(config).model_fields.items():
+        kind, value = role(field), getattr(config, name)
+        if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value:
+            yield from ((name, kind, each) for each in (value if isinstance(value, list) else [value]))
+
+
+def _homes() -> set[Path]:
+    homes = {Path(os.environ["HOME"])} if os.environ.get("HOME") else set()
+    try:
+        return homes | {Path(pwd.getpwuid(os.getuid()).pw_dir)}
+    except KeyError:  # a container's user whom nobody knows
+        return homes
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+def _within(inner: Path, outer: Path) -> bool:
+    """Whether a place is another or lies below it, by whatever names."""
+    try:
+        inner = inner.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return False
+    return any(_same(place, outer) for place in (inner, *inner.parents))

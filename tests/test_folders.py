@@ -1,0 +1,464 @@
+"""No command harms a file that it did not make; one writes an output at a time; what a killed one left is healed."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_cli import fails, run
+from test_stage import CopyConfig
+
+from posgap import files
+from posgap.config import ImportConfig, MakeKVConfig
+from posgap.data.verbs import import_examples, make_kv
+from posgap.errors import PosgapError, Rejected
+from posgap.stage import stage
+from posgap.storage.inputs import read_manifest
+
+FORK = multiprocessing.get_context("fork")
+
+
+@stage
+def shout(config, out, run):
+    """Writes the text in capitals, on a way that takes as many steps as a real stage's."""
+    text = config.source.read_text()
+    kept = files.work_folder(config.out)
+    kept.mkdir(parents=True, exist_ok=True)
+    (kept / "progress").write_text(text)
+    (out / "deep").mkdir()
+    (out / "deep" / "a.txt").write_text(text.upper())
+    files.write_json(out / "b.json", text)
+    if text == "refuse":
+        raise Rejected("refused")
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch) -> CopyConfig:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    (tmp_path / "source.txt").write_text("hello")
+    return CopyConfig(source=tmp_path / "source.txt", out=tmp_path / "run" / "out")
+
+
+def tree(folder: Path) -> dict[str, bytes | str | None]:
+    """All that is in a folder: contents of files, targets of links."""
+    return {
+        path.relative_to(folder).as_posix(): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+# Whose is it?
+
+
+def test_the_manifest_lists_every_file_with_its_sha256_and_size(config):
+    shout(config)
+    listed = read_manifest(config.out)["files"]
+    assert listed == {
+        name: {"sha256": files.digest(config.out / name), "size": (config.out / name).stat().st_size}
+        for name in ("b.json", "deep/a.txt")
+    }
+
+
+@pytest.mark.parametrize("content", ["thesis.docx", "manifest.json", "deep/thesis.docx", ".hidden"])
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_with_somebody_s_files_is_refused_before_any_work(config, content, force, monkeypatch):
+    (config.out / content).parent.mkdir(parents=True)
+    (config.out / content).write_text('{"stage": "shout"}')
+    before = tree(config.out.parent)
+    monkeypatch.setattr("posgap.stage._make", None)
+    with pytest.raises(PosgapError, match=rf"out: is not replaced: it holds what posgap did not write \({content}\)"):
+        shout(config.model_copy(update={"force": force}))
+    assert tree(config.out.parent) == before
+
+
+def test_a_file_put_into_a_folder_of_posgap_s_is_not_lost(config):
+    shout(config)
+    (config.out / "notes.txt").write_text("mine")
+    before = tree(config.out)
+    shout(config)  # complete, reused
+    (config.source).write_text("other")
+    with pytest.raises(PosgapError, match=r"did not write \(notes.txt\); move it away, or write elsewhere"):
+        shout(config)
+    assert tree(config.out) == before
+    (config.out / "notes.txt").unlink()
+    (config.out / ".DS_Store").touch()
+    shout(config)
+    assert (config.out / "deep" / "a.txt").read_text() == "OTHER"
+
+
+def test_a_folder_of_another_stage_is_refused(config):
+    @stage
+    def whisper(config, out, run):
+        (out / "a.txt").write_text("psst")
+
+    whisper(config)
+    with pytest.raises(PosgapError, match="it holds what whisper made"):
+        shout(config)
+    assert (config.out / "a.txt").read_text() == "psst"
+
+
+def test_an_empty_folder_may_be_used(config):
+    config.out.mkdir(parents=True)
+    shout(config)
+    assert tree(config.out).keys() == {"b.json", "deep", "deep/a.txt", "manifest.json"}
+
+
+def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
+    config.source.write_text("refuse")
+    rejected = config.out.with_name("out.rejected")
+    for _ in range(2):
+        with pytest.raises(Rejected):
+            shout(config)
+    assert files.read_json(rejected / "rejected.json")["reason"] == "refused"
+    assert read_manifest(rejected) == {} and not list(config.out.parent.glob(".posgap-out/*[!k]"))
+    (rejected / "notes.txt").touch()
+    with pytest.raises(PosgapError, match=r"out.rejected: is not replaced: .*\(notes.txt\)"):
+        shout(config)
+
+
+def test_what_is_put_there_while_the_output_is_made_is_not_lost_and_neither_is_the_output(config, monkeypatch):
+    calls = []
+
+    @stage
+    def slow(config, out, run):
+        calls.append(1)
+        (out / "a.txt").write_text("made")
+        config.out.mkdir(parents=True, exist_ok=True)
+        (config.out / "theirs.txt").write_text("theirs")
+
+    with pytest.raises(PosgapError, match=r"run/out: is not replaced: it holds what posgap did not write \(theirs"):
+        slow(config)
+    assert tree(config.out) == {"theirs.txt": b"theirs"}
+    (config.out / "theirs.txt").unlink()
+    slow(config)
+    assert len(calls) == 1 and tree(config.out).keys() == {"a.txt", "manifest.json"}
+    assert [p.name for p in config.out.parent.iterdir()] == ["out"]
+
+
+# Where may it be?
+
+PLACES = {
+    "": "it is the current folder",
+    ".": "it is the current folder",
+    "./": "it is the current folder",
+    "..": "`..` is no name of its own",
+    "../..": "`..` is no name of its own",
+    "/": "it contains the current folder",
+    "sub/..": "`..` is no name of its own",
+    "sub/../../cwd": "it is the current folder",
+    "none/../x": "none/.. is no folder",
+    "file/../x": "file/.. is no folder",
+    "../sub": "it is the home folder",
+    "source.txt": "it is `source`",
+    "./source.txt": "it is `source`",
+    "../cwd/source.txt": "it is `source`",
+    "source.txt/x": "it lies in `source` (source.txt)",
+    "file": "it is a file, and this writes a folder",
+    "file/x": "Not a directory",
+    "link": "it is a symbolic link; name the place itself, sub",
+    "dangling": "it is a symbolic link; name the place itself, nowhere",
+    "circle": "it is a symbolic link",
+    "circle/x": "Symlink loop",
+    "a\0b": "its name holds characters that cannot be printed",
+    "a\nb": "its name holds characters that cannot be printed",
+    "a\x1b[31mb": "its name holds characters that cannot be printed",
+    "\udc80": "its name holds characters that cannot be printed",
+    "a" * 256: "File name too long",
+    "a" * 250: "File name too long",
+    "a/" * 3000 + "b": "File name too long",
+    "out.": "its name ends in a dot or a space",
+    "out ": "its name ends in a dot or a space",
+    "...": "its name ends in a dot or a space",
+    ".posgap-out": "names that begin with .posgap- are those of unfinished outputs",
+    ".posgap-out/x": "names that begin with .posgap- are those of unfinished outputs",
+    "/proc/x": "cannot be written",
+    "/dev/null": "it is a file, and this writes a folder",
+    "/dev/null/x": "Not a directory",
+    "sub": "did not write (precious)",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A current folder with files, links and a folder in it; the home folder is beside it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for name in ("sub", "cwd/sub", "other"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("cwd/sub/precious", "cwd/file", "other/precious"):
+        (tmp_path / name).write_text("precious")
+    (tmp_path / "cwd" / "source.txt").write_text("hello")
+    for name, target in {"link": "sub", "dangling": "nowhere", "circle": "circle", "side": "../other"}.items():
+        (tmp_path / "cwd" / name).symlink_to(target)
+    monkeypatch.setenv("HOME", str(tmp_path / "sub"))
+    monkeypatch.chdir(tmp_path / "cwd")
+    return tmp_path
+
+
+@pytest.mark.parametrize("out", PLACES, ids=lambda out: ascii(out)[:20])
+def test_an_impossible_place_is_refused_in_one_line_and_nothing_changes(here, out):
+    before = tree(here)
+    with pytest.raises(PosgapError) as refused:
+        shout(CopyConfig(source="source.txt", out=out))
+    assert PLACES[out] in str(refused.value) and len(str(refused.value).splitlines()) == 1
+    assert tree(here) == before
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "complaint"),
+    [
+        ("in/deep", "in/deep", "it is `source`"),
+        ("in/deep", "in/deep/out", "it lies in `source` (in/deep), whose content it would change"),
+        ("in/deep", "in", "it contains `source` (in/deep)"),
+        ("in/deep", "alias/deep/out", "it lies in `source`"),
+        ("alias/deep", "in", "it contains `source` (alias/deep)"),
+    ],
+)
+def test_an_output_is_no_input_nor_in_one_nor_around_one(here, source, out, complaint):
+    Path("in/deep").mkdir(parents=True)
+    Path("in/deep/a.txt").write_text("a")
+    Path("alias").symlink_to("in")
+    before = tree(here)
+    with pytest.raises(PosgapError) as refused:
+        shout(CopyConfig(source=source, out=out))
+    assert complaint in str(refused.value) and tree(here) == before
+
+
+hostile = st.text(
+    st.one_of(st.sampled_from("./ ~*?'\"\\\0\n-a"), st.characters(exclude_categories=())), min_size=0, max_size=12
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(hostile, st.sampled_from(["..", "side", "sub", "link", "file", "circle"])), max_size=4))
+def test_whatever_the_output_is_called_nobody_s_file_is_harmed(here, parts):
+    """Each ends with an output in its place, or with one line and everything as it was."""
+    name = "/".join(parts).lstrip("/")
+    precious = {path: path.read_text() for name in ("precious", "file") for path in here.rglob(name)}
+    before, links = tree(here), {path: os.readlink(path) for path in here.rglob("*") if path.is_symlink()}
+    config = CopyConfig(source="source.txt", out=name)
+    made = None
+    try:
+        made = Path(shout(config)).resolve()
+    except PosgapError as error:
+        assert len(str(error).splitlines()) == 1
+        assert {path for path, content in tree(here).items() if content is not None} == {
+            path for path, content in before.items() if content is not None
+        }
+    assert {path: path.read_text() for path in precious} == precious
+    assert {path: os.readlink(path) for path in links} == links
+    assert not [path for path in here.rglob(".posgap-*")]
+    if made is not None:
+        assert (made / "b.json").read_text() == '"hello"\n' and here in made.parents
+        while made.parent not in (here, here / "cwd", here / "other", here / "sub", here / "cwd" / "sub"):
+            made = made.parent
+        shutil.rmtree(made)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may become somebody who may not write")
+def test_a_place_that_may_not_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o755)
+    os.chmod(tmp_path, 0o755)
+    code = (
+        "import os, sys; os.setuid(65534)\n"
+        "from posgap.cli import main\n"
+        f"main(['data', 'make', 'kv', '--out', {str(tmp_path / 'closed' / 'x.jsonl')!r}])"
+    )
+    # The interpreter's packages may be where nobody may read.
+    done = FORK.Process(target=exec, args=(code,))
+    done.start()
+    done.join()
+    assert done.exitcode == 2 and list((tmp_path / "closed").iterdir()) == []
+
+
+def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
+    def full(path, **_):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("posgap.files.flush", full)
+    monkeypatch.setattr("posgap.stage._make", None)
+    with pytest.raises(PosgapError, match="out: cannot be written: No space left on device"):
+        shout(config)
+    assert not list(config.out.parent.iterdir())
+
+
+# Single files
+
+
+def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys, tmp_path):
+    out = tmp_path / "kv.jsonl"
+    make_kv(MakeKVConfig(out=out, n_examples=2))
+    made, inode = out.read_bytes(), out.stat().st_ino
+    make_kv(MakeKVConfig(out=out, n_examples=2))
+    assert out.stat().st_ino == inode
+    words = ["data", "make", "kv", "--out", out, "--n-examples", 3]
+    assert f"{out}: is there, and not what this command writes; --force replaces it" in fails(capsys, *words)
+    assert out.read_bytes() == made
+    assert run(capsys, *words, "--force")[0] == 0 and out.read_bytes().count(b"\n") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["kv.jsonl"]
+
+
+def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tmp_path):
+    make_kv(MakeKVConfig(out=tmp_path / "kv.jsonl", n_examples=2))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("kv.jsonl")
+    before = tree(tmp_path)
+    for name, complaint in {
+        "folder": "it is no plain file",
+        "link": "it is a symbolic link",
+        "kv.jsonl": "it is `input`",
+        "kv.jsonl/x": "it lies in `input`",
+    }.items():
+        with pytest.raises(PosgapError, match=complaint):
+            import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
+    with pytest.raises(PosgapError, match="/dev/null: is not replaced: it is no plain file"):
+        make_kv(MakeKVConfig(out="/dev/null", force=True))
+    assert tree(tmp_path) == before
+
+
+def test_a_compiled_pipeline_gives_way_to_the_next_and_other_files_do_not(capsys, tmp_path):
+    out = tmp_path / "pipeline.yaml"
+    assert run(capsys, "pipeline", "compile", "--out", out)[0] == 0
+    compiled = out.read_text()
+    out.write_text(compiled.replace("description: sweeps", "description: swept", 1))
+    assert run(capsys, "pipeline", "compile", "--out", out)[0] == 0 and out.read_text() == compiled
+    out.write_text("name: somebody's\n")
+    assert "--force replaces it" in fails(capsys, "pipeline", "compile", "--out", out)
+    assert out.read_text() == "name: somebody's\n"
+    assert run(capsys, "pipeline", "compile", "--out", out, "--force")[0] == 0 and out.read_text() == compiled
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["demo", "--smoke"], ["pipeline", "run"], ["scale", "transfer", "x.jsonl", "--model", "m", "--scaling", "s"]],
+    ids=lambda words: words[0],
+)
+def test_a_run_s_folder_holds_nothing_else(capsys, tmp_path, words, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "summary.json").write_text("mine")
+    assert "it holds what posgap did not write (summary.json)" in fails(capsys, *words, "--out", "out")
+    assert tree(tmp_path) == {"out": None, "out/summary.json": b"mine"}
+
+
+# One writer
+
+
+def writing(config: CopyConfig, started: Path) -> None:
+    @stage
+    def shout(config, out, run):
+        started.touch()
+        time.sleep(600)
+
+    shout(config)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(config, tmp_path):
+    writer = FORK.Process(target=writing, args=(config, tmp_path / "started"))
+    writer.start()
+    try:
+        wait_for(tmp_path / "started")
+        before = tree(config.out.parent)
+        with pytest.raises(PosgapError, match=rf"out: process {writer.pid} on .*, since .*, is writing it; wait"):
+            shout(config)
+        assert tree(config.out.parent) == before
+    finally:
+        writer.kill()
+        writer.join()
+    shout(config)
+    assert [path.name for path in config.out.parent.iterdir()] == ["out"]
+
+
+def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
+    def attempt(results):
+        try:
+            shout(config.model_copy(update={"force": True}))
+            results.put("made")
+        except PosgapError as error:
+            results.put(str(error))
+
+    results = FORK.Queue()
+    writers = [FORK.Process(target=attempt, args=(results,)) for _ in range(12)]
+    for writer in writers:
+        writer.start()
+    ends = [results.get(timeout=120) for _ in writers]
+    for writer in writers:
+        writer.join()
+    assert "made" in ends and all(end == "made" or "is writing it" in end for end in ends), ends
+    assert [path.name for path in config.out.parent.iterdir()] == ["out"]
+    assert tree(config.out).keys() == {"b.json", "deep", "deep/a.txt", "manifest.json"}
+
+
+# Killed
+
+STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "open")
+
+
+def dying(config: CopyConfig, step: int, done: Path) -> None:
+    """Runs the stage and is killed before its `step`th change to the disk, if it makes so many."""
+    count = 0
+
+    def counted(call):
+        def wrapper(*arguments, **named):
+            nonlocal count
+            count += 1
+            if count == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+
+        return wrapper
+
+    for name in STEPS:
+        setattr(os, name, counted(getattr(os, name)))
+    shout(config)
+    os.close(os.open(done, os.O_CREAT))
+
+
+def run_and_die(config: CopyConfig, step: int, done: Path) -> None:
+    process = FORK.Process(target=dying, args=(config, step, done))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+
+
+def test_killed_at_any_change_to_the_disk_the_old_output_is_there_and_the_next_run_heals(config, tmp_path):
+    """Every moment at which the disk changes, one after the other, until a run gets through."""
+    shout(config)
+    old = {name: content for name, content in tree(config.out).items() if name != "manifest.json"}
+    config.source.write_text("other")
+    new = {**old, "b.json": b'"other"\n', "deep/a.txt": b"OTHER"}
+    for step in range(1, 400, 2):
+        shutil.rmtree(config.out.parent)
+        config.source.write_text("hello")
+        shout(config)
+        config.source.write_text("other")
+        run_and_die(config, step, tmp_path / "done")
+        aside = config.out.parent / ".posgap-out" / "old-out"
+        there = tree(config.out if config.out.exists() else aside)
+        there.pop("manifest.json")
+        assert there in (old, new), step
+        if (tmp_path / "done").exists():
+            break
+        config.source.write_text("hello")
+        shout(config)  # finds the old one, wherever it is, or makes it again
+        assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == old, step
+        config.source.write_text("other")
+        shout(config)
+        assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == new, step
+        assert [path.name for path in config.out.parent.iterdir()] == ["out"], step
+    assert step > 30
