@@ -1,12 +1,17 @@
 """No command harms a file that it did not make; one writes an output at a time; what a killed one left is healed."""
 
+import json
 import multiprocessing
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import mlflow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -385,6 +390,13 @@ def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(con
 
 
 def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
+    @stage
+    def shout(config, out, run):
+        os.close(os.open(config.source.with_name("busy"), os.O_CREAT | os.O_EXCL))
+        time.sleep(0.05)
+        (out / "a.txt").touch()
+        config.source.with_name("busy").unlink()
+
     def attempt(results):
         try:
             shout(config.model_copy(update={"force": True}))
@@ -401,7 +413,7 @@ def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
         writer.join()
     assert "made" in ends and all(end == "made" or "is writing it" in end for end in ends), ends
     assert [path.name for path in config.out.parent.iterdir()] == ["out"]
-    assert tree(config.out).keys() == {"b.json", "deep", "deep/a.txt", "manifest.json"}
+    assert tree(config.out).keys() == {"a.txt", "manifest.json"}
 
 
 # Killed
@@ -462,3 +474,59 @@ def test_killed_at_any_change_to_the_disk_the_old_output_is_there_and_the_next_r
         assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == new, step
         assert [path.name for path in config.out.parent.iterdir()] == ["out"], step
     assert step > 30
+
+
+def test_an_output_whose_files_were_changed_is_made_again_and_a_line_says_why(config, caplog):
+    shout(config)
+    changes = {
+        "b.json has 2 bytes, not 8": lambda: (config.out / "b.json").write_text("{}"),
+        "b.json has 0 bytes, not 8": lambda: os.truncate(config.out / "b.json", 0),
+        "deep/a.txt is missing": lambda: (config.out / "deep" / "a.txt").unlink(),
+        "its inputs, parameters or version were others": lambda: config.source.write_text("salut"),
+    }
+    for reason, change in changes.items():
+        change()
+        with caplog.at_level("INFO", logger="posgap"):
+            shout(config)
+        assert f"shout: {config.out} is made again: {reason}" in caplog.text
+        caplog.clear()
+    assert (config.out / "deep" / "a.txt").read_text() == "SALUT"
+
+
+def test_the_run_that_a_killed_command_left_open_is_closed(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    writer = FORK.Process(target=writing, args=(config, tmp_path / "started"))
+    writer.start()
+    wait_for(tmp_path / "started")
+    writer.kill()
+    writer.join()
+
+    def ended() -> list[str]:
+        runs = mlflow.search_runs(experiment_names=["posgap"], output_format="list", order_by=["start_time"])
+        return [run.info.status for run in runs]
+
+    assert ended() == ["RUNNING"]
+    shout(config)
+    assert ended() == ["KILLED", "FINISHED"]
+
+
+def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
+    """The command itself, with all that it starts; stdout and stderr closed, so that nothing but it is killed."""
+    words = [sys.executable, "-m", "posgap", "rollout", "predict", "--sequence-length", "16", "--layers", "2"]
+    words += ["--heads", "1", "--out", str(config.out), "--force"]
+    draw, killed = random.Random(0), 0
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    before = tree(config.out).keys()
+    seconds = 3.0
+    for _ in range(4):
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            process.wait(timeout=draw.uniform(0, seconds))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            killed += process.wait() == -signal.SIGKILL
+        assert config.out.exists() or (files.home(config.out) / "old-out").exists()
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "done in" in done.stderr and killed
+    assert tree(config.out).keys() == before and [path.name for path in config.out.parent.iterdir()] == ["out"]
+    assert json.loads((config.out / "manifest.json").read_text())["files"].keys() == before - {"manifest.json"}

@@ -172,10 +172,8 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     s3_calls.fail = lambda op, key: None
     elsewhere(tmp_path, monkeypatch)
     there = look(f"{bucket}/out")
-    complete = (
-        not there.is_incomplete and there.read("manifest.json") and manifest(f"{bucket}/out")["identity"] != "older"
-    )
-    assert bool(complete) == (not died)
+    complete = not there.is_incomplete and manifest(f"{bucket}/out")["identity"] != "older"
+    assert complete == (not died)
     shout(shouting)
     assert len(CALLS) == 1 + died and keys(f"{bucket}/out") == ["out/a.txt", "out/b.txt", "out/manifest.json"]
     assert (fetch(f"{bucket}/out") / "a.txt").read_text() == "HELLO"

@@ -19,7 +19,6 @@ from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.scaling_file import Scaling, read_scaling
-from posgap.stage import run_of
 from posgap.stages.compare import compare
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.sweep import sweep
@@ -27,7 +26,7 @@ from posgap.storage.cache import fetch
 from posgap.storage.folders import publish_file
 from posgap.storage.outputs import RunFolder
 from posgap.tasks.placements import spaced_positions
-from posgap.tracking.runs import PARENT_VARIABLE, close_left_open
+from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
 log = logging.getLogger(__name__)
 TRANSFER_FILE = "transfer.json"

@@ -39,7 +39,7 @@ from posgap.storage.places import require_place, whole
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=FileConfig)
-WAIT = 0.5  # seconds, for a writer that is just leaving
+WAIT = 1.0  # seconds, for a writer that is just leaving
 
 
 class Output:
@@ -255,21 +255,20 @@ class File(Output):
 
 
 def _locked(path: Path) -> Any:
-    """The lock, held; None where another process has it."""
+    """The lock, held; None where other processes have it."""
     from filelock import FileLock, Timeout
 
-    end = time.monotonic() + WAIT
+    lock, end = FileLock(path), time.monotonic() + WAIT
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
         try:
-            lock.acquire(timeout=WAIT)
+            lock.acquire(timeout=max(0.0, end - time.monotonic()))
             return lock
         except Timeout:
             return None
-        except FileNotFoundError:  # its writer left, and took the home along
+        except FileNotFoundError:  # a writer left, and took the home along
             if time.monotonic() > end:
-                raise
+                return None
 
 
 def _no_folder(folder: Path) -> str:
