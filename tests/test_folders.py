@@ -19,6 +19,7 @@ from test_cli import fails, run
 from test_stage import CopyConfig
 
 from posgap import files
+from posgap.cli import main
 from posgap.config import ImportConfig, MakeKVConfig
 from posgap.data.verbs import import_examples, make_kv
 from posgap.errors import PosgapError, Rejected
@@ -530,3 +531,59 @@ def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
     assert "done in" in done.stderr and killed
     assert tree(config.out).keys() == before and [path.name for path in config.out.parent.iterdir()] == ["out"]
     assert json.loads((config.out / "manifest.json").read_text())["files"].keys() == before - {"manifest.json"}
+
+
+# verify
+
+
+def shown(capsys, *words) -> tuple[int, list[str], str]:
+    """Exit code, the lines on standard output, and the last one on the other."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return ended.value.code or 0, said.out.splitlines(), said.err.splitlines()[-1]
+
+
+def test_verify_names_every_file_that_is_not_as_its_manifest_says(config, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shout(config)
+    last = tmp_path / "run" / "last"
+    shout(CopyConfig(source=config.out / "deep" / "a.txt", out=last))
+    other = tmp_path / "run" / "other"
+    shout(CopyConfig(source=last / "b.json", out=other))
+    code, faults, summary = shown(capsys, "verify", config.out, last, other)
+    assert (code, faults) == (0, []) and "12 files" in summary and "of 3 outputs: all as their manifests say" in summary
+    (config.out / "b.json").write_text('"HELLO"\n')
+    (config.out / "deep" / "a.txt").write_text("HELLO!")
+    (config.out / "more.txt").touch()
+    (config.out / ".hidden").touch()
+    (last / "deep" / "a.txt").unlink()
+    config.source.unlink()
+    code, faults, summary = shown(capsys, "verify", "run/out", last)
+    assert code == 1 and summary.startswith("posgap: error: 5 faults in ")
+    sha256 = files.digest(config.out / "b.json")
+    assert faults == [
+        "run/out/more.txt: is not in the manifest",
+        f"run/out/b.json: has other content, of sha256 {sha256}",
+        "run/out/deep/a.txt: has 6 bytes, not 5",
+        f"{last}/deep/a.txt: is missing",
+        f"{last}: `source` is not what it was made from: {config.out}/deep/a.txt has other content now",
+    ]
+    for place, complaint in ((tmp_path, "no manifest.json here lists its files"), ("none", "no such file or folder")):
+        code, faults, summary = shown(capsys, "verify", place)
+        assert code == 2 and complaint in summary
+
+
+def test_verify_follows_the_chain_of_inputs(config, tmp_path, capsys):
+    shout(config)
+
+    @stage
+    def of_folder(config, out, run):
+        (out / "a.txt").write_text((config.source / "b.json").read_text())
+
+    last = of_folder(CopyConfig(source=config.out, out=tmp_path / "last"))
+    (config.out / "b.json").write_text('"HELLO"\n')
+    code, faults, _ = shown(capsys, "verify", last)
+    assert code == 1 and [fault.partition(": ")[0] for fault in faults] == [str(last), str(config.out / "b.json")]
+    shutil.rmtree(config.out)
+    assert shown(capsys, "verify", last)[:2] == (0, [])

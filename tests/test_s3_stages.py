@@ -226,6 +226,19 @@ def test_what_of_a_folder_in_s3_is_missing_or_of_another_size_is_made_again(shou
     assert "out/notes.txt" in keys(f"{bucket}/out")
 
 
+def test_verify_reads_manifests_in_s3(shouting, bucket, tmp_path, capsys, monkeypatch, s3_calls):
+    shout(shouting)
+    elsewhere(tmp_path, monkeypatch)
+    assert run("verify", f"{bucket}/out") == 0
+    assert set(s3_calls.keys("GetObject")) >= {"out/manifest.json"} and "out/a.txt" not in s3_calls.keys("GetObject")
+    put(f"{bucket}/out/a.txt", b"HALLO")
+    put(f"{bucket}/text", b"changed")
+    capsys.readouterr()
+    assert run("verify", f"{bucket}/out") == 1
+    content, changed = capsys.readouterr().out.splitlines()
+    assert content.startswith(f"{bucket}/out/a.txt: has other content") and "`source` is not what it" in changed
+
+
 def test_a_file_in_s3_is_replaced_where_it_is_asked_for_only(bucket, capsys):
     words = ["data", "make", "kv", "--n-keys", 8, "--out", f"{bucket}/kv.jsonl.gz", "--n-examples"]
     assert run(*words, 5) == 0 and run(*words, 5) == 0 and run(*words, 6) == 2

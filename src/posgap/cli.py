@@ -1,6 +1,6 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 1 `pipeline lint` found something, or a fault of posgap itself (its line names the file that has
+Exit codes: 0 done, 1 `pipeline lint` or `verify` found something, or a fault of posgap itself (its line names the file that has
 the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a submitted run failed,
 5 it was cancelled, 6 it was still under way when the time was up, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
@@ -235,6 +235,7 @@ def build() -> click.Group:
     pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
     root.add_command(pipeline)
     root.add_command(verb("sync", config.SyncConfig, "posgap.tracking.sync:sync"))
+    root.add_command(verb("verify", config.VerifyConfig, "posgap.storage.verification:verify"))
     root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
     return root
 

@@ -30,6 +30,12 @@ class LintFindings(PosgapError):
     exit_code = 1
 
 
+class Differs(PosgapError):
+    """`verify` found what is not as its manifest says. Exit code 1."""
+
+    exit_code = 1
+
+
 class RunFailed(PosgapError):
     """A run on the cluster failed. Exit code 4."""
 

@@ -121,7 +121,7 @@ def digest(path: Path) -> str:
     path, sha = Path(path), hashlib.sha256()
     if path.is_dir():
         found = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-        return digest_of_folder({name: digest(found[name]) for name in found if _counts(name)})
+        return digest_of_folder({name: digest(found[name]) for name in found if counts(name)})
     if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
         return blob.name  # the cache names files by their sha256
     with open(path, "rb") as file:
@@ -133,12 +133,13 @@ def digest(path: Path) -> str:
 def digest_of_folder(files: Mapping[str, str]) -> str:
     """sha256 of a folder whose files, by their names below it, have these sha256s."""
     sha = hashlib.sha256()
-    for name in sorted(filter(_counts, files), key=lambda name: name.split("/")):
+    for name in sorted(filter(counts, files), key=lambda name: name.split("/")):
         sha.update(f"{name}\0{files[name]}\n".encode())
     return sha.hexdigest()
 
 
-def _counts(name: str) -> bool:
+def counts(name: str) -> bool:
+    """Whether a file of this name below a folder is part of the folder's content, and so of its digest."""
     *_, last = parts = name.split("/")
     return last != "manifest.json" and not any(part.startswith(".") for part in parts)
 

@@ -108,7 +108,8 @@ def _transfer(config: ScaleTransferConfig, output: RunFolder) -> list[Transferre
         for number, row in enumerate(transfers, start=1):
             run.metrics({"mean_difference": row.difference}, step=number)
         run.artifact(file)
-        output.record([TRANSFER_FILE])
+        compared = {one.target.name: below(config.out, f"{one.target.name}-comparison") for one in found}
+        output.record([TRANSFER_FILE], compared)
         publish_file(file, below(config.out, TRANSFER_FILE), force=True)
     print(table(transfers))
     return transfers

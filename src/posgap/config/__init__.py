@@ -16,6 +16,7 @@ from posgap.config.data import (
     MakeTwoHopConfig,
     NewestConfig,
     ValidateConfig,
+    VerifyConfig,
 )
 from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
 from posgap.config.fields import POSITIONAL, Role, plain_type, role
@@ -105,6 +106,7 @@ __all__ = [
     "TeacherConfig",
     "TrainJobConfig",
     "ValidateConfig",
+    "VerifyConfig",
     "plain_type",
     "role",
 ]

@@ -5,7 +5,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.config.base import Config, FileConfig, PromptConfig, StageConfig
-from posgap.config.fields import MOST_DOCS, POSITIONAL, InputPath, OptionalInputPath, OutputPath, Place, RegisteredName
+from posgap.config.fields import (
+    MOST_DOCS,
+    POSITIONAL,
+    InputPath,
+    InputPaths,
+    OptionalInputPath,
+    OutputPath,
+    Place,
+    RegisteredName,
+)
 from posgap.config.sources import SOURCES
 
 
@@ -93,6 +102,12 @@ class ImportConfig(FileConfig):
     key_digits: int = Field(0, ge=0, description="litm-kv: cut keys to this many characters; 0: whole")
     value_digits: int = Field(0, ge=0, description="litm-kv: cut values to this many characters; 0: whole")
     seed: int = Field(0, ge=0, description="litm-kv: seed that draws the keys of further questions")
+
+
+class VerifyConfig(Config):
+    """Compares outputs, and what they were made from, with their manifests, by sha256. Exit code 1: they differ."""
+
+    folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")
 
 
 class FetchConfig(Config):

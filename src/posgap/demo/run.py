@@ -62,7 +62,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
         for name in SHOWN:
             run.artifact(out / name)
-        output.record(SHOWN)
+        output.record(SHOWN, folders)
         print(table(summary))
         print(_where_to_look(out, run.id, time.monotonic() - started))
 

@@ -47,16 +47,19 @@ class Snapshot:
         return {"etag": one.etag} | ({"version_id": one.version_id} if one.version_id else {})
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file of the folder."""
-        return {one.name: one.size for one in self.objects}
+        """Bytes of each file of a folder, by its name below it; of a single object, under no name."""
+        return {one.name if self.is_folder else "": one.size for one in self.objects}
 
-    def digest(self) -> str:
-        """What `files.digest` says of it here. Only what nobody has hashed is downloaded for it."""
+    def sha256s(self) -> dict[str, str]:
+        """The same of their sha256s. Only what nobody has hashed is downloaded for it."""
         hashed = _sha256s(self.objects)
         hashed |= _brought(self.location, [one for one in self.objects if not hashed[one]])
-        if not self.is_folder:
-            return hashed[self.objects[0]]
-        return files.digest_of_folder({one.name: sha256 for one, sha256 in hashed.items()})
+        return {one.name if self.is_folder else "": sha256 for one, sha256 in hashed.items()}
+
+    def digest(self) -> str:
+        """What `files.digest` says of it here."""
+        hashed = self.sha256s()
+        return files.digest_of_folder(hashed) if self.is_folder else hashed[""]
 
     def read(self, name: str) -> Path | None:
         """One file of the folder, here; None where it has none of this name."""

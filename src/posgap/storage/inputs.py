@@ -37,7 +37,10 @@ class Source(Protocol):
         """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file of a folder, by its name below it; empty for what is none."""
+        """Bytes of each file of a folder, by its name below it; of a single file, under no name."""
+
+    def sha256s(self) -> dict[str, str]:
+        """The same of their sha256s."""
 
     def digest(self) -> str:
         """sha256 of a file or folder; empty for what is known by its name only."""
@@ -60,8 +63,15 @@ class OnDisk:
         return {}
 
     def sizes(self) -> dict[str, int]:
-        there = [name for name in entries(self.location) if (self.location / name).is_file()]
-        return {name: (self.location / name).stat().st_size for name in there}
+        return {name: path.stat().st_size for name, path in self._files().items()}
+
+    def sha256s(self) -> dict[str, str]:
+        return {name: files.digest(path) for name, path in self._files().items()}
+
+    def _files(self) -> dict[str, Path]:
+        if not self.location.is_dir():
+            return {"": self.location}
+        return {name: path for name in entries(self.location) if (path := self.location / name).is_file()}
 
     def digest(self) -> str:
         return files.digest(self.location)
@@ -84,6 +94,9 @@ class ByName:
         return {}
 
     def sizes(self) -> dict[str, int]:
+        return {}
+
+    def sha256s(self) -> dict[str, str]:
         return {}
 
     def digest(self) -> str:

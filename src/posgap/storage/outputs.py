@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from posgap import files
@@ -33,8 +33,8 @@ from posgap.errors import PosgapError
 from posgap.locations import Location, is_uri, with_uris
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import publish_file, twin
-from posgap.storage.inputs import on_this_machine, sources
-from posgap.storage.manifests import REFUSAL, entries, read_record, recorded, stranger
+from posgap.storage.inputs import on_this_machine, source, sources
+from posgap.storage.manifests import REFUSAL, entries, listed, read_record, recorded, stranger
 from posgap.storage.places import require_place, whole
 
 log = logging.getLogger(__name__)
@@ -218,10 +218,10 @@ class RunFolder(Output):
         if reason:
             raise _not_ours(self.out, reason)
 
-    def record(self, names: Iterable[str]) -> None:
-        """Writes the folder's manifest, with those of its files that no stage wrote."""
+    def record(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
+        """Writes the folder's manifest: those of its files that no stage wrote, and the outputs that these rest on."""
         known = {"stage": self.verb, "identity": "", "files": recorded(self.out, names)}
-        files.write_json(self.out / MANIFEST, known)
+        files.write_json(self.out / MANIFEST, known | {"inputs": {n: _as_input(each) for n, each in outputs.items()}})
 
 
 class File(Output):
@@ -252,6 +252,12 @@ class File(Output):
         files.flush(self.partial)
         os.replace(self.partial, self.out)
         files.flush(self.out.parent, deep=False)
+
+
+def _as_input(output: Location) -> dict[str, str]:
+    """What a manifest says of an output that was made just now: its sha256 is that of its own manifest's files."""
+    hashed = {name: each["sha256"] for name, each in listed(read_record(source(output).read(MANIFEST))).items()}
+    return {"path": str(output), "sha256": files.digest_of_folder(hashed)}
 
 
 def _locked(path: Path) -> Any:

@@ -1,0 +1,93 @@
+"""verify: whether outputs, and what they were made from, are still what their manifests say."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from posgap import files
+from posgap.config import VerifyConfig
+from posgap.errors import Differs, PosgapError
+from posgap.locations import as_location
+from posgap.storage.cache import MANIFEST
+from posgap.storage.inputs import Source, source
+from posgap.storage.manifests import listed, read_record
+
+log = logging.getLogger(__name__)
+
+
+def verify(config: VerifyConfig) -> None:
+    """Prints a line for each fault; raises `Differs` where there is one.
+
+    Every file of the folders is hashed, once, and compared with the manifest; so are the inputs that the manifest
+    names, as far as they are at hand, and what those were made from in turn.
+    """
+    verification = Verification()
+    for folder in config.folders:
+        there = source(folder)
+        if not listed(manifest := read_record(there.read(MANIFEST))):
+            raise PosgapError(f"{folder}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
+        verification.check(there, manifest)
+    print("\n".join(verification.faults), end="\n" if verification.faults else "")
+    counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
+    for place, reason in verification.out_of_reach.items():
+        log.info("%s: not verified: %s", place, reason)
+    if verification.faults:
+        raise Differs(f"{len(verification.faults)} faults in {counted}")
+    log.info("%s: all as their manifests say", counted)
+
+
+class Verification:
+    """What was found so far. What several outputs were made from is read once."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self.out_of_reach: dict[str, str] = {}
+        self.checked: set[str] = set()
+        self.count = self.bytes = 0
+        self._hashed: dict[str, Mapping[str, str]] = {}
+
+    def check(self, output: Source, manifest: Mapping[str, Any]) -> None:
+        """Compares an output with its manifest, and goes on with its inputs."""
+        place = str(output.location)
+        if place in self.checked:
+            return
+        self.checked.add(place)
+        log.info("verifying %s", place)
+        sizes, known = output.sizes(), listed(manifest)
+        self.faults += [f"{place}/{name}: is missing" for name in sorted(known.keys() - sizes.keys())]
+        more = {name for name in sizes if files.counts(name) and name not in known}
+        self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
+        hashed = self._hash(output)
+        for name in sorted(known.keys() & sizes.keys()):
+            if sizes[name] != known[name].get("size"):
+                self.faults.append(f"{place}/{name}: has {sizes[name]} bytes, not {known[name].get('size')}")
+            elif hashed[name] != known[name].get("sha256"):
+                self.faults.append(f"{place}/{name}: has other content, of sha256 {hashed[name]}")
+        inputs = manifest.get("inputs")
+        for field, was in (inputs if isinstance(inputs, dict) else {}).items():
+            self._check_input(place, field, was)
+
+    def _check_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
+        """Compares an input with what it was, by digest, and goes on with the output that it may be."""
+        path, sha256 = was.get("path", ""), was.get("sha256", "")
+        if not sha256:
+            self.out_of_reach.setdefault(path, "known by its name alone")
+            return
+        try:
+            there = source(as_location(path))
+        except PosgapError as error:
+            self.out_of_reach.setdefault(path, f"not at hand ({str(error).removeprefix(f'{path}: ')})")
+            return
+        hashed = self._hash(there)
+        if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
+            self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
+        if listed(manifest := read_record(there.read(MANIFEST))):
+            self.check(there, manifest)
+
+    def _hash(self, there: Source) -> Mapping[str, str]:
+        """sha256s of the files of a folder by name, or of the one file there is, which has none."""
+        place = str(there.location)
+        if place not in self._hashed:
+            self._hashed[place] = there.sha256s()
+            self.count, self.bytes = self.count + len(self._hashed[place]), self.bytes + sum(there.sizes().values())
+        return self._hashed[place]
