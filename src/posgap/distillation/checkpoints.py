@@ -2,14 +2,16 @@
 
 A checkpoint is a folder `step-<n>` with parameters, optimizer and random number generators of every
 process, and the history so far; the plan of steps and the learning rate are functions of the config
-and the step, so the step stands for sampler and scheduler. `files.json` names all its files, and is
-written when they are there: a checkpoint is complete where it names no file that is missing. Nodes
-without a shared disk have each their own processes' files, and need S3 to put them together.
+and the step, so the step stands for sampler and scheduler. `files.json` has the size and sha256 of
+all its files, and is written when they are on the disk: a checkpoint is whole where each has its size,
+and is gone on from where each has its sha256. Nodes without a shared disk have each their own
+processes' files, and need S3 to put them together.
 """
 
 import logging
 import random
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from accelerate import Accelerator
 from posgap import files
 from posgap.distillation.processes import first_of_its_node, gather, meet, rank_and_world
 from posgap.errors import PosgapError
+from posgap.storage import manifests
 from posgap.storage.folders import Kept
 
 log = logging.getLogger(__name__)
@@ -28,14 +31,17 @@ FILES = "files.json"
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`; the newest is kept. Every process saves and loads."""
+    """The checkpoints of one run in `folder`; the newest two are kept. Every process saves and loads.
+
+    While one is written only the one before it is kept beside it, so that there is never room for more than two.
+    """
 
     def __init__(self, folder: Kept | Path):
         self.kept = folder if isinstance(folder, Kept) else Kept(folder)
         self.folder = self.kept.folder
 
     def latest(self) -> int:
-        """The step of the newest checkpoint that is complete on this machine, 0 where there is none."""
+        """The step of the newest checkpoint that is whole on this machine, 0 where there is none."""
         return max(self._here(), default=0)
 
     def _here(self) -> set[int]:
@@ -49,7 +55,7 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         history: History,
     ) -> None:
-        """Writes the checkpoint of `step` and deletes older ones.
+        """Writes the checkpoint of `step`, and keeps the newest of those before it.
 
         Where it cannot be written (a full disk), the older one stays and `PosgapError` is raised.
         Where it cannot be uploaded, a warning says so and training goes on.
@@ -58,9 +64,10 @@ class Checkpoints:
         rank, _ = rank_and_world()
         try:
             if first_of_its_node():
-                _remove(partial)
-                # It cannot be complete: a complete checkpoint would have skipped this step.
-                _remove(complete)
+                last = max((one for one in self._here() if one != step), default=0)
+                for other in self.folder.glob("*"):
+                    if other.name != f"step-{last}":
+                        _remove(other)
             meet()
             partial.mkdir(parents=True, exist_ok=True)
             if _is_deepspeed(accelerator):
@@ -72,6 +79,11 @@ class Checkpoints:
             torch.save(_random_states(), partial / f"random-{rank}.pt")
             if rank == 0:
                 files.write_jsonl(partial / "history.jsonl", history)
+            meet()
+            mine = _shares(partial)[rank]
+            for name in mine:
+                files.flush(partial / name)
+            recorded = manifests.recorded(partial, mine)
         except (OSError, RuntimeError) as error:
             _remove(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
@@ -79,30 +91,27 @@ class Checkpoints:
                 f"{complete}: the checkpoint could not be written ({str(error).splitlines()[0]}); {kept}. Make room "
                 "and run the same command again"
             ) from None
-        meet()
-        seen = gather(sorted(path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()))
+        everybody_s = gather(recorded)
         if first_of_its_node():
-            files.write_json(partial / FILES, sorted(set().union(*seen)))
+            files.write_json(partial / FILES, {name: known for part in everybody_s for name, known in part.items()})
+            files.flush(partial)
         meet()
         if first_of_its_node():
             _rename(partial, complete)
+            files.flush(self.folder, deep=False)
         meet()
-        if first_of_its_node():
-            for other in self.folder.iterdir():
-                if other != complete:
-                    _remove(other)
-        self._upload(complete, seen)
+        self._upload(complete, recorded)
         meet()
 
-    def _upload(self, complete: Path, seen: list[list[str]]) -> None:
-        """Each file by one of the processes that `seen` has it, the list of all by the first, last."""
+    def _upload(self, complete: Path, mine: Mapping[str, Mapping[str, Any]]) -> None:
+        """Uploads this process's share of the files; the list of all goes last, from the first process."""
         if not self.kept.uri:
             return
         (rank, _), failed = rank_and_world(), ""
         try:
             if rank == 0:
                 self.kept.drop([f"{complete.name}/{FILES}"])
-            self.kept.push(complete / name for name in _share(seen, rank))
+            self.kept.push({complete / name: known["sha256"] for name, known in mine.items()})
         except PosgapError as error:
             failed = str(error)
         failures = [reason for reason in gather(failed) if reason]
@@ -111,7 +120,7 @@ class Checkpoints:
         try:
             if failures:
                 raise PosgapError(failures[0])
-            self.kept.push([complete / FILES])
+            self.kept.push({complete / FILES: files.digest(complete / FILES)})
             self.kept.drop([name for name in self.kept.names() if not name.startswith(f"{complete.name}/")])
         except PosgapError as error:
             log.warning("checkpoint %s is on disk only: %s", complete.name, error)
@@ -132,6 +141,27 @@ class Checkpoints:
             log.warning("%s: no whole checkpoint; without a shared disk `work` must be in S3", self.folder)
         return max(there, here)
 
+    def _sound(self) -> int:
+        """The step of the newest checkpoint whose files have the sha256s that they had, 0 where there is none.
+
+        One that has not is removed: here, and then, where S3 has no better one, there.
+        """
+        removed: set[int] = set()
+        while step := self._fetch():
+            folder = self.folder / f"step-{step}"
+            known, mine = manifests.read_record(folder / FILES), _shares(folder)[rank_and_world()[0]]
+            damaged = [name for name in mine if name in known and files.digest(folder / name) != known[name]["sha256"]]
+            if not (damaged := [name for part in gather(damaged) for name in part]):
+                return step
+            log.warning("%s: %s is damaged; this checkpoint is passed over", folder, damaged[0])
+            if first_of_its_node():
+                _remove(folder)
+            if step in removed and rank_and_world()[0] == 0:
+                self.kept.drop([name for name in self.kept.names() if _step(name) == step])
+            removed.add(step)
+            meet()
+        return 0
+
     def remove(self) -> None:
         """Deletes them all, here and in S3. For one process to call."""
         self.kept.remove()
@@ -141,7 +171,7 @@ class Checkpoints:
 
         Returns an empty history, and changes nothing, where there is no checkpoint.
         """
-        step, (rank, _) = self._fetch(), rank_and_world()
+        step, (rank, _) = self._sound(), rank_and_world()
         if not step:
             return []
         folder = self.folder / f"step-{step}"
@@ -162,16 +192,23 @@ def _step(name: str) -> int:
 
 
 def _whole(folder: Path) -> bool:
-    return (folder / FILES).is_file() and all((folder / name).is_file() for name in files.read_json(folder / FILES))
+    known = manifests.read_record(folder / FILES)
+    sizes = {name: (folder / name).stat().st_size for name in known if (folder / name).is_file()}
+    return bool(known) and not manifests.damage({"files": known}, sizes)
 
 
-def _share(seen: list[list[str]], rank: int) -> list[str]:
-    """The files that this process uploads, of those that each process sees: all of them once, by turns."""
-    mine = []
+def _shares(folder: Path) -> list[list[str]]:
+    """The files of a checkpoint that each process reads, hashes and uploads: all of them once."""
+    seen = gather(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
+    return shares([[name for name in names if name != FILES] for names in seen])
+
+
+def shares(seen: list[list[str]]) -> list[list[str]]:
+    """Spreads the files that each process sees: each goes, by turns, to one that sees it."""
+    mine: list[list[str]] = [[] for _ in seen]
     for turn, name in enumerate(sorted(set().union(*seen))):
-        owners = [other for other, names in enumerate(seen) if name in names]
-        if owners[turn % len(owners)] == rank:
-            mine.append(name)
+        owners = [process for process, names in enumerate(seen) if name in names]
+        mine[owners[turn % len(owners)]].append(name)
     return mine
 
 

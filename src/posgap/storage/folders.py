@@ -134,11 +134,12 @@ class Kept:
         """The files that S3 has."""
         return [one.name for one in self._there()]
 
-    def push(self, paths: Iterable[Path]) -> None:
-        """Uploads files of the folder."""
+    def push(self, paths: Iterable[Path] | Mapping[Path, str]) -> None:
+        """Uploads files of the folder; their sha256s may be given with them."""
         if self.uri:
-            names = [path.relative_to(self.folder).as_posix() for path in paths]
-            upload([(self.folder / n, files.digest(self.folder / n), f"{self.uri}/{n}") for n in names], self.uri)
+            hashed = paths if isinstance(paths, Mapping) else {path: files.digest(path) for path in paths}
+            named = [(path, sha256, path.relative_to(self.folder).as_posix()) for path, sha256 in hashed.items()]
+            upload([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
 
     def pull(self) -> None:
         """Brings what S3 has and this machine lacks, or has otherwise. A file is whole as soon as it has its name."""
@@ -152,6 +153,7 @@ class Kept:
             def arrived(one: Object, path: Path) -> None:
                 require_sha256(one, path, stated_sha256(one))
                 (self.folder / one.name).parent.mkdir(parents=True, exist_ok=True)
+                files.flush(path)
                 os.replace(path, self.folder / one.name)
 
             try:
