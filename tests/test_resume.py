@@ -136,6 +136,17 @@ def test_a_torn_line_is_dropped_and_written_over(tmp_path, cut):
     assert [json.loads(line)["responses"] for line in again.file.read_text().splitlines()] == [["first"], ["new"]]
 
 
+@pytest.mark.parametrize("spoiled", [bytes(30), b"[1]", b'{"example": 1}', b"\xff\xfe"])
+def test_a_spoiled_line_is_dropped_with_what_follows_it(tmp_path, spoiled):
+    unfinished = Unfinished(tmp_path, {})
+    unfinished.add(0, ["first"])
+    with open(unfinished.file, "ab") as file:
+        file.write(spoiled + b"\n")
+    unfinished.add(2, ["third"])
+    assert Unfinished(tmp_path, {}).responses == {0: ["first"]}
+    assert unfinished.file.read_text() == '{"example": 0, "responses": ["first"]}\n'
+
+
 def test_the_backend_wants_an_address(options):
     with pytest.raises(PosgapError, match="backend openai: give `base_url`"):
         sweep(SweepConfig(**options))

@@ -16,7 +16,7 @@ from posgap.rollout.experiment_summary import gap_table, reading, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.presets import PRESETS
-from posgap.rollout.trials import Training, Trial, run_trials
+from posgap.rollout.trials import Training, Trial, run_trials, saved_state
 from posgap.stages.rollout_experiment import rollout_experiment
 
 SMALL = TaskSizes(size=16, classes=40, labels=12)
@@ -169,7 +169,8 @@ def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
         assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)
 
 
-def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch, caplog, damaged):
     whole = run_trials(trials()[:2], TINY, 8, tmp_path / "whole")
 
     def stopping(items, total, what):
@@ -182,9 +183,12 @@ def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch):
         patch.setattr("posgap.rollout.trials.track", stopping)
         run_trials(trials()[:2], TINY, 8, tmp_path / "parts")
     (checkpoint,) = (tmp_path / "parts").glob("*.pt")
-    assert torch.load(checkpoint, weights_only=True)["done"] == 7
+    assert saved_state(checkpoint, torch.device("cpu"))["done"] == 7
+    if damaged:
+        checkpoint.write_bytes(checkpoint.read_bytes()[:-100] + bytes(100))
     assert run_trials(trials()[:2], TINY, 8, tmp_path / "parts") == whole
     assert not list((tmp_path / "parts").glob("*.pt"))
+    assert ("is damaged; these networks are trained from the beginning" in caplog.text) == damaged
 
 
 def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):

@@ -1,9 +1,13 @@
 """Trains and tests attention-only networks, in stacks that can be resumed; every trial's result has its own file."""
 
+import hashlib
+import io
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +20,7 @@ from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.storage.folders import Kept
 
+log = logging.getLogger(__name__)
 SINK_THRESHOLD = 0.2
 EVALUATED_AT_ONCE = 1000  # test sequences in a batch, for each trial
 CHECKPOINTS = 20
@@ -104,8 +109,7 @@ def trained(
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
     )
     done, recent = 0, torch.zeros(len(stack), device=device)
-    if checkpoint.is_file():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
+    if state := saved_state(checkpoint, device):
         net.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
         for rng, saved in zip(rngs, state["rngs"]):
@@ -125,19 +129,29 @@ def trained(
         if step >= last_tenth:
             recent += losses.detach()
         if (step + 1) % every == 0:
-            with files.atomic(checkpoint) as partial:
-                torch.save(
-                    {
-                        "network": net.state_dict(),
-                        "optimizer": optimizer.state_dict(),
-                        "rngs": [rng.get_state() for rng in rngs],
-                        "done": step + 1,
-                        "recent": recent,
-                    },
-                    partial,
-                )
+            state = {"network": net.state_dict(), "optimizer": optimizer.state_dict(), "done": step + 1}
+            _save_state(checkpoint, state | {"rngs": [rng.get_state() for rng in rngs], "recent": recent})
             written([checkpoint])
     return net, tasks, (recent / max(1, training.iterations - last_tenth)).tolist()
+
+
+def _save_state(checkpoint: Path, state: dict[str, Any]) -> None:
+    """Writes a training state behind its own sha256."""
+    packed = io.BytesIO()
+    torch.save(state, packed)
+    with files.atomic(checkpoint) as partial:
+        partial.write_bytes(hashlib.sha256(packed.getvalue()).hexdigest().encode() + b"\n" + packed.getvalue())
+
+
+def saved_state(checkpoint: Path, device: torch.device) -> dict[str, Any]:
+    """The state; empty where there is none, or, with a warning, where it is not the one that was written."""
+    if not checkpoint.is_file():
+        return {}
+    sha256, _, packed = checkpoint.read_bytes().partition(b"\n")
+    if hashlib.sha256(packed).hexdigest().encode() != sha256:
+        log.warning("%s: is damaged; these networks are trained from the beginning", checkpoint)
+        return {}
+    return torch.load(io.BytesIO(packed), map_location=device, weights_only=True)
 
 
 @torch.no_grad()
