@@ -16,10 +16,9 @@ _FILE_MANAGERS = {".DS_Store", "Thumbs.db", "desktop.ini"}  # leave these behind
 def read_record(file: Path | None) -> dict[str, Any]:
     """What a manifest says; empty where there is none, or no JSON object."""
     try:
-        known = files.read_json(file) if file else {}
-    except (PosgapError, RecursionError):
+        return files.read_object(file) if file else {}
+    except PosgapError:
         return {}
-    return known if isinstance(known, dict) else {}
 
 
 def entries(folder: Path) -> list[str]:
