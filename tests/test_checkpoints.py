@@ -1,5 +1,6 @@
 """Checkpoints: what is saved goes on as if nothing had been, and what is not whole does not count."""
 
+import json
 import logging
 import os
 import random
@@ -20,9 +21,11 @@ from s3 import elsewhere, keys
 from torch import nn
 from torch.multiprocessing import start_processes
 
-from posgap.distillation.checkpoints import FILES, Checkpoints, _share
+from posgap.distillation.checkpoints import FILES, Checkpoints, shares
 from posgap.errors import PosgapError
+from posgap.files import read_object
 from posgap.storage.folders import Kept
+from posgap.storage.manifests import recorded
 
 HISTORY = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
 
@@ -75,12 +78,20 @@ def test_without_a_checkpoint_nothing_changes(checkpoints, caplog):
     assert not caplog.records
 
 
-def test_the_newest_alone_is_kept(checkpoints):
-    training = Training(checkpoints)
-    for step in (2, 9, 10):
+def test_the_newest_two_are_kept_and_one_alone_while_another_is_written(checkpoints, monkeypatch):
+    training, seen = Training(checkpoints), []
+    write = torch.save
+
+    def watched(*arguments):
+        seen.append({path.name for path in checkpoints.folder.iterdir()})
+        write(*arguments)
+
+    monkeypatch.setattr("torch.save", watched)
+    for step, kept in ((2, {"step-2"}), (9, {"step-2", "step-9"}), (10, {"step-9", "step-10"})):
         training.save(step)
-        assert [path.name for path in checkpoints.folder.iterdir()] == [f"step-{step}"]
+        assert {path.name for path in checkpoints.folder.iterdir()} == kept
         assert checkpoints.latest() == step
+    assert seen[-1] == {"step-9", ".partial-10"} and max(map(len, seen)) == 2
     assert sorted(path.name for path in (checkpoints.folder / "step-10").iterdir()) == [
         FILES, "history.jsonl", "random-0.pt", "training.pt"
     ]  # fmt: skip
@@ -89,14 +100,12 @@ def test_the_newest_alone_is_kept(checkpoints):
 
 
 def two_steps(checkpoints) -> torch.Tensor:
-    """Leaves the checkpoints of steps 9 and 10, the second half written, side by side; returns the state at 9."""
-    training, aside = Training(checkpoints, 1), checkpoints.folder.with_name("aside")
+    """Leaves the checkpoints of steps 9 and 10; returns the state at 9."""
+    training = Training(checkpoints, 1)
     training.save(9, HISTORY[:1])
     at_nine = training.go_on(0).clone()
-    shutil.copytree(checkpoints.folder / "step-9", aside)
     training.go_on(1)
     training.save(10)
-    aside.rename(checkpoints.folder / "step-9")
     return at_nine
 
 
@@ -109,6 +118,41 @@ def test_a_checkpoint_that_lacks_a_file_does_not_count(missing, checkpoints):
     training = Training(checkpoints)
     assert training.load() == HISTORY[:1]
     assert torch.equal(training.go_on(0), at_nine)
+
+
+def flip(file) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "truncated": lambda folder: os.truncate(folder / "training.pt", 1000),
+    "emptied": lambda folder: os.truncate(folder / "random-0.pt", 0),
+    "one bit": lambda folder: flip(folder / "training.pt"),
+    "no list": lambda folder: (folder / FILES).write_text("{"),
+    "a list of before": lambda folder: (folder / FILES).write_text('["training.pt"]'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(damage, checkpoints, caplog):
+    at_nine = two_steps(checkpoints)
+    DAMAGE[damage](checkpoints.folder / "step-10")
+    training = Training(checkpoints)
+    assert training.load() == HISTORY[:1] and torch.equal(training.go_on(0), at_nine)
+    assert ("step-10: training.pt is damaged; this checkpoint is passed over" in caplog.text) == (damage == "one bit")
+    DAMAGE[damage](checkpoints.folder / "step-9")
+    assert Training(checkpoints).load() == []
+
+
+def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
+    training = Training(Checkpoints(Kept(remote)), 3)
+    training.save(3)
+    expected = training.go_on(2)
+    flip(training.checkpoints.folder / "step-3" / "training.pt")
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
 
 
 def test_where_no_checkpoint_is_whole_a_warning_says_so(checkpoints, caplog):
@@ -155,7 +199,9 @@ class Evil:
 def test_loading_a_checkpoint_runs_no_code(name, checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Training(checkpoints).save(1)
-    torch.save({"model": Evil()}, checkpoints.folder / "step-1" / name)
+    folder = checkpoints.folder / "step-1"
+    torch.save({"model": Evil()}, folder / name)
+    (folder / FILES).write_text(json.dumps(recorded(folder, set(read_object(folder / FILES)))))
     with pytest.raises(Exception, match="[Ww]eights.only"):
         Training(checkpoints).load()
     assert not (tmp_path / "evil").exists()
@@ -276,10 +322,10 @@ names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=Tru
 
 @given(st.lists(names, min_size=1, max_size=4))
 def test_every_file_is_uploaded_once_by_a_process_that_sees_it(seen):
-    shares = [_share(seen, rank) for rank in range(len(seen))]
-    assert sorted(name for share in shares for name in share) == sorted({name for each in seen for name in each})
-    assert all(set(share) <= set(each) for share, each in zip(shares, seen))
-    together = [_share([seen[0]] * 3, rank) for rank in range(3)]
+    spread = shares(seen)
+    assert sorted(name for share in spread for name in share) == sorted({name for each in seen for name in each})
+    assert all(set(share) <= set(each) for share, each in zip(spread, seen))
+    together = shares([seen[0]] * 3)
     assert max(map(len, together)) - min(map(len, together)) <= 1  # on a shared disk they share the work
 
 

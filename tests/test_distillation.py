@@ -307,48 +307,6 @@ def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, col
     assert torch.equal(parameters(lively), parameters(whole))
 
 
-def flip(file):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-
-
-DAMAGE = {
-    "truncated": lambda folder: os.truncate(folder / "training.pt", 1000),
-    "emptied": lambda folder: os.truncate(folder / "random-0.pt", 0),
-    "one bit": lambda folder: flip(folder / "training.pt"),
-    "missing": lambda folder: (folder / "history.jsonl").unlink(),
-    "files.json": lambda folder: (folder / "files.json").write_text("{"),
-}
-
-
-@pytest.mark.parametrize("which", [["step-6"], ["step-6", "step-4"]], ids=len)
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(
-    damage, which, lively, pairs, collate, tmp_path, caplog
-):
-    whole, broken = copy.deepcopy(lively), copy.deepcopy(lively)
-    objective, seen = CrossEntropy(pairs), []
-    history = run(whole, collate, objective, epochs=4)
-
-    def look(figures):
-        seen.append({path.name for path in (tmp_path / "c").glob("*")})
-        if figures["step"] == 7:
-            raise Interrupted
-
-    keep = {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 2}
-    with pytest.raises(Interrupted):
-        run(broken, collate, objective, epochs=4, on_step=look, **keep)
-    assert seen[-1] == {"step-4", "step-6"} and max(map(len, seen)) == 2
-    for name in which:
-        DAMAGE[damage](tmp_path / "c" / name)
-    with caplog.at_level("INFO", logger="posgap"):
-        assert run(lively, collate, objective, epochs=4, **keep) == history
-    assert torch.equal(parameters(lively), parameters(whole))
-    assert ("going on from the checkpoint of step 4" in caplog.text) == (len(which) == 1)
-    assert ("step-6: training.pt is damaged; this checkpoint is passed over" in caplog.text) == (damage == "one bit")
-
-
 # LoRA
 
 

@@ -1,8 +1,9 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 1 `pipeline lint` or `verify` found something, or a fault of posgap itself (its line names the file that has
-the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a submitted run failed,
-5 it was cancelled, 6 it was still under way when the time was up, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+Exit codes: 0 done, 1 `pipeline lint` or `verify` found something, or a fault of posgap itself (its line names the
+file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a submitted
+run failed, 5 it was cancelled, 6 it was still under way when the time was up, 130 stopped by Ctrl-C, 143 stopped by
+SIGTERM.
 """
 
 import importlib

@@ -108,7 +108,7 @@ def _transfer(config: ScaleTransferConfig, output: RunFolder) -> list[Transferre
         for number, row in enumerate(transfers, start=1):
             run.metrics({"mean_difference": row.difference}, step=number)
         run.artifact(file)
-        compared = {one.target.name: below(config.out, f"{one.target.name}-comparison") for one in found}
+        compared = {row.target.name: below(config.out, f"{row.target.name}-comparison") for row in transfers}
         output.record([TRANSFER_FILE], compared)
         publish_file(file, below(config.out, TRANSFER_FILE), force=True)
     print(table(transfers))

@@ -6,7 +6,7 @@ downloaded nor hashed again; what an interrupted download had finished is kept.
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,10 +50,11 @@ class Snapshot:
         """Bytes of each file of a folder, by its name below it; of a single object, under no name."""
         return {one.name if self.is_folder else "": one.size for one in self.objects}
 
-    def sha256s(self) -> dict[str, str]:
-        """The same of their sha256s. Only what nobody has hashed is downloaded for it."""
-        hashed = _sha256s(self.objects)
-        hashed |= _brought(self.location, [one for one in self.objects if not hashed[one]])
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        """The same of their sha256s; of these names alone, if they are given. Only what nobody has hashed is
+        downloaded for it."""
+        hashed = _sha256s(one for one in self.objects if names is None or one.name in names)
+        hashed |= _brought(self.location, [one for one in hashed if not hashed[one]])
         return {one.name if self.is_folder else "": sha256 for one, sha256 in hashed.items()}
 
     def digest(self) -> str:

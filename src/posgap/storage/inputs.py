@@ -1,7 +1,7 @@
 """What a config's paths name, wherever it is: on this machine, in S3, or a model on the hub."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -39,8 +39,8 @@ class Source(Protocol):
     def sizes(self) -> dict[str, int]:
         """Bytes of each file of a folder, by its name below it; of a single file, under no name."""
 
-    def sha256s(self) -> dict[str, str]:
-        """The same of their sha256s."""
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        """The same of their sha256s; of these names alone, if they are given."""
 
     def digest(self) -> str:
         """sha256 of a file or folder; empty for what is known by its name only."""
@@ -65,8 +65,8 @@ class OnDisk:
     def sizes(self) -> dict[str, int]:
         return {name: path.stat().st_size for name, path in self._files().items()}
 
-    def sha256s(self) -> dict[str, str]:
-        return {name: files.digest(path) for name, path in self._files().items()}
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        return {name: files.digest(path) for name, path in self._files().items() if names is None or name in names}
 
     def _files(self) -> dict[str, Path]:
         if not self.location.is_dir():
@@ -96,7 +96,7 @@ class ByName:
     def sizes(self) -> dict[str, int]:
         return {}
 
-    def sha256s(self) -> dict[str, str]:
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
         return {}
 
     def digest(self) -> str:

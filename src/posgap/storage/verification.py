@@ -55,9 +55,13 @@ class Verification:
         log.info("verifying %s", place)
         sizes, known = output.sizes(), listed(manifest)
         self.faults += [f"{place}/{name}: is missing" for name in sorted(known.keys() - sizes.keys())]
-        more = {name for name in sizes if files.counts(name) and name not in known}
-        self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
-        hashed = self._hash(output)
+        if not manifest.get("identity"):  # the folder of several stages, in which others have their own
+            hashed = output.sha256s(known.keys())
+            self.count += len(hashed)
+        else:
+            more = {name for name in sizes if files.counts(name) and name not in known}
+            self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
+            hashed = self._hash(output)
         for name in sorted(known.keys() & sizes.keys()):
             if sizes[name] != known[name].get("size"):
                 self.faults.append(f"{place}/{name}: has {sizes[name]} bytes, not {known[name].get('size')}")
