@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from test_cli import fails, run
 from test_stage import CopyConfig
@@ -60,6 +60,12 @@ def tree(folder: Path) -> dict[str, bytes | str | None]:
         else None
         for path in sorted(folder.rglob("*"))
     }
+
+
+def names(folder: Path) -> set[str]:
+    """What is in a folder but for the home of an output that has only its outbox, as MLflow does not answer."""
+    homes = {home for home in folder.glob(".posgap-*") if [path.name for path in home.iterdir()] == ["outbox"]}
+    return {path.name for path in folder.iterdir() if path not in homes}
 
 
 # Whose is it?
@@ -125,7 +131,8 @@ def test_somebody_s_rejected_folder_is_refused_and_posgap_s_is_replaced(config):
         with pytest.raises(Rejected):
             shout(config)
     assert files.read_json(rejected / "rejected.json")["reason"] == "refused"
-    assert read_manifest(rejected) == {} and not list(config.out.parent.glob(".posgap-out/*[!k]"))
+    assert read_manifest(rejected) == {}
+    assert {path.name for path in files.home(config.out).iterdir()} == {"work", "outbox"}
     (rejected / "notes.txt").touch()
     with pytest.raises(PosgapError, match=r"out.rejected: is not replaced: .*\(notes.txt\)"):
         shout(config)
@@ -147,7 +154,7 @@ def test_what_is_put_there_while_the_output_is_made_is_not_lost_and_neither_is_t
     (config.out / "theirs.txt").unlink()
     slow(config)
     assert len(calls) == 1 and tree(config.out).keys() == {"a.txt", "manifest.json"}
-    assert [p.name for p in config.out.parent.iterdir()] == ["out"]
+    assert names(config.out.parent) == {"out"}
 
 
 # Where may it be?
@@ -209,11 +216,16 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def placed(out: str) -> CopyConfig:
+    """The stage's parameters, with an output that the config itself may refuse."""
+    return CopyConfig(source="source.txt", out="out").model_copy(update={"out": Path(out)})
+
+
 @pytest.mark.parametrize("out", PLACES, ids=lambda out: ascii(out)[:20])
 def test_an_impossible_place_is_refused_in_one_line_and_nothing_changes(here, out):
     before = tree(here)
     with pytest.raises(PosgapError) as refused:
-        shout(CopyConfig(source="source.txt", out=out))
+        shout(placed(out))
     assert PLACES[out] in str(refused.value) and len(str(refused.value).splitlines()) == 1
     assert tree(here) == before
 
@@ -248,9 +260,10 @@ hostile = st.text(
 def test_whatever_the_output_is_called_nobody_s_file_is_harmed(here, parts):
     """Each ends with an output in its place, or with one line and everything as it was."""
     name = "/".join(parts).lstrip("/")
+    assume(os.path.normpath(here / "cwd" / name).startswith(f"{here}/"))
     precious = {path: path.read_text() for name in ("precious", "file") for path in here.rglob(name)}
     before, links = tree(here), {path: os.readlink(path) for path in here.rglob("*") if path.is_symlink()}
-    config = CopyConfig(source="source.txt", out=name)
+    config = placed(name)
     made = None
     try:
         made = Path(shout(config)).resolve()
@@ -261,7 +274,7 @@ def test_whatever_the_output_is_called_nobody_s_file_is_harmed(here, parts):
         }
     assert {path: path.read_text() for path in precious} == precious
     assert {path: os.readlink(path) for path in links} == links
-    assert not [path for path in here.rglob(".posgap-*")]
+    assert {path.name for home in here.rglob(".posgap-*") for path in home.iterdir()} <= {"outbox"}
     if made is not None:
         assert (made / "b.json").read_text() == '"hello"\n' and here in made.parents
         while made.parent not in (here, here / "cwd", here / "other", here / "sub", here / "cwd" / "sub"):
@@ -387,7 +400,7 @@ def test_an_output_that_is_being_written_is_refused_until_its_writer_is_dead(con
         writer.kill()
         writer.join()
     shout(config)
-    assert [path.name for path in config.out.parent.iterdir()] == ["out"]
+    assert names(config.out.parent) == {"out"}
 
 
 def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
@@ -413,7 +426,7 @@ def test_of_many_commands_at_once_each_makes_the_output_or_is_refused(config):
     for writer in writers:
         writer.join()
     assert "made" in ends and all(end == "made" or "is writing it" in end for end in ends), ends
-    assert [path.name for path in config.out.parent.iterdir()] == ["out"]
+    assert names(config.out.parent) == {"out"}
     assert tree(config.out).keys() == {"a.txt", "manifest.json"}
 
 
@@ -473,7 +486,7 @@ def test_killed_at_any_change_to_the_disk_the_old_output_is_there_and_the_next_r
         config.source.write_text("other")
         shout(config)
         assert {n: c for n, c in tree(config.out).items() if n != "manifest.json"} == new, step
-        assert [path.name for path in config.out.parent.iterdir()] == ["out"], step
+        assert names(config.out.parent) == {"out"}, step
     assert step > 30
 
 
@@ -529,7 +542,7 @@ def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
         assert config.out.exists() or (files.home(config.out) / "old-out").exists()
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "done in" in done.stderr and killed
-    assert tree(config.out).keys() == before and [path.name for path in config.out.parent.iterdir()] == ["out"]
+    assert tree(config.out).keys() == before and names(config.out.parent) == {"out"}
     assert json.loads((config.out / "manifest.json").read_text())["files"].keys() == before - {"manifest.json"}
 
 

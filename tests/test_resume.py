@@ -47,7 +47,7 @@ def interrupted(endpoint: Endpoint, options: dict, number: signal.Signals) -> tu
     quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
     process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.PIPE, text=True)
-    work, deadline = options["out"].with_name(".work-out"), time.monotonic() + 120
+    work, deadline = work_folder(options["out"]), time.monotonic() + 120
     while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in work.glob("*")) < 4:
         assert process.poll() is None
         time.sleep(0.02)

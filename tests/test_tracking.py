@@ -253,7 +253,7 @@ def test_sync_sends_to_the_server_that_was_meant_or_that_is_named(tmp_path, caps
 )
 def test_a_file_that_is_no_outbox_is_left_alone(line, tmp_path, capsys):
     file = place_of(tmp_path / "out") / "a.jsonl"
-    file.parent.mkdir()
+    file.parent.mkdir(parents=True)
     file.write_bytes(line.encode("utf-8", "surrogateescape"))
     assert posgap(capsys, "sync", tmp_path) == (0, "nothing is left to send\n")
 
@@ -261,7 +261,7 @@ def test_a_file_that_is_no_outbox_is_left_alone(line, tmp_path, capsys):
 def test_an_outbox_cannot_send_other_files(tmp_path, capsys):
     (tmp_path / "secret.txt").write_text("secret")
     place = place_of(tmp_path / "out")
-    place.mkdir()
+    place.mkdir(parents=True)
     opening = {"name": "n", "tags": {}, "time": 1, "experiment": "e", "server": os.environ["MLFLOW_TRACKING_URI"]}
     entries = [{"open": opening}, {"file": "../../secret.txt"}, {"file": f"{tmp_path}/secret.txt"}, {"end": "FINISHED"}]
     (place / "a.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))

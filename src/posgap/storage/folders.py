@@ -10,7 +10,7 @@ from types import MappingProxyType
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.locations import Location, in_cache, is_uri
-from posgap.storage.cache import INCOMPLETE, MANIFEST, keep, locked, look
+from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, keep, locked
 from posgap.storage.client import client
 from posgap.storage.manifests import REFUSAL, entries, read_record, stranger
 from posgap.storage.objects import Object, delete, head, listed, put, stated_sha256
@@ -46,9 +46,9 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     """
     if not is_uri(uri):
         return
+    there = Snapshot(uri, tuple(listed(uri)))  # asked first: a refusal of it says what is wrong with the key
     if head(uri):
         raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
-    there = look(uri, must_exist=False)
     # While an upload is under way, or broke off, its mark says what it may replace.
     known = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
     names = {one.name for one in there.objects}
