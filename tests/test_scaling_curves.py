@@ -45,6 +45,20 @@ def test_constrained_points_keep_bounds_and_order_and_so_do_the_factors(curve, n
     np.testing.assert_array_equal(curve.constrain(points), points)
 
 
+def test_points_are_moved_no_further_than_the_constraints_ask():
+    points = np.array([2.5, 0.2, 1.23456, 1.7])
+    assert Curve().constrain(points).tolist() == [2, 1, 1.2346, 1.7]
+    assert Curve(monotone="increasing").constrain(points).tolist() == [1, 1.2346, 1.7, 2]
+    assert Curve(monotone="decreasing").constrain(points).tolist() == [2, 1.7, 1.2346, 1]
+    assert Curve(low=0.5, high=3).constrain(points).tolist() == [2.5, 0.5, 1.2346, 1.7]
+
+
+def test_a_family_and_its_factors_are_recorded_in_plain_values():
+    curve = Curve("step", {"order": 1}, low=0.5, high=3.0, monotone="increasing")
+    assert curve.described() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0, "monotone": "increasing"}
+    assert [repr(factor) for factor in curve.factors(np.array([0.5, 1.23456]), 2)] == ["0.5", "1.2346"]
+
+
 @given(st.integers(0, 6), st.integers(2, 40), st.data())
 def test_a_bezier_curve_ends_in_its_end_points(order, n_layers, data):
     curve = Curve("bezier", {"order": order})

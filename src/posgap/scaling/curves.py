@@ -53,12 +53,11 @@ class Curve:
         if self.monotone == "none":
             return points
         ordered = np.sort(points)
-        return ordered if self.monotone == "increasing" else ordered[::-1].copy()
+        return ordered if self.monotone == "increasing" else ordered[::-1]
 
 
 def bernstein(x: np.ndarray, order: int) -> np.ndarray:
     """Bernstein polynomials `[X, order + 1]` at `x [X]` in [0, 1]: the weights of Bezier points."""
     i = np.arange(order + 1)
     binomial = np.array([comb(order, j) for j in i])
-    x = np.asarray(x, dtype=np.float64)[:, None]
-    return binomial * x**i * (1 - x) ** (order - i)
+    return binomial * x[:, None] ** i * (1 - x[:, None]) ** (order - i)

@@ -165,14 +165,14 @@ def make_ready(file: Path) -> None:
     MLflow makes one in fifty steps, in which two processes get in each other's way, and which leave a ruin behind
     where they are interrupted. So it is made elsewhere, and the first that is complete takes the place.
     """
-    from mlflow import MlflowClient
-
     if file.is_file():
         with open(file, "rb") as opened:
             start = opened.read(16)
         if start not in (b"", b"SQLite format 3\0"):
             raise Refused(f"{file}: is no SQLite database; move it away, or correct MLFLOW_TRACKING_URI")
         return
+    from mlflow import MlflowClient
+
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".partial-{os.getpid()}-{file.name}")
     with tempfile.TemporaryDirectory(prefix="posgap-") as folder:
