@@ -48,6 +48,7 @@ def test_a_row_s_columns_hold_its_prompt_and_what_it_shares_is_not_read_again(gr
         ids, mask = cache.read(prompts, PAD, outputs)
         rest = [prompt[shared(old, prompt, outputs) :] for old, prompt in zip(before, prompts)]
         assert ids.shape == mask.shape and ids.shape[1] - cache.states.get_seq_length() == max(map(len, rest))
+        assert ids.dtype == mask.dtype == torch.long
         assert ids.tolist() == [[PAD] * (ids.shape[1] - len(r)) + r for r in rest]
         held = read_on(cache, ids)
         assert held.shape == mask.shape
@@ -72,6 +73,7 @@ def test_everything_is_made_on_the_device_that_is_asked_for():
             read_on(cache, ids)
             assert ids.device == mask.device == CPU
         cache.select([1])
+        assert cache.states.layers[0].keys.device == CPU
         ids, mask = cache.read([[1, 2, 3]], PAD)
         assert ids.device == mask.device == CPU
         assert ids[mask.bool()].tolist() == [PAD, PAD, 3]
@@ -81,6 +83,7 @@ SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidd
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 LONG |= {"original_max_position_embeddings": 8}
 FULL = {"layer_types": ["full_attention"] * 2, "head_dim": 8}
+MIXED = FULL | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
 
 
 def per_kind(rope_type):
@@ -100,6 +103,7 @@ def per_kind(rope_type):
         (LlamaConfig(**SIZES, rope_parameters=LONG), False),
         (Gemma3TextConfig(**SIZES, **FULL, rope_parameters=per_kind("linear")), True),
         (Gemma3TextConfig(**SIZES, **FULL, rope_parameters=per_kind("dynamic")), False),
+        (Gemma3TextConfig(**SIZES, **MIXED, rope_parameters=per_kind("linear")), False),  # one layer forgets
         (MistralConfig(**SIZES, sliding_window=8), False),
         (GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2), True),  # no rotary positions at all
         (BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2), False),  # counts positions by column

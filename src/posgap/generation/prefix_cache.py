@@ -18,7 +18,7 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     They cannot if a layer forgets (sliding windows, recurrent states), or if the model derives positions from columns
     instead of taking `position_ids`, since cached rows have gaps.
     """
-    config = model.config.get_text_config(decoder=True)
+    config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {rope.get("rope_type")} | {kind.get("rope_type") for kind in rope.values() if isinstance(kind, dict)}
     return (
