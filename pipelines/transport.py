@@ -1,9 +1,8 @@
 """Requests to a KFP server: with time limits, with retries if they are safe, and with one line for each error."""
 
 import json
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import kfp_server_api
@@ -12,9 +11,10 @@ from kfp_server_api import rest
 
 from posgap.config import ServerConfig
 from posgap.errors import PosgapError
+from posgap.patience import Passing, Patience, Waits, retrying, within
 
 T = TypeVar("T")
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between tries; doubled each time
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between tries
 PASSING = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
@@ -30,12 +30,9 @@ class Unanswered(PosgapError):
     """The server was not reached, or failed, so it is unknown whether it carried out the request."""
 
 
-def tries(retries: int) -> Iterator[bool]:
-    """Yields 1 + `retries` times, with growing waits in between, whether this is the last try."""
-    for number in range(retries + 1):
-        if number:
-            time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2 ** (number - 1)) * random.uniform(0.5, 1.0))
-        yield number == retries
+def patience(retries: int) -> Patience:
+    """How often KFP is asked again."""
+    return Patience(tries=retries + 1, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
 
 
 def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int) -> T:
@@ -50,22 +47,31 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
     def created() -> T | None:
         return next((new for key, new in find().items() if key not in before), None)
 
-    for _ in tries(retries):
+    def attempt() -> T:
+        nonlocal lost
         if lost and (new := created()):
             return new
         try:
             return create()
         except Unanswered as error:
             lost = error
+            raise Passing(str(error)) from None
         except Refused as error:
             if error.status != 409:
                 raise
             lost = error
-            break
+            raise _Taken from None
+
+    with suppress(Passing, _Taken):
+        return retrying(patience(retries), Waits("KFP"))(attempt)
     if new := created():
         return new
     assert lost is not None  # at least one try has failed
     raise lost
+
+
+class _Taken(Exception):
+    """Another thing has the name."""
 
 
 class Transport(rest.RESTClientObject):
@@ -78,28 +84,36 @@ class Transport(rest.RESTClientObject):
         configuration.retries = False  # urllib3's own retries do not wait, and follow redirects to login pages
         super().__init__(configuration)
         self.host, self.config, self.token_source = configuration.host, config, token_source
+        self.waits = Waits(self.host)
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
         """Sends a request; raises `Refused` or `Unanswered`."""
         creates = method == "POST" and ":" not in url.rsplit("/", 1)[-1]
-        for last in tries(self.config.retries):
+
+        def send() -> rest.RESTResponse:
             try:
                 return self._send(method, url, options)
             except _Again as again:
-                if last or (creates and again.may_have_worked):
+                if creates and again.may_have_worked:
                     raise Unanswered(str(again)) from None
-        raise AssertionError("unreachable")
+                raise
+
+        try:
+            return retrying(patience(self.config.retries), self.waits)(send)
+        except _Again as again:
+            raise Unanswered(str(again)) from None
 
     def _send(self, method: str, url: str, options: dict) -> rest.RESTResponse:
         seconds = self.config.request_timeout
         try:
             # As a pair: KFP's code ignores a single float, and then there would be no limit at all.
-            response = super().request(method, url, **options | {"_request_timeout": (seconds, seconds)})
+            limited = options | {"_request_timeout": (seconds, seconds)}
+            response = within(seconds, lambda: rest.RESTClientObject.request(self, method, url, **limited))
             json.loads(response.data)
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
             hint = "is this the address of KFP?"
             raise _Again(f"{self.host}: cannot be reached ({_reason(error)}): {hint}", may_have_worked=False) from None
-        except urllib3.exceptions.TimeoutError:
+        except (urllib3.exceptions.TimeoutError, TimeoutError):
             raise _Again(f"{self.host}: no answer within {seconds:g} s") from None
         except urllib3.exceptions.HTTPError as error:
             raise _Again(f"{self.host}: {_reason(error)}") from None
@@ -124,7 +138,7 @@ class Transport(rest.RESTClientObject):
         return Refused(message, status)
 
 
-class _Again(Exception):
+class _Again(Passing):
     """A failure worth a retry, and whether the server may have carried out the request."""
 
     def __init__(self, complaint: str, may_have_worked: bool = True):

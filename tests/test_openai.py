@@ -1,5 +1,6 @@
 """The endpoint backend against a real local server that misbehaves."""
 
+import logging
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -105,6 +106,18 @@ def test_retry_after_holds_back_every_request(as_date):
     with served(Endpoint(shouted, misbehave)) as endpoint:
         assert ask(endpoint, ["a", "b", "c"], concurrency=1) == ["A", "B", "C"]
     assert all(at - refused[0] >= min(seconds, 0.39) for _, at in sent)
+
+
+def test_a_retry_after_of_a_day_is_capped_and_said(monkeypatch, caplog):
+    monkeypatch.setattr(openai, "LONGEST_WAIT", 0.3)
+    wrong = (429, {"Retry-After": "86400"}, "")
+    with served(Endpoint(shouted, lambda text, times: wrong if times == 0 else None)) as endpoint:
+        started = time.monotonic()
+        with caplog.at_level(logging.INFO, logger="posgap"):
+            assert ask(endpoint, ["a", "b"]) == ["A", "B"]
+        assert 0.3 <= time.monotonic() - started < 10
+    (record,) = caplog.records  # though both waited
+    assert "429 Too Many Requests; trying again in 0.3 s, not in the 86400 s that it asks for" in record.getMessage()
 
 
 def test_waits_grow_and_are_never_all_the_same(monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import mlflow
@@ -50,7 +51,7 @@ def reported(tmp_path):
 @pytest.fixture
 def webhook(monkeypatch):
     """An address on loopback that keeps what is posted to it and answers with `statuses`, then 200."""
-    monkeypatch.setattr(report_stage.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(report_stage, "PATIENCE", replace(report_stage.PATIENCE, first_wait=0.01))
 
     class Hook(BaseHTTPRequestHandler):
         posted, statuses = [], []

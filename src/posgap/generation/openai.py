@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import random
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -14,19 +13,12 @@ import httpx2
 
 from posgap.errors import PosgapError
 from posgap.generation.generator import Completion, Sampling
+from posgap.patience import Passing, Patience, Waits, retrying_async
 from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries; doubled each time
-
-
-class _Passing(Exception):
-    """A failure worth a retry, after `wait` seconds if the endpoint asked for that."""
-
-    def __init__(self, complaint: str, wait: float = 0.0):
-        super().__init__(complaint)
-        self.wait = wait
+FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
 
 
 class OpenAIGenerator:
@@ -34,7 +26,7 @@ class OpenAIGenerator:
 
     Timeouts (`timeout` seconds for a whole response), lost connections, statuses 408, 429 and 5xx, and bodies that are
     not a completion are retried up to `retries` times, after exponential waits with jitter, or after the time that
-    Retry-After asks for. Raises `PosgapError` after the last retry, and at once for any other refusal.
+    Retry-After asks for, up to a minute. Raises `PosgapError` after the last retry, and at once for any other refusal.
     """
 
     def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int, chat: bool = True):
@@ -42,6 +34,7 @@ class OpenAIGenerator:
         self.url = f"{base_url.rstrip('/')}/{'chat/' * chat}completions"
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self.limit = "max_tokens"
+        self.waits = Waits(self.url)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
 
     def generate(
@@ -81,22 +74,24 @@ class OpenAIGenerator:
                 runner.run(client.aclose())
 
     async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
-        for attempt in range(self.retries + 1):
+        patience = Patience(tries=self.retries + 1, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
+
+        async def ask() -> Completion:
             await asyncio.sleep(self.resume_at - time.monotonic())
             try:
                 return await self._ask(client, prompt, sampling)
-            except _Passing as complaint:
-                if attempt == self.retries:
-                    raise PosgapError(
-                        f"{self.url}: gave up after {attempt + 1} tries: {complaint}; when the endpoint works again, "
-                        "run the same command to go on, perhaps with a lower concurrency or a longer timeout"
-                    ) from None
-                log.debug("%s: %s; trying again", self.url, complaint)
+            except Passing as complaint:
                 if complaint.wait:
-                    self.resume_at = max(self.resume_at, time.monotonic() + complaint.wait)
-                wait = min(LONGEST_WAIT, FIRST_WAIT * 2**attempt)
-                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-        raise AssertionError("unreachable")
+                    self.resume_at = max(self.resume_at, time.monotonic() + min(complaint.wait, LONGEST_WAIT))
+                raise
+
+        try:
+            return await retrying_async(patience, self.waits)(ask)
+        except Passing as complaint:
+            raise PosgapError(
+                f"{self.url}: gave up after {self.retries + 1} tries: {complaint}; when the endpoint works again, "
+                "run the same command to go on, perhaps with a lower concurrency or a longer timeout"
+            ) from None
 
     async def _ask(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         body = {
@@ -110,25 +105,25 @@ class OpenAIGenerator:
             async with asyncio.timeout(self.timeout):
                 response = await client.post(self.url, json=body)
         except TimeoutError:
-            raise _Passing(f"no answer within {self.timeout:g} s") from None
+            raise Passing(f"no answer within {self.timeout:g} s") from None
         except httpx2.TransportError as error:
-            raise _Passing(f"{type(error).__name__} {error}".strip()) from None
+            raise Passing(f"{type(error).__name__} {error}".strip()) from None
         except httpx2.InvalidURL as error:
             raise PosgapError(f"base_url: {self.url}: {error}") from None
         if response.status_code in (408, 429) or response.status_code >= 500:
-            raise _Passing(_complaint(response), _retry_after(response))
+            raise Passing(_complaint(response), _retry_after(response))
         if not response.is_success:
             if self.limit == "max_tokens" and "max_completion_tokens" in response.text:
                 # Some models insist on the newer name of the option, which older servers do not know.
                 self.limit = "max_completion_tokens"
-                raise _Passing(_complaint(response))
+                raise Passing(_complaint(response))
             hint = f"; set {KEY_VARIABLE}" if response.status_code in (401, 403) else ""
             raise PosgapError(f"{self.url}: {_complaint(response)}{hint}")
         try:
             choice = response.json()["choices"][0]
             text = choice["message"]["content"] if self.chat else choice["text"]
         except (ValueError, LookupError, TypeError):
-            raise _Passing(f"the answer is not a completion: {response.text[:100]!r}") from None
+            raise Passing(f"the answer is not a completion: {response.text[:100]!r}") from None
         return Completion((text or "").strip(), [])
 
 

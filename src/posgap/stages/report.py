@@ -2,13 +2,14 @@
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 from posgap.config import ReportConfig
+from posgap.errors import PosgapError, Stopped
 from posgap.files import write_json
 from posgap.locations import Location
+from posgap.patience import Passing, Patience, Waits, retrying, within
 from posgap.redaction import redacted_value
 from posgap.stage import stage
 from posgap.tracking.outcomes import markdown, outcome, stages_of
@@ -17,7 +18,8 @@ from posgap.tracking.runs import Run, pipeline_run
 
 log = logging.getLogger(__name__)
 REPORT_FILE, READABLE_FILE = "report.json", "report.md"
-TRIES, SECONDS = 3, 10.0  # attempts to post, and seconds to wait for each answer
+PATIENCE = Patience(tries=3, longest_wait=5)  # for the webhook
+SECONDS = 10.0  # to wait for each of its answers
 
 
 def report(config: ReportConfig) -> Location:
@@ -49,18 +51,22 @@ def post(url: str, result: dict[str, Any]) -> bool:
     a secret."""
     import httpx2
 
-    reason = ""
-    for attempt in range(TRIES):
-        time.sleep(attempt)
+    def send() -> None:
         try:
-            response = httpx2.post(url, json=result, timeout=SECONDS)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            reason = type(error).__name__
-            continue
-        if response.is_success:
-            return True
-        reason = f"HTTP {response.status_code}"
-        if response.status_code < 500:
-            break
-    log.warning("the report could not be posted to the webhook: %s", reason)
-    return False
+            response = within(SECONDS, lambda: httpx2.post(url, json=result, timeout=SECONDS))
+        except (httpx2.TransportError, TimeoutError) as error:
+            raise Passing(type(error).__name__) from None
+        if response.status_code in (408, 429) or response.status_code >= 500:
+            raise Passing(f"HTTP {response.status_code}")
+        if not response.is_success:
+            raise PosgapError(f"HTTP {response.status_code}")
+
+    try:
+        retrying(PATIENCE, Waits("the webhook"))(send)
+    except Stopped:
+        raise
+    except (Passing, PosgapError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = str(error) if isinstance(error, Passing | PosgapError) else type(error).__name__
+        log.warning("the report could not be posted to the webhook: %s", reason)
+        return False
+    return True
