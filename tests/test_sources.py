@@ -9,14 +9,16 @@ import zipfile
 from typing import ClassVar
 
 import pytest
+from fault_proxy import FAULTS, FINE, faulty
 
 from posgap.cli import main
 from posgap.config import ImportConfig
 from posgap.config.sources import SOURCES, Source
-from posgap.data import verbs
+from posgap.data import fetching, verbs
 from posgap.data.fetching import checksum, fetched
 from posgap.errors import PosgapError
 from posgap.locations import cache_folder
+from posgap.patience import Patience
 
 BODY = b"records" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -132,6 +134,20 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, che
     with pytest.raises(PosgapError, match=complaint):
         fetched(Source(f"{server}/{name}", "litm-kv", checksum))
     assert not list((tmp_path / "cache").iterdir())
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"login page"}))
+def test_a_server_that_fails_at_first_is_asked_again(server, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(fetching, "SECONDS", 0.7)
+    monkeypatch.setattr(fetching, "PATIENCE", Patience(tries=4, first_wait=0.01, longest_wait=0.05))
+    with faulty(server) as proxy:
+        proxy.fault = lambda number, method, path: FAULTS[name] if number < 2 else FINE
+        assert fetched(Source(f"{proxy.url}/kv.jsonl", "litm-kv")).read_bytes() == BODY
+        proxy.always(FAULTS[name])
+        if name != "delay":
+            with pytest.raises(PosgapError, match=f"^{proxy.url}/other: .*; try again later$"):
+                fetched(Source(f"{proxy.url}/other", "litm-kv"))
+            assert len(proxy.seen) == 3 + 4
 
 
 def test_without_a_network_there_is_one_line(tmp_path, monkeypatch, capsys):

@@ -5,18 +5,23 @@ import http.client
 import logging
 import os
 import shutil
+import time
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from posgap.config.sources import Source
 from posgap.errors import PosgapError
 from posgap.files import atomic, digest
 from posgap.locations import cache_folder
+from posgap.patience import Passing, Patience, Waits, retrying, within
 
 log = logging.getLogger(__name__)
-SECONDS = 60  # how long a download may pause before it fails
+SECONDS = 60.0  # how long an answer may take to begin, and a download may pause
+BYTES_PER_SECOND = 20_000  # below this rate a download fails
+PATIENCE = Patience(tries=4, longest_wait=10)
 
 
 def fetched(source: Source) -> Path:
@@ -84,16 +89,39 @@ def _unpack(source: Source, archive: Path) -> None:
 
 
 def _download(url: str, path: Path) -> None:
-    request = urllib.request.Request(url, headers={"User-Agent": "posgap"})
+    def once() -> None:
+        with open(path, "wb") as file:
+            for chunk in _received(url):
+                file.write(chunk)
+
     try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer, open(path, "wb") as file:
-            shutil.copyfileobj(answer, file)
+        retrying(PATIENCE, Waits(url))(once)
+    except Passing as error:
+        raise PosgapError(f"{url}: {error}; try again later") from None
+
+
+def _received(url: str) -> Iterator[bytes]:
+    """What there is at the URL. Raises `Passing` for what may go right another time."""
+    request = urllib.request.Request(url, headers={"User-Agent": "posgap"})
+    began, size = time.monotonic(), 0
+    try:
+        with within(SECONDS, lambda: urllib.request.urlopen(request, timeout=SECONDS)) as answer:
+            while chunk := answer.read1(1 << 20):
+                yield chunk
+                size += len(chunk)
+                if time.monotonic() - began > SECONDS + size / BYTES_PER_SECOND:
+                    raise Passing(f"the download is too slow: {size} bytes in {time.monotonic() - began:.0f} s")
             length = answer.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         error.close()
-        raise PosgapError(f"{url}: cannot be downloaded: HTTP {error.code} {error.reason}") from None
+        complaint = f"cannot be downloaded: HTTP {error.code} {error.reason}"
+        if error.code in (408, 429) or error.code >= 500:
+            raise Passing(complaint) from None
+        raise PosgapError(f"{url}: {complaint}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ConnectionResetError | BrokenPipeError | TimeoutError | http.client.HTTPException):
+            raise Passing(f"cannot be downloaded ({reason})") from None
         raise PosgapError(f"{url}: cannot be downloaded ({reason}); is there a network?") from None
-    if length and int(length) != path.stat().st_size:
-        raise PosgapError(f"{url}: the download broke off after {path.stat().st_size} of {length} bytes; try again")
+    if length and int(length) != size:
+        raise Passing(f"the download broke off after {size} of {length} bytes")
