@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tenacity
 
@@ -73,7 +73,15 @@ class Waits:
 def retrying(patience: Patience, waits: Waits) -> tenacity.Retrying:
     """Calls what it is called with until that raises no `Passing`, or the patience is at an end: then the last
     `Passing` is raised."""
+    return tenacity.Retrying(**_policy(patience, waits))
 
+
+def retrying_async(patience: Patience, waits: Waits) -> tenacity.AsyncRetrying:
+    """The same for coroutines."""
+    return tenacity.AsyncRetrying(**_policy(patience, waits))
+
+
+def _policy(patience: Patience, waits: Waits) -> dict[str, Any]:
     def asked(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)
 
@@ -81,13 +89,13 @@ def retrying(patience: Patience, waits: Waits) -> tenacity.Retrying:
         passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
         return state.attempt_number >= patience.tries or passed >= patience.seconds
 
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Passing),
-        wait=lambda state: patience.wait(state.attempt_number, asked(state)),
-        stop=stop,
-        before_sleep=lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
-        reraise=True,
-    )
+    return {
+        "retry": tenacity.retry_if_exception_type(Passing),
+        "wait": lambda state: patience.wait(state.attempt_number, asked(state)),
+        "stop": stop,
+        "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
+        "reraise": True,
+    }
 
 
 def _fault(state: tenacity.RetryCallState) -> BaseException | None:
