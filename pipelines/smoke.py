@@ -7,8 +7,7 @@ from posgap.pipelines.mitigation import mitigation
 pipeline: Any = mitigation
 
 # A model of 100,000 parameters needs a higher learning rate and more epochs than one of seven billion, and at that rate
-# a larger weight of the anchoring loss. With only 200 examples the intervals are several points wider, and the limits
-# allow for that.
+# a larger weight of the anchoring loss. The gate's rules are those of every other model.
 OVERRIDES = {
     "max_new_tokens": 4,
     "anchoring": 3.0,
@@ -16,14 +15,11 @@ OVERRIDES = {
     "batch_size": 16,
     "learning_rate": 2e-3,
     "warmup_steps": 5,
-    # A loss of 2 points cannot be told from one of 5 with 200 examples a position.
-    "advantageous_tolerance": 7.0,
 }
 PARAMETERS: dict[str, Any] = {
     "task": "kv",
     "n_docs": 20,
     "backend": "transformers",
-    "max_gap": 15.0,
     "registered_name": "posgap-demo",
     "overrides": OVERRIDES,
 }
@@ -33,5 +29,6 @@ SMALLEST: dict[str, Any] = {
     "max_gap": 100.0,
     "registered_name": "posgap-smoke",
     "overrides": OVERRIDES
-    | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0, "least_examples": 1},
+    | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0}
+    | {"min_mean": 0.0, "least_examples": 1},
 }

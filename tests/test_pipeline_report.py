@@ -76,13 +76,13 @@ def webhook(monkeypatch):
 def test_a_run_that_succeeded(pipeline, reported, tmp_path):
     pipeline("sweep", params={"label": "base", "shard": "1/2"})
     figures = {"mean": 91.234, "gap": 4.0, "gap_value": 6.5}
-    pipeline("gate", gate="passed", label="r1", metrics=figures)
+    pipeline("gate", gate="admitted", label="r1", metrics=figures)
     pipeline("gate", gate="failed", label="lpes", metrics=figures)
     outcome = reported(state="SUCCEEDED", registered_name="tiny")
     assert (outcome["pipeline_run"], outcome["status"], outcome["failed"]) == ("run-1", "succeeded", [])
     rounded = figures | {"mean": 91.23}
     assert outcome["candidates"] == [
-        {"label": "r1", "gate": "passed", **rounded},
+        {"label": "r1", "gate": "admitted", **rounded},
         {"label": "lpes", "gate": "failed", **rounded},
     ]
     assert outcome["champion"] is None and outcome["seconds"].keys() == {"sweep base 1/2", "gate r1", "gate lpes"}

@@ -2,7 +2,7 @@
 
 from posgap.demo.summary import table
 
-GATE = {"rules": [{"passed": True, "value": 5.0, "meaning": "upper end of the gap's interval at most 15"}]}
+GATE = {"outcome": "refused", "rules": [{"outcome": "pass", "value": 5.0, "sentence": "gap: at most 15 for certain"}]}
 
 
 def figures(positions, accuracy, **more):
@@ -15,6 +15,7 @@ def test_positions_have_a_column_each():
     assert "accuracy, %        pos 1   pos 5    mean     gap   95 % of the gap" in shown
     assert "base                90.0    30.0    50.0     9.0   (8.0 to 10.0)" in shown
     assert "gate, on 7 examples a position" in shown and "refused: no alias was moved" in shown
+    assert "    pass      5.0  gap: at most 15 for certain" in shown
 
 
 def test_pairs_have_a_column_for_each_category():

@@ -204,6 +204,9 @@ GATE_RULES: Choices["GateRule"] = Choices(
     "posgap.gating.rules:GAP",
     "posgap.gating.rules:MEAN",
     "posgap.gating.rules:ADVANTAGEOUS",
+    "posgap.gating.rules:USEFUL",
+    "posgap.gating.rules:WORST",
+    "posgap.gating.rules:REGIONS",
 )
 BACKENDS: Choices["Backend"] = Choices(
     "backend",

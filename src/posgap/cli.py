@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from posgap import __version__, config
 from posgap.config import POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import GateFailed, PosgapError, shortened
+from posgap.errors import PosgapError, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
 from posgap.locations import with_uris
@@ -142,7 +142,10 @@ STAGES: Verbs = {
     "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 
-PLAN: Verbs = {"sweep": (config.PlanConfig, "posgap.measurement.power:plan")}
+PLAN: Verbs = {
+    "sweep": (config.PlanConfig, "posgap.measurement.power:plan"),
+    "gate": (config.PlanGateConfig, "posgap.gating.planning:plan_gate"),
+}
 
 PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
@@ -167,8 +170,7 @@ def _gate(parsed: config.GateConfig) -> None:
 
     verdict = read_verdict(fetch(gate(parsed)))
     if not verdict.passed:
-        failed = ", ".join([rule.name for rule in verdict.rules if not rule.passed] + verdict.lacking)
-        raise GateFailed(f"the gate refused {parsed.candidate}: {failed}; see {parsed.out}/gate.json")
+        raise verdict.error(str(parsed.candidate))
 
 
 class _Gate(_Verb):

@@ -24,6 +24,12 @@ class GateFailed(PosgapError):
     exit_code = 3
 
 
+class NotEnoughEvidence(PosgapError):
+    """The gate could not tell whether the model fulfils its rules. Exit code 7."""
+
+    exit_code = 7
+
+
 class LintFindings(PosgapError):
     """`pipeline lint` found problems. Exit code 1."""
 

@@ -46,7 +46,7 @@ from posgap.config.rollout import (
     RolloutPredictConfig,
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
-from posgap.config.tracking import GateConfig, GateReplayConfig, PromoteConfig, ReportConfig, SyncConfig
+from posgap.config.tracking import GateConfig, GateReplayConfig, PlanGateConfig, PromoteConfig, ReportConfig, SyncConfig
 
 __all__ = [
     "POSITIONAL",
@@ -79,6 +79,7 @@ __all__ = [
     "PipelineRunConfig",
     "PipelineSubmitConfig",
     "PlanConfig",
+    "PlanGateConfig",
     "PoolConfig",
     "PreflightConfig",
     "PromoteConfig",

@@ -46,10 +46,7 @@ class MergeConfig(StageConfig):
     )
 
 
-class PlanConfig(Config):
-    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
-
-    detect: float = Field(3.0, gt=0, le=100, description="size of the gap or difference to detect, in points")
+class ExpectedConfig(Config):
     sweep: OptionalInputPath = Field(
         None,
         description="folder from a `sweep` to take placements, mean and correlation from; empty: the options below",
@@ -60,6 +57,12 @@ class PlanConfig(Config):
     agreement: float = Field(
         0.8, ge=0, le=1, description="correlation of the examples' difficulties for two models; 1: the same are hard"
     )
+
+
+class PlanConfig(ExpectedConfig):
+    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
+
+    detect: float = Field(3.0, gt=0, le=100, description="size of the gap or difference to detect, in points")
     power: float = Field(
         0.8, gt=0.05, lt=1, description="statistical power: probability of detecting a gap of this size"
     )

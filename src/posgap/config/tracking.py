@@ -18,7 +18,7 @@ from posgap.config.fields import (
     RegisteredName,
     RunId,
 )
-from posgap.config.measurement import ALLOW
+from posgap.config.measurement import ALLOW, ExpectedConfig
 
 
 class _Judged(StageConfig):
@@ -37,13 +37,20 @@ class _Judged(StageConfig):
 
 
 class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
-    """Decides whether a model may enter the registry. The exit code is 3 if it may not."""
+    """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
 
 class GateReplayConfig(Config):
     """Judges again from what the gate kept beside its verdict, and says where the two differ, if they do."""
 
     folder: Annotated[InputPath, POSITIONAL] = Field(description="folder `gate` wrote, or a copy of it")
+
+
+class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
+    """How many examples the gate needs so that a flat model which lost nothing is admitted."""
+
+    power: float = Field(0.8, gt=0.05, lt=1, description="how often such a model is to be admitted")
+    examples: int = Field(0, ge=0, description="say what so many examples can show at best; 0: nothing of that")
 
 
 class PromoteConfig(StageConfig):

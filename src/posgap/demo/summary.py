@@ -41,14 +41,14 @@ def _input(folder: Path, name: str) -> Path:
 def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str, float]) -> dict[str, Any]:
     """The content of `summary.json`, from the folders of a run's steps.
 
-    `registry` is null if the gate refused the model.
+    `registry` is null if the gate did not admit the model.
     """
     verdict = read_verdict(folders["gate"])
     champion = registry.champion(registered_name) if verdict.passed else None
     return {
         "base": _figures(read_sweep(folders["merge_base"])),
         "candidate": _figures(read_sweep(folders["merge_candidate"])),
-        "gate": verdict.model_dump(mode="json", include={"passed", "rules"}),
+        "gate": verdict.model_dump(mode="json", include={"outcome", "passed", "rules"}),
         "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": registry.CHAMPION},
         "seconds": seconds | {stage: read_manifest(folder)["seconds"] for stage, folder in folders.items()},
     }
@@ -80,14 +80,13 @@ def table(summary: dict[str, Any]) -> str:
     columns = "".join(f"{title:>{width}}" for title in shown.values())
     head = f"{'accuracy, %':<16}{columns}{'mean':>8}{'gap':>8}   95 % of the gap"
     rules = [
-        f"  {'pass' if rule['passed'] else 'FAIL'}  {rule['value']:7.1f}  {rule['meaning']}"
-        for rule in summary["gate"]["rules"]
+        f"  {rule['outcome'].rjust(6)}  {rule['value']:7.1f}  {rule['sentence']}" for rule in summary["gate"]["rules"]
     ]
     registered = summary["registry"]
     verdict = (
         f"{registered['name']} version {registered['version']} is the {registered['alias']}"
         if registered
-        else "refused: no alias was moved"
+        else f"{summary['gate']['outcome']}: no alias was moved"
     )
     return "\n".join(
         [

@@ -1,35 +1,69 @@
 """The gate's rules: what a sweep must show before its model enters the registry.
 
-Every rule compares the bound of an interval that speaks against the candidate, never a point
-estimate.
+Each rule is a claim of which the candidate has to convince us. It passes where the one-sided 95 % bound that speaks
+against the candidate still fulfils the claim, and fails where the other bound breaks it. Between them the evidence
+allows both. As all claims must hold, a model that breaks one is admitted in at most 5 %. Why each rule is what it is
+stands in docs/gate.md.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
-from posgap.choices import Parameters
+from posgap.choices import TASKS, Parameters
 from posgap.files import Record
 from posgap.positions import format_positions
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from posgap.measurement.power import Assumed
     from posgap.measurement.sweeps import Evidence
 
 
 class Ruling(Record):
-    """What a rule found: `value` (the bound that counts) against `threshold`."""
+    """What a rule found on its claim that a figure is `at most` or `at least` so much.
+
+    The `interval` ends at the lower and the upper one-sided 95 % bound. `needs` says, where the evidence allows
+    both, how many examples a flat model that lost nothing would need to pass in 80 %.
+    """
 
     name: str
     meaning: str
+    claim: Literal["at most", "at least"]
     threshold: float
     estimate: float
     interval: tuple[float, float]
-    value: float
-    passed: bool
+    needs: int | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def value(self) -> float:
+        """The bound that decides whether the rule passes: the one that speaks against the candidate."""
+        return self.interval[1] if self.claim == "at most" else self.interval[0]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcome(self) -> Literal["pass", "fail", "unsure"]:
+        """Whether the claim holds for certain, is broken for certain, or neither."""
+        low, high = self.interval
+        if self.claim == "at most":
+            return "pass" if high <= self.threshold else "fail" if low > self.threshold else "unsure"
+        return "pass" if low >= self.threshold else "fail" if high < self.threshold else "unsure"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def passed(self) -> bool:
+        """Whether the claim holds for certain."""
+        return self.outcome == "pass"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def sentence(self) -> str:
+        """The claim in words."""
+        return f"{self.meaning}: {self.claim} {self.threshold:g} for certain"
 
 
 @dataclass(frozen=True)
@@ -45,79 +79,234 @@ class Case:
         """The champion, else the base."""
         return self.champion or self.base
 
+    @property
+    def reference(self) -> str:
+        """What the candidate is compared with, in a word."""
+        return "champion" if self.champion else "base"
+
+
+def always(parameters: Parameters) -> bool:
+    """A rule that every gate asks for."""
+    return True
+
 
 @dataclass(frozen=True)
 class GateRule:
-    """A rule of the gate: `judge(parameters, case)` gives its ruling, under the rule's name."""
+    """A rule of the gate.
+
+    `judge(parameters, case)` gives its ruling. `pass_rate(parameters, assumed, n)` says how often (0 to 1) a flat
+    model as good as its reference passes with n examples; None where that is not known. `asked(parameters)` is false
+    where the threshold asks for nothing, so that the rule is left out.
+    """
 
     name: str
     help: str
     judge: "Callable[[Any, Case], Ruling]"
     parameters: type[Parameters] = Parameters
+    pass_rate: "Callable[[Any, Assumed, int], float] | None" = None
+    asked: Callable[[Any], bool] = always
 
 
 class MaxGap(Parameters):
     max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
 
 
-class MeanTolerance(Parameters):
-    mean_tolerance: float = Field(1.0, ge=0, description="points of mean the candidate may lose to the champion")
-
-
-class AdvantageousTolerance(Parameters):
-    advantageous_tolerance: float = Field(
-        3.0, ge=0, description="points it may lose to the base where the base answers best"
+def _gap(parameters: MaxGap, case: Case) -> Ruling:
+    sweep = case.candidate.sweep
+    return Ruling(
+        name="gap",
+        meaning="gap, best minus worst position",
+        claim="at most",
+        threshold=parameters.max_gap,
+        estimate=sweep.gap,
+        interval=sweep.gap_ci95,
     )
 
 
-def _gap(parameters: MaxGap, case: Case) -> Ruling:
-    sweep, most = case.candidate.sweep, parameters.max_gap
-    return Ruling(
-        name="gap",
-        meaning=f"upper end of the gap's interval at most {most:g}",
-        threshold=most,
-        estimate=sweep.gap,
-        interval=sweep.gap_ci95,
-        value=sweep.gap_ci95[1],
-        passed=sweep.gap_ci95[1] <= most,
+def _gap_rate(parameters: MaxGap, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    return power.flat_rate(n, parameters.max_gap / 100, assumed.placements, assumed.own_variance)
+
+
+class MeanTolerance(Parameters):
+    mean_tolerance: float = Field(
+        2.0, ge=0, description="points of mean the candidate may lose to the champion, or to the base"
     )
 
 
 def _mean(parameters: MeanTolerance, case: Case) -> Ruling:
-    meaning = f"mean against {'champion' if case.champion else 'base'}"
-    return _difference("mean", meaning, case.candidate.correct, case.best.correct, parameters.mean_tolerance)
+    differences = (case.candidate.correct - case.best.correct).mean(axis=1)
+    return _lost("mean", f"mean against the {case.reference}", differences, parameters.mean_tolerance)
+
+
+def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    variance = assumed.between_models + 2 * assumed.own_variance / assumed.placements
+    return power.equal_rate(n, parameters.mean_tolerance / 100, variance)
+
+
+class AdvantageousTolerance(Parameters):
+    advantageous_tolerance: float = Field(
+        5.0, ge=0, description="points it may lose to the champion, or to the base, where that answers best"
+    )
 
 
 def _advantageous(parameters: AdvantageousTolerance, case: Case) -> Ruling:
-    placement = case.base.sweep.advantageous
-    column = case.base.sweep.placements.index(placement)
-    return _difference(
-        "advantageous",
-        f"accuracy at position {format_positions(placement)} against base",
-        case.candidate.correct[:, column],
-        case.base.correct[:, column],
-        parameters.advantageous_tolerance,
-    )
+    import numpy as np
 
-
-def _difference(name: str, meaning: str, candidate: "np.ndarray", reference: "np.ndarray", tolerance: float) -> Ruling:
-    """The paired difference's interval begins at or above minus `tolerance`."""
     from posgap.measurement import statistics
 
-    estimate, interval = statistics.paired_difference(candidate, reference)
+    reference = case.best
+    chosen, _ = statistics.extremes_elsewhere(reference.correct)
+    rows = np.arange(len(chosen))
+    differences = case.candidate.correct[rows, chosen] - reference.correct[rows, chosen]
+    where = " or ".join(format_positions(reference.sweep.placements[column]) for column in sorted(set(chosen)))
+    meaning = f"accuracy where the {case.reference} is best (position {where}), against it"
+    return _lost("advantageous", meaning, differences, parameters.advantageous_tolerance)
+
+
+def _advantageous_rate(parameters: AdvantageousTolerance, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    variance = assumed.between_models + 2 * assumed.own_variance
+    return power.equal_rate(n, parameters.advantageous_tolerance / 100, variance)
+
+
+def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float) -> Ruling:
+    """Of paired differences [E], candidate minus reference, no more than `tolerance` was lost on average."""
+    from posgap.measurement import statistics
+
     return Ruling(
         name=name,
-        meaning=f"{meaning}: lower end of the difference's interval at least {-tolerance:g}",
+        meaning=meaning,
+        claim="at least",
         threshold=-tolerance,
-        estimate=estimate,
-        interval=interval,
-        value=interval[0],
-        passed=interval[0] >= -tolerance,
+        estimate=100 * differences.mean(),
+        interval=statistics.difference_interval(differences, statistics.LEVEL).tolist(),
     )
 
 
-GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap)
-MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance)
+class MinMean(Parameters):
+    min_mean: float = Field(
+        5.0,
+        ge=0,
+        lt=100,
+        description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
+    )
+    closed_book: float = Field(
+        0.0, ge=0, le=100, description="accuracy without the documents, where it is known: the mean must reach it too"
+    )
+
+
+def _useful(parameters: MinMean, case: Case) -> Ruling:
+    from posgap.measurement import statistics
+
+    sweep = case.candidate.sweep
+    chance = 100 * TASKS[sweep.task].chance(sweep.n_docs)
+    return Ruling(
+        name="useful",
+        meaning="mean, against guessing and answering without documents",
+        claim="at least",
+        threshold=max(parameters.min_mean, chance, parameters.closed_book),
+        estimate=sweep.mean,
+        interval=statistics.mean_interval(case.candidate.correct.mean(axis=1), statistics.LEVEL).tolist(),
+    )
+
+
+def _useful_rate(parameters: MinMean, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    variance = assumed.shared_variance + assumed.own_variance / assumed.placements
+    return power.above_rate(n, max(parameters.min_mean, parameters.closed_book) / 100, assumed.mean, variance)
+
+
+class MinWorst(Parameters):
+    min_worst: float = Field(
+        0.0, ge=0, le=100, description="points that even the worst position must reach for certain; 0: not asked"
+    )
+
+
+def _worst(parameters: MinWorst, case: Case) -> Ruling:
+    """Each placement's lower bound must reach the threshold (intersection-union); that any falls short is said only
+    where it does so together with all others (Bonferroni)."""
+    from posgap.measurement import statistics
+
+    sweep, correct = case.candidate.sweep, case.candidate.correct
+    low = statistics.mean_interval(correct, statistics.LEVEL)[:, 0].min()
+    high = statistics.mean_interval(correct, statistics.LEVEL / correct.shape[1])[:, 1].min()
+    return Ruling(
+        name="worst",
+        meaning="accuracy at the worst position",
+        claim="at least",
+        threshold=parameters.min_worst,
+        estimate=sweep.worst.accuracy,
+        interval=(low, high),
+    )
+
+
+def _worst_rate(parameters: MinWorst, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    variance = assumed.shared_variance + assumed.own_variance
+    return power.above_rate(n, parameters.min_worst / 100, assumed.mean, variance) ** assumed.placements
+
+
+class MaxRegionGap(Parameters):
+    max_region_gap: float = Field(
+        100.0,
+        ge=0,
+        le=100,
+        description="highest gap between beginning, middle and end, or categories of pairs, pooled; 100: not asked",
+    )
+
+
+def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
+    import numpy as np
+
+    from posgap.measurement import statistics
+    from posgap.measurement.shape import regions
+
+    columns = regions(case.candidate.sweep.placements)
+    pooled = np.stack([case.candidate.correct[:, of_region].mean(axis=1) for of_region in columns.values()], axis=1)
+    return Ruling(
+        name="regions",
+        meaning=f"gap between regions ({', '.join(columns)})",
+        claim="at most",
+        threshold=parameters.max_region_gap,
+        estimate=statistics.gap(statistics.accuracy(pooled)),
+        interval=statistics.gap_interval(pooled),
+    )
+
+
+def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float:
+    from posgap.measurement import power
+
+    variance = assumed.own_variance / max(1, assumed.placements // 3)
+    return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance)
+
+
+GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap, _gap_rate)
+MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance, _mean_rate)
 ADVANTAGEOUS = GateRule(
-    "advantageous", "nothing was lost where the base answers best", _advantageous, AdvantageousTolerance
+    "advantageous",
+    "nothing was lost where the reference answers best",
+    _advantageous,
+    AdvantageousTolerance,
+    _advantageous_rate,
+)
+USEFUL = GateRule(
+    "useful", "the model is better than guessing", _useful, MinMean, _useful_rate, lambda p: p.min_mean > 0
+)
+WORST = GateRule(
+    "worst", "even the worst position is right often enough", _worst, MinWorst, _worst_rate, lambda p: p.min_worst > 0
+)
+REGIONS = GateRule(
+    "regions",
+    "neither end nor the middle is much worse",
+    _regions,
+    MaxRegionGap,
+    _regions_rate,
+    lambda p: p.max_region_gap < 100,
 )

@@ -1,25 +1,28 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import computed_field
 
 from posgap import tables
-from posgap.choices import GATE_RULES
+from posgap.choices import GATE_RULES, Parameters
+from posgap.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.files import Record, read_model
 from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of
-from posgap.gating.rules import Ruling
+from posgap.gating.rules import Case, GateRule, Ruling
+from posgap.measurement import power
 
 GATE_FILE = "gate.json"
 
 
 class Verdict(Record):
-    """All rulings and whether every one passed, and what they rest on.
+    """All rulings, what follows from them, and what they rest on.
 
     `lacking` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
     them, and does. `evidence` has the digests of the sweeps of `candidate`, `base` and `champion`.
     """
 
-    passed: bool
     model_digest: str
     lacking: list[str]
     asked_otherwise: list[str]
@@ -28,23 +31,68 @@ class Verdict(Record):
     evidence: dict[str, SweepRecord]
     rules: list[Ruling]
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def outcome(self) -> Literal["admitted", "refused", "not enough evidence"]:
+        """Refused where a rule failed, admitted where every one passed and nothing is lacking; else neither."""
+        if any(ruling.outcome == "fail" for ruling in self.rules):
+            return "refused"
+        convinced = self.rules and all(ruling.passed for ruling in self.rules) and not self.lacking
+        return "admitted" if convinced else "not enough evidence"
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def passed(self) -> bool:
+        """Whether the model is admitted."""
+        return self.outcome == "admitted"
+
+    def error(self, what: str) -> PosgapError:
+        """Why `what` was not admitted, in one line. The exit code tells a refusal from a want of evidence."""
+        if self.outcome == "refused":
+            failed = "; ".join(_against(ruling) for ruling in self.rules if ruling.outcome == "fail")
+            return GateFailed(f"the gate refused {what}: {failed}")
+        unsure = [ruling for ruling in self.rules if not ruling.passed]
+        needs = [ruling.needs for ruling in unsure if ruling.needs]
+        advice = f"; sweep at least {max(needs)} examples" if needs else ""
+        reasons = "; ".join([*map(_against, unsure), *self.lacking]) or "no rule was asked"
+        return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
+
+
+def _against(ruling: Ruling) -> str:
+    low, high = ruling.interval
+    return f"{ruling.name} {ruling.estimate:.1f} ({low:.1f} to {high:.1f}), threshold {ruling.threshold:g}"
+
 
 def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Verdict:
-    """Applies all rules, with the thresholds of `config`, to the sweeps at these paths."""
+    """Applies the rules, with the thresholds of `config`, to the sweeps at these paths."""
     case, otherwise = case_of(candidate, base, champion, config.allow)
-    rulings = [rule.judge(rule.parameters.of(config), case) for rule in GATE_RULES]
     too_little = lacking(case.candidate.sweep, config.least_examples, config.least_placements)
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     return Verdict(
-        passed=not too_little and bool(rulings) and all(ruling.passed for ruling in rulings),
         model_digest=case.candidate.sweep.model_digest,
         lacking=too_little,
         asked_otherwise=otherwise,
         demands={name: getattr(config, name) for name in demands()},
         allow=list(config.allow),
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
-        rules=rulings,
+        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(config)],
     )
+
+
+def asked_rules(config: Any) -> list[tuple[GateRule, Parameters]]:
+    """The rules that these parameters ask for, each with its own."""
+    rules = [(rule, rule.parameters.of(config)) for rule in GATE_RULES]
+    return [(rule, parameters) for rule, parameters in rules if rule.asked(parameters)]
+
+
+def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
+    """The rule's ruling, with the number of examples that it needs where these were too few."""
+    ruling, rate = rule.judge(parameters, case), rule.pass_rate
+    if ruling.outcome != "unsure" or rate is None:
+        return ruling
+    assumed = power.assumed_of_pair(case.candidate.correct, case.best.correct)
+    needs = power.examples_for_rate(lambda n: rate(parameters, assumed, n), power.USUAL)
+    return ruling.model_copy(update={"needs": needs})
 
 
 def demands() -> list[str]:
@@ -60,19 +108,22 @@ def read_verdict(path: Path) -> Verdict:
 
 def markdown(verdict: Verdict) -> str:
     """The verdict for people: a row a rule."""
+    words = {"pass": "pass", "fail": "**fail**", "unsure": "**unsure**"}
     rows = [
         [
-            "pass" if r.passed else "**fail**",
-            r.meaning,
+            words[r.outcome],
+            r.sentence,
             f"{r.value:.1f}",
             f"{r.threshold:g}",
             f"{r.estimate:.1f}",
             f"{r.interval[0]:.1f} to {r.interval[1]:.1f}",
+            str(r.needs or ""),
         ]
         for r in verdict.rules
     ]
-    table = tables.markdown(["", "rule", "value", "threshold", "estimate", "95 % interval"], rows, left=2)
+    columns = ["", "rule", "value", "threshold", "estimate", "95 % bounds", "examples needed"]
+    table = tables.markdown(columns, rows, left=2)
     otherwise = verdict.asked_otherwise
     little = f"\nThere is too little to judge by: {'; '.join(verdict.lacking)}.\n" if verdict.lacking else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
-    return f"# {'Admitted' if verdict.passed else 'Refused'}\n\n{table}\n{little}{note}"
+    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{note}"

@@ -1,4 +1,4 @@
-"""How many examples a sweep needs to see a difference of so many points.
+"""How many examples a sweep needs to see a difference of so many points, or to show that there is none.
 
 Outcomes on one example are taken to correlate by rho at any two placements, and those of two models
 as `agreement` says: 1 where they find the same examples hard, 0 where they have nothing in common.
@@ -9,6 +9,7 @@ its own at that placement.
 import json
 import logging
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import click
@@ -16,12 +17,15 @@ import numpy as np
 from scipy import special
 
 from posgap.config import PlanConfig
+from posgap.config.measurement import ExpectedConfig
 from posgap.errors import PosgapError
-from posgap.measurement.statistics import CONFIDENCE
+from posgap.measurement.statistics import CONFIDENCE, LEVEL, tango_refutes
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
+USUAL = 0.8  # how often a test is usually planned to succeed
+_MOST_EXAMPLES = 10_000_000
 
 
 class Assumed(NamedTuple):
@@ -42,6 +46,11 @@ class Assumed(NamedTuple):
         """Variance of an outcome that is its example's."""
         return self.mean * (1 - self.mean) * self.correlation
 
+    @property
+    def between_models(self) -> float:
+        """Variance of the difference of two models that is its example's."""
+        return 2 * self.shared_variance * (1 - self.agreement)
+
 
 def examples_for_gap(gap: float, assumed: Assumed, power: float) -> int:
     """Examples for which Cochran's Q finds a gap (0 to 1) with this power, at the 5 % level.
@@ -60,23 +69,95 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     return math.ceil(z**2 * variance / difference**2)
 
 
+def _largest_passing(n: int, limit: float, variance: float) -> float:
+    """The largest paired difference (a share) whose upper 95 % bound is at most `limit`, of n examples.
+
+    `variance` is that of an example's difference, of which half is taken to be in either direction.
+    """
+    low, high = -1.0, limit
+    for _ in range(40):
+        middle = (low + high) / 2
+        either = max(variance, abs(middle)) / 2
+        more, fewer = np.array(n * (either + middle / 2)), np.array(n * (either - middle / 2))
+        passes = tango_refutes(limit, more, fewer, n, LEVEL)
+        low, high = (middle, high) if passes else (low, middle)
+    return low
+
+
+def flat_rate(n: int, limit: float, placements: int, own_variance: float) -> float:
+    """How often (0 to 1) the gap's upper end is at most `limit` (a share) for a flat model and n examples.
+
+    The placements' own errors are taken to be normal, and their range to pass up to the difference of a pair that
+    just passes.
+    """
+    largest = _largest_passing(n, limit, 2 * own_variance)
+    if largest < 0:
+        return 0.0
+    return _range_chance(largest / math.sqrt(own_variance / n), placements) if own_variance > 0 else 1.0
+
+
+def _range_chance(width: float, size: int) -> float:
+    """The chance that `size` standard normal numbers lie within `width` of each other."""
+    least = np.linspace(-8, 8, 1601)
+    chances = size * np.exp(-(least**2) / 2) / math.sqrt(2 * math.pi)
+    chances *= (special.ndtr(least + width) - special.ndtr(least)) ** (size - 1)
+    return float(min(1.0, chances.sum() * (least[1] - least[0])))
+
+
+def equal_rate(n: int, tolerance: float, variance: float) -> float:
+    """How often (0 to 1) a model that lost nothing is shown by n examples to have lost at most `tolerance` (a share).
+
+    `variance` is that of an example's paired difference.
+    """
+    largest = _largest_passing(n, min(1.0, tolerance), variance)
+    return float(special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
+
+
+def above_rate(n: int, least: float, mean: float, variance: float) -> float:
+    """How often (0 to 1) the lower 95 % bound of a mean is at least `least` (shares), of n examples' scores."""
+    ratio = (n * variance + 0.5) / (n * mean * (1 - mean) + 0.5)
+    margin = mean - least + special.ndtri(LEVEL) * math.sqrt(least * (1 - least) * ratio / n)
+    return float(special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
+
+
+def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:
+    """The least number of examples at which `rate(n)`, which grows with n, reaches `power`; None beyond ten million."""
+    high = 1
+    while rate(high) < power:
+        high *= 2
+        if high > _MOST_EXAMPLES:
+            return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rate(middle) >= power else (middle, high)
+    return high
+
+
+def certifiable_gap(n: int, assumed: Assumed, power: float) -> float:
+    """The least gap (a share) that n examples of a flat model show, so often, not to be exceeded."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        passes = flat_rate(n, middle, assumed.placements, assumed.own_variance) >= power
+        low, high = (low, middle) if passes else (middle, high)
+    return high
+
+
 @with_local_paths
 def plan(config: PlanConfig) -> dict[str, int]:
     """Says how many examples are needed to see `config.detect` points; JSON goes to stdout."""
-    assumed = _assumed(config)
+    assumed = assumed_of_config(config)
     if not 0 < assumed.mean < 1 or assumed.own_variance < 1e-9:
         raise PosgapError("a mean of 0 or 100, or a correlation of 1, leaves nothing to chance: one example is enough")
-    size, between_models = config.detect / 100, 2 * assumed.shared_variance * (1 - assumed.agreement)
+    size, between_models = config.detect / 100, assumed.between_models
     at_one, over_all = 2 * assumed.own_variance, 2 * assumed.own_variance / assumed.placements
     needed = {
         "gap": examples_for_gap(size, assumed, config.power),
         "mean_difference": examples_for_difference(size, between_models + over_all, config.power),
         "placement_difference": examples_for_difference(size, between_models + at_one, config.power),
     }
-    log.info(
-        "assuming a mean of %.1f over %d placements, a correlation of %.2f between placements, an agreement of %.2f "
-        "between models", 100 * assumed.mean, assumed.placements, assumed.correlation, assumed.agreement,
-    )  # fmt: skip
+    log_assumed(assumed)
     words = {
         "gap": "a gap of one model",
         "mean_difference": "a difference of two models in the mean",
@@ -88,12 +169,28 @@ def plan(config: PlanConfig) -> dict[str, int]:
     return needed
 
 
-def _assumed(config: PlanConfig) -> Assumed:
+def log_assumed(assumed: Assumed) -> None:
+    """Says what a plan rests on."""
+    log.info(
+        "assuming a mean of %.1f over %d placements, a correlation of %.2f between placements, an agreement of %.2f "
+        "between models", 100 * assumed.mean, assumed.placements, assumed.correlation, assumed.agreement,
+    )  # fmt: skip
+
+
+def assumed_of_config(config: ExpectedConfig) -> Assumed:
+    """What the options expect, or the sweep that they name shows."""
     if config.sweep is None:
         return Assumed(config.n_docs, config.mean / 100, config.correlation, config.agreement)
-    found = Evidence(config.sweep).correct
-    mean, correlation = found.mean(), correlation_of_placements(found)
-    return Assumed(found.shape[1], float(mean), correlation, config.agreement)
+    correct = Evidence(config.sweep).correct
+    return Assumed(correct.shape[1], float(correct.mean()), correlation_of_placements(correct), config.agreement)
+
+
+def assumed_of_pair(correct: np.ndarray, reference: np.ndarray) -> Assumed:
+    """What a model's scores [E, P] and those of another model of the same examples show."""
+    correlation = correlation_of_placements(correct)
+    means = np.stack([correct.mean(axis=1), reference.mean(axis=1)])
+    agreement = np.corrcoef(means)[0, 1] if (means.std(axis=1) > 0).all() else 1.0
+    return Assumed(correct.shape[1], float(correct.mean()), correlation, float(np.clip(agreement, 0, 1)))
 
 
 def correlation_of_placements(correct: np.ndarray) -> float:

@@ -6,6 +6,7 @@ import numpy as np
 
 from posgap.files import Record
 from posgap.measurement import statistics
+from posgap.tasks.placements import CATEGORIES, category
 
 _NAMES = {
     (1, 1): "U-shaped",
@@ -37,6 +38,16 @@ class Shape(Record):
     end_over_middle_ci95: tuple[float, float]
 
 
+def regions(placements: Sequence[Sequence[int]]) -> dict[str, list[int]]:
+    """The columns of each region: the outer thirds of the positions and those between, or the categories of pairs."""
+    categories = [category(placement) for placement in placements]
+    if any(categories):
+        return {name: [i for i, of in enumerate(categories) if of == name] for name in CATEGORIES if name in categories}
+    order, ends = np.argsort([position for (position,) in placements]).tolist(), len(placements) // 3
+    thirds = {"beginning": order[:ends], "middle": order[ends : len(order) - ends], "end": order[len(order) - ends :]}
+    return {name: columns for name, columns in thirds.items() if columns}
+
+
 def shape_of(correct: np.ndarray, positions: Sequence[int], uneven: bool) -> Shape | None:
     """The shape of `correct [E, P]` over `positions [P]`, in any order; None for fewer than three.
 
@@ -44,14 +55,14 @@ def shape_of(correct: np.ndarray, positions: Sequence[int], uneven: bool) -> Sha
     """
     if len(positions) < 3:
         return None
-    ordered, ends = correct[:, np.argsort(positions)], len(positions) // 3
-    middle = ordered[:, ends:-ends].mean(axis=1)
-    first, first_ci95 = statistics.paired_difference(ordered[:, :ends].mean(axis=1), middle)
-    last, last_ci95 = statistics.paired_difference(ordered[:, -ends:].mean(axis=1), middle)
+    thirds = regions([[position] for position in positions])
+    beginning, middle, end = (correct[:, columns].mean(axis=1) for columns in thirds.values())
+    first, first_ci95 = statistics.paired_difference(beginning, middle)
+    last, last_ci95 = statistics.paired_difference(end, middle)
     return Shape(
         name=_NAMES[(_side(first_ci95), _side(last_ci95)) if uneven else (0, 0)],
-        ends=ends,
-        middle=len(positions) - 2 * ends,
+        ends=len(thirds["end"]),
+        middle=len(thirds["middle"]),
         beginning_over_middle=first,
         beginning_over_middle_ci95=first_ci95,
         end_over_middle=last,

@@ -49,24 +49,33 @@ def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error:
     """Upper bound, a share, of the difference of two proportions of the same n examples (Tango 1998).
 
     `more` examples are right in the first way only and `fewer` in the second only; arrays of one shape. The bound
-    is the largest difference D that the score test does not refute: (n D - more + fewer) at most z times the root
-    of n (2 q + D (1 - D)), with q the likeliest share of `fewer` if D is true, the root of 2 n q^2 + b q = c. It
-    is too low with chance `error`, and at 20 of 20 alike it is z^2 / (20 + z^2), not 0. Swapped counts give the
-    lower bound, with its sign turned.
+    is the largest difference that the score test does not refute, and is too low with chance `error`. At 20 of 20
+    alike it is z^2 / (20 + z^2), not 0. Swapped counts give the lower bound, with its sign turned.
     """
-    z = -special.ndtri(error)
     low = (more - fewer) / n
     high = np.ones_like(low)
     for _ in range(40):  # halvings, to the twelfth digit
         middle = (low + high) / 2
-        b = (2 * n - more + fewer) * middle - more - fewer
-        c = fewer * middle * (1 - middle)
-        root = np.sqrt(b**2 + 8 * n * c)
-        # Two forms of one root, neither of which subtracts what is nearly equal.
-        q = np.where(b > 0, 2 * c / np.where(b > 0, b + root, 1), (root - b) / (4 * n))
-        refuted = n * middle - more + fewer > z * np.sqrt(n * (2 * q + middle * (1 - middle)))
+        refuted = tango_refutes(middle, more, fewer, n, error)
         low, high = np.where(refuted, low, middle), np.where(refuted, middle, high)
     return high
+
+
+def tango_refutes(
+    difference: np.ndarray | float, more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error: float
+) -> np.ndarray:
+    """Whether a difference D, larger than the one seen, is refuted at the level `error` by Tango's score test (1998).
+
+    It is where n D - more + fewer exceeds z times the root of n (2 q + D (1 - D)), with q the likeliest share of
+    `fewer` if D is true: the positive root of 2 n q^2 + b q = c.
+    """
+    b = (2 * n - more + fewer) * difference - more - fewer
+    c = fewer * difference * (1 - difference)
+    root = np.sqrt(b**2 + 8 * n * c)
+    # Two forms of one root, neither of which subtracts what is nearly equal.
+    q = np.where(b > 0, 2 * c / np.where(b > 0, b + root, 1), (root - b) / (4 * n))
+    strayed = n * difference - more + fewer
+    return strayed > -special.ndtri(error) * np.sqrt(n * (2 * q + difference * (1 - difference)))
 
 
 def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int, error: float) -> np.ndarray:

@@ -24,9 +24,9 @@ def gate(config: GateConfig, out: Path, run: Run) -> None:
     keep([("candidate", config.candidate), ("base", config.base), ("champion", config.champion)], out)
     swept = read_sweep(config.candidate)
     run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})
-    run.tags({"posgap.gate": "passed" if verdict.passed else "failed", "posgap.label": swept.label})
+    run.tags({"posgap.gate": verdict.outcome, "posgap.label": swept.label})
     run.artifact(out)
     for rule in verdict.rules:
-        log.info("%s %s (%.1f): %s", "pass" if rule.passed else "FAIL", rule.name, rule.value, rule.meaning)
+        log.info("%s %s (%.1f): %s", rule.outcome, rule.name, rule.value, rule.sentence)
     for complaint in verdict.lacking:
         log.info("too little to judge by: %s", complaint)

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from posgap.config import PromoteConfig
-from posgap.errors import GateFailed, PosgapError
+from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.gating.evidence import record_of
 from posgap.gating.replay import replayed
@@ -25,8 +25,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
     Where several candidates of one pipeline run are promoted, the alias ends at the one whose mean is
-    highest at the lower end of its interval. Raises `GateFailed`, and moves no alias, where the gate
-    refused the model; `PosgapError` where sweep and model do not belong together.
+    highest at the lower end of its interval. Raises what the verdict says, and moves no alias, where the gate
+    did not admit the model; `PosgapError` where sweep and model do not belong together.
     """
     verdict, swept = replayed(config.gate), Evidence(config.sweep)
     judged, given = verdict.evidence["candidate"].files, record_of(swept).files
@@ -35,12 +35,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     swept = swept.sweep
     run.tags({"posgap.label": swept.label})
     if not verdict.passed:
-        failed = ", ".join(
-            [f"{r.name} {r.value:.1f} (threshold {r.threshold:g})" for r in verdict.rules if not r.passed]
-            + verdict.lacking
-        )
         run.tags({"posgap.promotion": "refused"})
-        raise GateFailed(f"{config.gate}: the gate refused this model: {failed}; no alias was moved")
+        raise verdict.error(f"{config.model}, and no alias was moved")
     if not Path(config.model).is_dir():
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
     model_digest = config.digest("model")

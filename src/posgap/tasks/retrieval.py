@@ -11,6 +11,11 @@ def json_records(documents: Sequence[Document]) -> str:
     return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
 
 
+def any_record(n_docs: int) -> float:
+    """A model that copies the value of any record is right once in n_docs."""
+    return 1 / n_docs
+
+
 KV = Task(
     name="kv",
     help="a key's value among JSON records",
@@ -23,6 +28,7 @@ KV = Task(
     max_new_tokens=100,
     target='"{answer}"',
     one_wording=True,
+    chance=any_record,
 )
 QA = Task(
     name="qa",

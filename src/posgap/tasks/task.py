@@ -22,6 +22,11 @@ class Order:
 AS_GIVEN = Order()
 
 
+def no_chance(n_docs: int) -> float:
+    """Open answers are not guessed."""
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: the wording of its prompts and the scoring of its responses.
@@ -29,7 +34,8 @@ class Task:
     `template` has the fields `documents` and `question` and three paragraphs: the instruction, the documents, and the
     question with the cue for the answer on the line below it. `render` writes the documents. An example has `n_gold`
     gold documents. `target` is the form of a right response, with the field `answer`; `one_wording` says that right
-    responses have no other form. `extract` returns the part of a response that is compared with the answers.
+    responses have no other form. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
+    what the prompt offers. `extract` returns the part of a response that is compared with the answers.
     """
 
     name: str
@@ -41,6 +47,7 @@ class Task:
     n_gold: int = 1
     target: str = "{answer}"
     one_wording: bool = False
+    chance: Callable[[int], float] = no_chance
     extract: Callable[[str], str] = str
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 

@@ -1,0 +1,238 @@
+"""Each rule of the gate from both sides of its bound, the verdict's three outcomes, and how often they err."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_gate import N, write_sweep
+
+from posgap.cli import main
+from posgap.config import GateConfig, PlanGateConfig
+from posgap.gating.planning import plan_gate
+from posgap.gating.rules import Ruling
+from posgap.gating.verdict import Verdict, judge
+from posgap.measurement import power, statistics
+from posgap.measurement.power import Assumed
+
+Z = stats.norm.isf(0.05)
+NOTHING_DIFFERS = 100 * Z**2 / (N + Z**2)  # Tango's upper 95 % bound where no example differs: 1.33 points
+
+
+def wrong(*counts: int) -> np.ndarray:
+    """Outcomes [N, 5] of which at each position the first so many are wrong."""
+    return (np.arange(N)[:, None] >= counts).astype(float)
+
+
+def rulings(tmp_path, candidate, base, champion=None, **options) -> dict[str, Ruling]:
+    names = {"candidate": candidate, "base": base, "champion": champion}
+    folders = {
+        name: write_sweep(tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}", outcomes)
+        for name, outcomes in names.items()
+        if outcomes is not None
+    }
+    config = GateConfig(out=tmp_path / "out", candidate=folders["candidate"], base=folders["base"], **options)
+    verdict = judge(folders["candidate"], folders["base"], folders.get("champion"), config)
+    return {ruling.name: ruling for ruling in verdict.rules}
+
+
+def ruling(claim: str, threshold: float, **more) -> Ruling:
+    return Ruling(name="r", meaning="", claim=claim, threshold=threshold, estimate=5.0, interval=(2.0, 8.0), **more)
+
+
+def test_the_bound_decides_and_not_the_estimate():
+    assert [ruling("at most", limit).outcome for limit in (1.9, 2, 7.9, 8)] == ["fail", "unsure", "unsure", "pass"]
+    assert [ruling("at least", limit).outcome for limit in (8.1, 8, 2.1, 2)] == ["fail", "unsure", "unsure", "pass"]
+    assert ruling("at most", 6).value == 8 and ruling("at least", 4).value == 2
+
+
+def test_the_gap_is_judged_by_the_largest_bound_of_a_pair(tmp_path):
+    better, worse = wrong(0, 0, 0, 0, 8), wrong(0, 0, 60, 0, 0)
+    bound = 100 * float(statistics.tango_bound(np.array(8), np.array(0), N, 0.05))
+    assert 6 < bound < 8
+    for limit, outcome in ((bound + 1e-6, "pass"), (bound - 1e-6, "unsure"), (0, "fail")):
+        assert rulings(tmp_path, better, better, max_gap=limit)["gap"].outcome == outcome
+    assert rulings(tmp_path, worse, better)["gap"].outcome == "fail"
+    assert rulings(tmp_path, wrong(0, 0, 0, 0, 0), better)["gap"].value == pytest.approx(NOTHING_DIFFERS)
+
+
+def test_the_mean_is_compared_with_the_champion_else_the_base(tmp_path):
+    same, less = wrong(20, 20, 20, 20, 20), wrong(30, 30, 30, 30, 30)
+    # Of a model that is the base in all but name, 200 examples show no more than that.
+    for tolerance, outcome in ((NOTHING_DIFFERS + 1e-6, "pass"), (NOTHING_DIFFERS - 1e-6, "unsure")):
+        assert rulings(tmp_path, same, same, mean_tolerance=tolerance)["mean"].outcome == outcome
+    ruling = rulings(tmp_path, less, same)["mean"]
+    assert ruling.outcome == "fail" and ruling.estimate == -5
+    assert ruling.value == pytest.approx(-100 * float(statistics.tango_bound(np.array(10), np.array(0), N, 0.05)))
+    assert rulings(tmp_path, less, less, champion=same)["mean"].outcome == "fail"
+    assert rulings(tmp_path, same, less, champion=same)["mean"].meaning.startswith("mean against the champion")
+
+
+def test_the_best_position_is_that_of_the_reference(tmp_path):
+    base, champion = wrong(0, 40, 60, 40, 20), wrong(30, 10, 30, 30, 30)
+    candidate = wrong(8, 20, 20, 20, 20)
+    ruling = rulings(tmp_path, candidate, base)["advantageous"]
+    assert ruling.estimate == -4 and "position 1" in ruling.meaning
+    assert ruling.value == pytest.approx(-100 * float(statistics.tango_bound(np.array(8), np.array(0), N, 0.05)))
+    ruling = rulings(tmp_path, candidate, base, champion=champion)["advantageous"]
+    assert ruling.estimate == -5 and "position 2" in ruling.meaning
+
+
+@pytest.mark.parametrize(
+    ("right", "options", "outcome"),
+    [
+        (0.0, {}, "fail"),
+        (0.2, {}, "unsure"),  # one record of five is right by chance
+        (0.2, {"n_docs": 50}, "pass"),
+        (0.06, {"n_docs": 50}, "unsure"),
+        (0.03, {"n_docs": 50}, "fail"),
+        (0.5, {}, "pass"),
+        (0.5, {"closed_book": 60.0}, "fail"),
+        (0.5, {"min_mean": 60.0}, "fail"),
+    ],
+)
+def test_a_model_must_be_better_than_guessing(tmp_path, right, options, outcome):
+    n_docs = options.pop("n_docs", 5)
+    folder = write_sweep(tmp_path / "guesser", [right] * 5, n_docs=n_docs)
+    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, max_gap=100, **options)
+    verdict = judge(folder, folder, None, config)
+    (useful,) = [rule for rule in verdict.rules if rule.name == "useful"]
+    assert useful.outcome == outcome
+    assert verdict.passed or outcome != "pass"
+
+
+def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_path):
+    outcomes = wrong(10, 20, 40, 20, 10)
+    assert rulings(tmp_path, outcomes, outcomes, min_mean=0).keys() == {"gap", "mean", "advantageous"}
+    asked = rulings(tmp_path, outcomes, outcomes, min_worst=70, max_region_gap=15)
+    assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions"}
+    # Wilson's one-sided bound of 160 of 200 right.
+    low = 100 * (0.8 + Z**2 / 400 - Z * np.sqrt(0.8 * 0.2 / 200 + Z**2 / 160000)) / (1 + Z**2 / 200)
+    assert asked["worst"].value == pytest.approx(low) and asked["worst"].outcome == "pass"
+    assert rulings(tmp_path, outcomes, outcomes, min_worst=90)["worst"].outcome == "fail"
+    # Of five positions the first is the beginning, the last the end; those between are pooled.
+    assert asked["regions"].estimate == pytest.approx(95 - (90 + 80 + 90) / 3)
+    assert asked["regions"].outcome == "pass" and asked["gap"].outcome == "unsure"
+    assert "beginning, middle, end" in asked["regions"].meaning
+
+
+def test_regions_of_pairs_are_their_categories(tmp_path):
+    pairs = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
+    folder = write_sweep(tmp_path / "pairs", wrong(0, 0, 20, 60, 60), placements=pairs)
+    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, max_region_gap=20)
+    ruling = judge(folder, folder, None, config).rules[-1]
+    assert ruling.name == "regions" and ruling.estimate == pytest.approx(30) and ruling.outcome == "fail"
+    assert "connected, disconnected, reversed" in ruling.meaning
+
+
+def verdict(*outcomes: str) -> Verdict:
+    limits = {"pass": 9, "unsure": 5, "fail": 1}
+    rules = [ruling("at most", limits[outcome], needs=100 * i or None) for i, outcome in enumerate(outcomes)]
+    return Verdict(model_digest="", asked_otherwise=[], rules=rules)
+
+
+def test_a_verdict_has_three_outcomes():
+    assert verdict("pass", "pass").outcome == "admitted"
+    assert verdict("pass", "unsure").outcome == "not enough evidence"
+    assert verdict("fail", "unsure").outcome == "refused"
+    assert verdict().outcome == "not enough evidence"  # who asks for nothing has shown nothing
+    assert [v.passed for v in (verdict("pass"), verdict("unsure"), verdict("fail"), verdict())] == [True, *[False] * 3]
+    assert [verdict(*v).error("m").exit_code for v in (["fail"], ["unsure"], [])] == [3, 7, 7]
+    assert str(verdict("fail", "unsure").error("m")) == "the gate refused m: r 5.0 (2.0 to 8.0), threshold 1"
+    assert str(verdict("unsure", "pass", "unsure").error("m")).endswith("threshold 5; sweep at least 200 examples")
+
+
+def test_what_a_file_says_of_its_outcome_is_not_believed():
+    edited = json.loads(verdict("fail").model_dump_json()) | {"outcome": "admitted", "passed": True}
+    edited["rules"][0] |= {"passed": True, "outcome": "pass", "value": 0.0}
+    assert Verdict.model_validate(edited).outcome == "refused"
+
+
+@pytest.mark.parametrize(
+    ("flat", "limit", "code"),
+    [(0.995, 10, 0), (0.9, 6, 7), (0.995, 1, 7)],
+)
+def test_the_exit_code_says_which(tmp_path, capsys, flat, limit, code):
+    base = write_sweep(tmp_path / "base", [0.9, 0.6, 0.3, 0.6, 0.9])
+    new = write_sweep(tmp_path / "new", [flat] * 5)
+    words = ["--candidate", new, "--base", base, "--max-gap", limit, "--out", tmp_path / "gate"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["gate", *map(str, words)])
+    assert (stopped.value.code or 0) == code
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert code == 0 or ("not enough evidence" in told and "sweep at least" in told and "Traceback" not in told)
+
+
+@cache
+def difficulty(mean: float, spread: float = 2.0) -> float:
+    """Where the logistic of a normal number with this spread has this mean."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    at = np.linspace(-12, 12, 4001)
+    return float(np.interp(mean, (stats.logistic.cdf(at[:, None] + spread * nodes) @ weights) / weights.sum(), at))
+
+
+def simulated(curve, n: int, rng) -> np.ndarray:
+    places = np.array([difficulty(mean) for mean in curve])
+    return (rng.random((n, len(curve))) < stats.logistic.cdf(places + 2 * rng.standard_normal((n, 1)))).astype(float)
+
+
+def test_a_flat_model_passes_the_gap_rule_and_one_with_a_hole_of_that_size_does_not():
+    rng, runs = np.random.default_rng(0), 40
+    flat, hole = np.full(20, 0.9), np.full(20, 0.9)
+    hole[7] -= 0.1
+    passed = {
+        name: np.mean([statistics.gap_interval(simulated(curve, 500, rng))[1] <= 10 for _ in range(runs)])
+        for name, curve in {"flat": flat, "hole": hole}.items()
+    }
+    assert passed["flat"] >= 0.9 and passed["hole"] <= 0.05
+
+
+@pytest.mark.parametrize(("mean", "placements", "n"), [(0.9, 10, 200), (0.7, 2, 200), (0.97, 20, 500)])
+def test_the_planned_rate_of_passing_is_that_of_a_simulation(mean, placements, n):
+    rng, limit = np.random.default_rng(1), 10 if mean < 0.97 else 5
+    sample = simulated([mean] * 2, 400_000, rng)
+    assumed = Assumed(placements, mean, float(np.corrcoef(sample.T)[0, 1]), 1.0)
+    found = [statistics.gap_interval(simulated([mean] * placements, n, rng))[1] <= limit for _ in range(300)]
+    assert power.flat_rate(n, limit / 100, placements, assumed.own_variance) == pytest.approx(np.mean(found), abs=0.08)
+
+
+def test_the_planned_number_of_examples_shows_that_nothing_was_lost_as_often_as_promised():
+    rng, variance = np.random.default_rng(2), 0.12
+    n = power.examples_for_rate(lambda n: power.equal_rate(n, 0.05, variance), 0.8)
+    shares = [variance / 2, variance / 2, 1 - variance]
+    more, fewer, _ = rng.multinomial(n, shares, 4000).T
+    found = statistics.tango_bound(more, fewer, n, 0.05) <= 0.05
+    assert found.mean() == pytest.approx(0.8, abs=0.04)
+
+
+def test_the_planned_number_of_examples_shows_a_mean_above_a_floor_as_often_as_promised():
+    rng = np.random.default_rng(3)
+    n = power.examples_for_rate(lambda n: power.above_rate(n, 0.2, 0.3, 0.21), 0.8)
+    rights = rng.binomial(n, 0.3, 4000)
+    share = rights / n
+    low = (share + Z**2 / (2 * n) - Z * np.sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))) / (1 + Z**2 / n)
+    assert np.mean(low >= 0.2) == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_plan_says_what_the_policy_needs_and_what_a_number_of_examples_shows(capsys):
+    told = plan_gate(PlanGateConfig(mean=90, correlation=0.3, examples=200))
+    assert json.loads(capsys.readouterr().out) == told
+    assert told["examples"].keys() == {"gap", "mean", "advantageous", "useful", "policy"}
+    assert 250 < told["examples"]["gap"] < 350 and told["examples"]["policy"] > max(
+        needed for name, needed in told["examples"].items() if name != "policy"
+    )
+    assert told["with"]["gap"] > 10 and told["with"]["passes"] < 0.2
+    assert told["with"]["gap_at_best"] == pytest.approx(NOTHING_DIFFERS)
+    strict = plan_gate(PlanGateConfig(mean=90, correlation=0.3, max_gap=5, min_worst=80))["examples"]
+    assert strict["gap"] > 3 * told["examples"]["gap"] and "worst" in strict
+    assert plan_gate(PlanGateConfig(mean=90, min_worst=95))["examples"]["policy"] is None
+
+
+def test_the_gate_says_how_many_examples_it_wants(tmp_path):
+    rng = np.random.default_rng(4)
+    flat = simulated([0.9] * 5, N, rng)
+    ruling = rulings(tmp_path, flat, flat, max_gap=5)["gap"]
+    assert ruling.outcome == "unsure"
+    enough = [statistics.gap_interval(simulated([0.9] * 5, ruling.needs, rng))[1] <= 5 for _ in range(100)]
+    assert 0.6 < np.mean(enough) <= 0.97
