@@ -1,4 +1,4 @@
-"""What the scripts that write docs/results.md and docs/benchmarks.md share: sections and tables."""
+"""What the scripts that write sections of the pages in docs/ share: sections and tables."""
 
 import json
 import re
@@ -30,20 +30,21 @@ one machine, each in a process of its own where memory is compared.
 def write_section(page: str, name: str, text: str) -> None:
     """Puts `text` under the section `name` of docs/<page>.md, in place of what was there."""
     path = ROOT / "docs" / f"{page}.md"
-    old = path.read_text() if path.is_file() else ""
-    sections = dict(re.findall(r"<!-- (\S+) -->\n(.*?)<!-- /\1 -->", old, re.DOTALL)) | {name: text.strip() + "\n"}
-    body = "\n".join(f"<!-- {key} -->\n{value}<!-- /{key} -->\n" for key, value in sections.items())
+    old = path.read_text() if path.is_file() else _HEADS[page]
+    section = f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->\n"
+    place = re.search(rf"<!-- {name} -->\n.*?<!-- /{name} -->\n", old, re.DOTALL)
+    new = old[: place.start()] + section + old[place.end() :] if place else f"{old}\n{section}"
     with atomic(path) as partial:
-        partial.write_text(f"{_HEADS[page]}\n{body}")
+        partial.write_text(new)
     print(text.strip())
 
 
-def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool) -> None:
-    """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` into docs/benchmarks.md."""
+def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool, page: str = "benchmarks") -> None:
+    """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` into docs/<page>.md."""
     said = "\n".join(lines)
     if write:
-        seen = f"```\n{said}\n```\n\n`{json.dumps(figures)}`"
-        write_section("benchmarks", name, f"{text.strip().format(date=date.today())}\n\n{seen}")
+        seen = said if said.startswith("|") else f"```\n{said}\n```"
+        write_section(page, name, f"{text.strip().format(date=date.today())}\n\n{seen}\n\n`{json.dumps(figures)}`")
     else:
         print(said)
     print(json.dumps(figures))

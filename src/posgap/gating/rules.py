@@ -68,7 +68,10 @@ class Ruling(Record):
 
 @dataclass(frozen=True)
 class Case:
-    """The sweeps a gate looks at. Where there is no champion, the base stands in for it."""
+    """The sweeps a gate looks at. Where there is no champion, the base stands in for it.
+
+    Rules take every figure from the scores, and none that a file says of them.
+    """
 
     candidate: "Evidence"
     base: "Evidence"
@@ -112,14 +115,16 @@ class MaxGap(Parameters):
 
 
 def _gap(parameters: MaxGap, case: Case) -> Ruling:
-    sweep = case.candidate.sweep
+    from posgap.measurement import statistics
+
+    correct = case.candidate.correct
     return Ruling(
         name="gap",
         meaning="gap, best minus worst position",
         claim="at most",
         threshold=parameters.max_gap,
-        estimate=sweep.gap,
-        interval=sweep.gap_ci95,
+        estimate=statistics.gap(statistics.accuracy(correct)),
+        interval=statistics.gap_interval(correct),
     )
 
 
@@ -203,15 +208,15 @@ class MinMean(Parameters):
 def _useful(parameters: MinMean, case: Case) -> Ruling:
     from posgap.measurement import statistics
 
-    sweep = case.candidate.sweep
+    sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
     chance = 100 * TASKS[sweep.task].chance(sweep.n_docs)
     return Ruling(
         name="useful",
         meaning="mean, against guessing and answering without documents",
         claim="at least",
         threshold=max(parameters.min_mean, chance, parameters.closed_book),
-        estimate=sweep.mean,
-        interval=statistics.mean_interval(case.candidate.correct.mean(axis=1), statistics.LEVEL).tolist(),
+        estimate=100 * means.mean(),
+        interval=statistics.mean_interval(means, statistics.LEVEL).tolist(),
     )
 
 
@@ -233,7 +238,7 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
     where it does so together with all others (Bonferroni)."""
     from posgap.measurement import statistics
 
-    sweep, correct = case.candidate.sweep, case.candidate.correct
+    correct = case.candidate.correct
     low = statistics.mean_interval(correct, statistics.LEVEL)[:, 0].min()
     high = statistics.mean_interval(correct, statistics.LEVEL / correct.shape[1])[:, 1].min()
     return Ruling(
@@ -241,7 +246,7 @@ def _worst(parameters: MinWorst, case: Case) -> Ruling:
         meaning="accuracy at the worst position",
         claim="at least",
         threshold=parameters.min_worst,
-        estimate=sweep.worst.accuracy,
+        estimate=statistics.accuracy(correct).min(),
         interval=(low, high),
     )
 
