@@ -28,8 +28,8 @@ from report import conclude
 from scipy import special
 
 from posgap.config import GateConfig
-from posgap.gating.rules import Case
-from posgap.gating.verdict import Verdict, asked_rules
+from posgap.gating.rules import Case, Ruling
+from posgap.gating.verdict import asked_rules, outcome_of
 from posgap.tables import markdown
 
 SPREAD, COMMON = 2.0, 0.8
@@ -86,15 +86,14 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
     )
 
 
-def verdict(cell: Cell, n: int, rng: np.random.Generator) -> Verdict:
-    """The gate's verdict on a simulated candidate, on n examples."""
+def rulings(cell: Cell, n: int, rng: np.random.Generator) -> list[Ruling]:
+    """The rules' rulings on a simulated candidate, on n examples."""
     common = rng.standard_normal(n)
     candidate, base = (evidence(outcomes(of(cell), common, rng)) for of in (curve, u_shaped))
     champion = evidence(outcomes(curve(cell), common, rng)) if cell.kind == "equal" else None
     config = GateConfig(candidate="-", base="-", out="-", max_gap=cell.gap)
     case = Case(candidate, base, champion)
-    rulings = [rule.judge(parameters, case) for rule, parameters in asked_rules(config)]
-    return Verdict(model_digest="", asked_otherwise=[], rules=rulings)
+    return [rule.judge(parameters, case) for rule, parameters in asked_rules(config)]
 
 
 def cells(quick: bool) -> Iterator[Cell]:
@@ -110,8 +109,8 @@ def cells(quick: bool) -> Iterator[Cell]:
 def rates(cell: Cell, n: int, runs: int) -> Counter:
     """How many of the runs ended in each outcome, and in how many the gap rule passed."""
     rng = np.random.default_rng([n, cell.placements, int(1000 * cell.mean), int(cell.gap), KINDS.index(cell.kind)])
-    verdicts = [verdict(cell, n, rng) for _ in range(runs)]
-    return Counter(v.outcome for v in verdicts) + Counter(r.name for v in verdicts for r in v.rules if r.passed)
+    judged = [rulings(cell, n, rng) for _ in range(runs)]
+    return Counter(map(outcome_of, judged)) + Counter(rule.name for rules in judged for rule in rules if rule.passed)
 
 
 def table(found: dict[tuple[Cell, int], Counter], numbers: tuple[int, ...], shown: Callable[[Counter], str]) -> str:

@@ -1,5 +1,6 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,17 @@ from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.measurement import power
 
 GATE_FILE = "gate.json"
+
+
+Outcome = Literal["admitted", "refused", "not enough evidence"]
+
+
+def outcome_of(rulings: Sequence[Ruling], lacking: Sequence[str] = ()) -> Outcome:
+    """Refused where a rule failed, admitted where every one passed and nothing is lacking; else neither."""
+    if any(ruling.outcome == "fail" for ruling in rulings):
+        return "refused"
+    convinced = rulings and all(ruling.passed for ruling in rulings) and not lacking
+    return "admitted" if convinced else "not enough evidence"
 
 
 class Verdict(Record):
@@ -33,12 +45,9 @@ class Verdict(Record):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def outcome(self) -> Literal["admitted", "refused", "not enough evidence"]:
-        """Refused where a rule failed, admitted where every one passed and nothing is lacking; else neither."""
-        if any(ruling.outcome == "fail" for ruling in self.rules):
-            return "refused"
-        convinced = self.rules and all(ruling.passed for ruling in self.rules) and not self.lacking
-        return "admitted" if convinced else "not enough evidence"
+    def outcome(self) -> Outcome:
+        """What follows from the rulings and what is lacking."""
+        return outcome_of(self.rules, self.lacking)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
