@@ -336,6 +336,6 @@ def test_the_correlation_is_read_off_the_outcomes():
 
 
 def test_a_sweep_that_is_always_right_has_nothing_to_plan(monkeypatch):
-    monkeypatch.setattr(power_module, "_assumed", lambda config: Assumed(5, 1.0, 0.0, 0.8))
+    monkeypatch.setattr(power_module, "assumed_of_config", lambda config: Assumed(5, 1.0, 0.0, 0.8))
     with pytest.raises(PosgapError, match="leaves nothing to chance"):
         plan(PlanConfig())
