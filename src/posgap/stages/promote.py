@@ -28,11 +28,11 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     highest at the lower end of its interval. Raises what the verdict says, and moves no alias, where the gate
     did not admit the model; `PosgapError` where sweep and model do not belong together.
     """
-    verdict, swept = replayed(config.gate), Evidence(config.sweep)
-    judged, given = verdict.evidence["candidate"].files, record_of(swept).files
+    verdict, evidence = replayed(config.gate), Evidence(config.sweep)
+    judged, given = verdict.evidence["candidate"].files, record_of(evidence).files
     if names := [name for name in judged if judged[name] != given.get(name)]:
         raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
-    swept = swept.sweep
+    swept = evidence.sweep
     run.tags({"posgap.label": swept.label})
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
