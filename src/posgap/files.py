@@ -7,11 +7,11 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -30,7 +30,11 @@ class Record(BaseModel):
 
 
 T = TypeVar("T")
-_adapter = lru_cache(maxsize=None)(TypeAdapter)
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter:
+    return TypeAdapter(cast(Any, kind))
 
 
 @contextmanager
@@ -216,7 +220,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def parsed(kind: type[T], value: object, where: str) -> T:
     """A value as `kind`; `PosgapError` names the place, and the first field that is missing or wrong."""
     try:
-        return _adapter(kind).validate_python(value)
+        return _adapter(cast(Hashable, kind)).validate_python(value)
     except ValidationError as error:
         raise PosgapError(f"{where}: {first_fault(error)}") from None
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from functools import partial
 
 import click
 import numpy as np
@@ -31,9 +32,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
         return {name: rate(parameters, assumed, n) for name, rate, parameters in rules}
 
     needed = {
-        name: power.examples_for_rate(
-            lambda n, rate=rate, parameters=parameters: rate(parameters, assumed, n), config.power
-        )
+        name: power.examples_for_rate(partial(rate, parameters, assumed), config.power)
         for name, rate, parameters in rules
     }
     needed["policy"] = power.examples_for_rate(lambda n: math.prod(rates(n).values()), config.power)

@@ -1,6 +1,7 @@
 """The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
 
 import copy
+from collections.abc import Sized
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
@@ -118,7 +119,11 @@ class Sweep(Record):
         for placement in self.placements:
             if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
                 raise ValueError(f"placements: {format_positions(placement)} is no placement among {self.n_docs}")
-        figures = {"accuracy": self.accuracy, "ci95": self.ci95, "categories": self.categories or self.placements}
+        figures: dict[str, Sized] = {
+            "accuracy": self.accuracy,
+            "ci95": self.ci95,
+            "categories": self.categories or self.placements,
+        }
         for name, values in figures.items():
             if len(values) != len(self.placements):
                 raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed, read_model, read_object, write_json
@@ -62,7 +63,8 @@ def read_scaling(path: Path) -> Scaling:
     bounds = parsed(_Bounds, scaling.curve, f"{path}: the curve")
     check_factors(scaling.factors, len(scaling.factors), str(path))
     for layer, row in enumerate(scaling.factors):
-        for factor in row if isinstance(row, list) else [row]:
+        of_layer: list[Any] = row if isinstance(row, list) else [row]
+        for factor in of_layer:
             if not bounds.low <= factor <= bounds.high:
                 side = f"below the bound {bounds.low:g}" if factor < bounds.low else f"above the bound {bounds.high:g}"
                 raise PosgapError(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")

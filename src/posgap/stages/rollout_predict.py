@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,9 +105,9 @@ def _mask(config: RolloutPredictConfig, n: int) -> Mask:
 
 def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_heads: int) -> Encoded:
     """The position encoding's part of the scores, from the config or as it was measured on the model."""
-    encoding, facts = POSITION_ENCODINGS[config.encoding], {}
+    encoding, facts = POSITION_ENCODINGS[config.encoding], dict[str, Any]()
     if measured and encoding.of_measurement:
-        encoding, facts = of_model(measured.encoding), measured.encoding
+        encoding, facts = of_model(measured.encoding), dict(measured.encoding)
     return encoding.encode(encoding.parameters.of(config), facts, n_heads)
 
 

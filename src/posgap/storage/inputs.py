@@ -149,6 +149,7 @@ class Manifest(TypedDict, total=False):
     versions: dict[str, str]
     seconds: float
     mlflow_run_id: str
+    mlflow_run_key: str
 
 
 def manifest_of(source: Source) -> Manifest:

@@ -28,14 +28,14 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from posgap import files
-from posgap.config import Config, FileConfig
+from posgap.config import FileConfig
 from posgap.errors import PosgapError
 from posgap.locations import Location, is_uri, with_uris
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import publish_file, twin
 from posgap.storage.inputs import on_this_machine, source, sources
 from posgap.storage.manifests import REFUSAL, entries, listed, read_record, recorded, stranger
-from posgap.storage.places import require_place, whole
+from posgap.storage.places import Writing, require_place, whole
 
 log = logging.getLogger(__name__)
 C = TypeVar("C", bound=FileConfig)
@@ -48,7 +48,7 @@ class Output:
     What goes to S3 is made at its twin on this machine. `PosgapError` where `config.out` can be no output.
     """
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Writing):
         require_place(config)
         self.out = whole(twin(config.out))
         self.home = files.home(self.out)
@@ -135,7 +135,7 @@ class Output:
 class Folder(Output):
     """The folder of a stage: replaced as a whole, and only where that stage made it."""
 
-    def __init__(self, config: Config, stage: str):
+    def __init__(self, config: Writing, stage: str):
         super().__init__(config)
         self.stage = stage
         self.rejected = self.out.with_name(f"{self.out.name}.rejected")
@@ -200,7 +200,7 @@ class Folder(Output):
 class RunFolder(Output):
     """The folder of a verb that runs several stages: added to by that verb, and never replaced."""
 
-    def __init__(self, config: Config, verb: str):
+    def __init__(self, config: Writing, verb: str):
         super().__init__(config)
         self.verb = verb
 
@@ -230,7 +230,7 @@ class File(Output):
     `may_replace` says so of the file; `--force` does of every one.
     """
 
-    def __init__(self, config: Config, force: bool, may_replace: Callable[[Path], bool] = lambda file: False):
+    def __init__(self, config: Writing, force: bool, may_replace: Callable[[Path], bool] = lambda file: False):
         super().__init__(config)
         self.force, self.may_replace = force, may_replace
 

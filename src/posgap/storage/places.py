@@ -5,8 +5,9 @@ import pwd
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Protocol
 
-from posgap.config import Config, Role, role
+from posgap.config import Role, role
 from posgap.errors import PosgapError
 from posgap.files import HOME_PREFIX, home
 from posgap.locations import Location, is_uri
@@ -14,7 +15,15 @@ from posgap.locations import Location, is_uri
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of characters
 
 
-def require_place(config: Config) -> None:
+class Writing(Protocol):
+    """A verb's config with a place to write to."""
+
+    @property
+    def out(self) -> Any:
+        """The file or folder to write."""
+
+
+def require_place(config: Writing) -> None:
     """Raises `PosgapError` where `config.out` can be no output, whoever made what is there.
 
     It must not be, contain or lie in an input; nor be or contain the current folder, the home folder or a work
@@ -59,7 +68,7 @@ def _name(out: Path) -> str:
     return ""
 
 
-def _on_this_disk(out: Path, config: Config) -> str:
+def _on_this_disk(out: Path, config: Writing) -> str:
     at = whole(out)
     for place, what in ((Path.cwd(), "the current folder"), *((folder, "the home folder") for folder in _homes())):
         if _within(place, at):
@@ -74,7 +83,7 @@ def _on_this_disk(out: Path, config: Config) -> str:
     return ""
 
 
-def _in_s3(out: str, config: Config) -> str:
+def _in_s3(out: str, config: Writing) -> str:
     for field, kind, given in _given(config):
         place = str(given).rstrip("/")
         if place == out:
@@ -86,7 +95,7 @@ def _in_s3(out: str, config: Config) -> str:
     return ""
 
 
-def _given(config: Config) -> Iterator[tuple[str, Role, Location]]:
+def _given(config: Any) -> Iterator[tuple[str, Role, Location]]:
     """What the config reads, and where it keeps its work: field, role and location."""
     for name, field in type(config).model_fields.items():
         kind, value = role(field), getattr(config, name)

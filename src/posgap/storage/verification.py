@@ -54,6 +54,7 @@ class Verification:
         self.checked.add(place)
         log.info("verifying %s", place)
         sizes, known = output.sizes(), listed(manifest)
+        hashed: Mapping[str, str]
         self.faults += [f"{place}/{name}: is missing" for name in sorted(known.keys() - sizes.keys())]
         if not manifest.get("identity"):  # the folder of several stages, in which others have their own
             hashed = output.sha256s(known.keys())

@@ -73,7 +73,8 @@ def read_examples(path: Path) -> list[AnyExample]:
 
 def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
     for number, row in read_jsonl(file):
-        yield number, parsed(KVExample if "records" in row else Example, row, f"{file}:{number}")
+        kind: type[AnyExample] = KVExample if "records" in row else Example
+        yield number, parsed(kind, row, f"{file}:{number}")
 
 
 def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[AnyExample]:

@@ -63,7 +63,9 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
     except TrackingError as error:
         log.warning("%s; the report is without the champion", error)
         return None
-    return version and {
+    if version is None:
+        return None
+    return {
         "name": name,
         "version": str(version.version),
         "method": version.tags.get("posgap.method", ""),

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from posgap.tracking.runs import ERROR_TAG, PIPELINE_TAG, STAGE_TAG
@@ -48,9 +49,13 @@ def adopt(steps_of_run: list[Step], parent: str) -> None:
     orphans = [s.run_id for s in steps_of_run if s.run_id != parent and "mlflow.parentRunId" not in s.tags]
     try:
         for run_id in orphans:
-            ask(lambda client, run_id=run_id: client.set_tag(run_id, "mlflow.parentRunId", parent), STAGE)
+            ask(partial(_hang, run_id=run_id, parent=parent), STAGE)
     except TrackingError as error:
         log.warning("the stages are not grouped: %s", error)
+
+
+def _hang(client: "MlflowClient", run_id: str, parent: str) -> None:
+    client.set_tag(run_id, "mlflow.parentRunId", parent)
 
 
 def _step(run: Any) -> Step:

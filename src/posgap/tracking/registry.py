@@ -1,6 +1,7 @@
 """The model registry: aliases `champion` and `previous` of one registered model."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     if known := _versions(name, DIGEST, tags[DIGEST]):
         version = str(known[0].version)
         for key, value in tags.items():
-            ask(lambda client, key=key, value=value: client.set_model_version_tag(name, version, key, value))
+            ask(partial(_tag, name=name, version=version, key=key, value=value))
     else:
         version = _register(name, model, tags, run)
     rivals = _versions(name, PIPELINE_TAG, tags[PIPELINE_TAG]) if tags.get(PIPELINE_TAG) else []
@@ -55,6 +56,10 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
             ask(lambda client: client.set_registered_model_alias(name, PREVIOUS, former.version))
         ask(lambda client: client.set_registered_model_alias(name, CHAMPION, best))
     return version, best
+
+
+def _tag(client: "MlflowClient", name: str, version: str, key: str, value: str) -> None:
+    client.set_model_version_tag(name, version, key, value)
 
 
 def _versions(name: str, tag: str, value: str) -> "list[ModelVersion]":

@@ -7,7 +7,7 @@ from posgap.config import SyncConfig
 from posgap.errors import PosgapError
 from posgap.locations import is_uri
 from posgap.storage.folders import twin
-from posgap.tracking.outbox import Outbox, place_of
+from posgap.tracking.outbox import Entry, Outbox, place_of
 from posgap.tracking.runs import is_for_this_server
 from posgap.tracking.server import CALL_SECONDS, VERB
 
@@ -41,10 +41,11 @@ def _places(folder: Path | str) -> Iterator[Path]:
 
 
 def _send(outbox: Outbox, place: Path) -> None:
-    opening, end = outbox.opening, outbox.pending[-1]
+    opening, last = outbox.opening, outbox.pending[-1]
     if not is_for_this_server(outbox):
         raise PosgapError(f"{place}: holds a run for {opening.server}: set MLFLOW_TRACKING_URI to that, or to another")
     while outbox.pending:
         outbox.send(VERB, CALL_SECONDS)
     outbox.remove()
-    print(f"{place}: {opening.name}, {(end.end or 'open').lower()}: is in MLflow as {outbox.run_id}")
+    ended = (isinstance(last, Entry) and last.end) or "open"
+    print(f"{place}: {opening.name}, {ended.lower()}: is in MLflow as {outbox.run_id}")
