@@ -9,7 +9,7 @@ from scipy import stats
 from test_gate import N, write_sweep
 
 from posgap.cli import main
-from posgap.config import GateConfig, PlanGateConfig
+from posgap.config import PlanGateConfig, Policy
 from posgap.gating.planning import plan_gate
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, judge
@@ -32,8 +32,7 @@ def rulings(tmp_path, candidate, base, champion=None, **options) -> dict[str, Ru
         for name, outcomes in names.items()
         if outcomes is not None
     }
-    config = GateConfig(out=tmp_path / "out", candidate=folders["candidate"], base=folders["base"], **options)
-    verdict = judge(folders["candidate"], folders["base"], folders.get("champion"), config)
+    verdict = judge(folders["candidate"], folders["base"], folders.get("champion"), Policy(**options))
     return {ruling.name: ruling for ruling in verdict.rules}
 
 
@@ -95,8 +94,7 @@ def test_the_best_position_is_that_of_the_reference(tmp_path):
 def test_a_model_must_be_better_than_guessing(tmp_path, right, options, outcome):
     n_docs = options.pop("n_docs", 5)
     folder = write_sweep(tmp_path / "guesser", [right] * 5, n_docs=n_docs)
-    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, max_gap=100, **options)
-    verdict = judge(folder, folder, None, config)
+    verdict = judge(folder, folder, None, Policy(max_gap=100, **options))
     (useful,) = [rule for rule in verdict.rules if rule.name == "useful"]
     assert useful.outcome == outcome
 
@@ -119,8 +117,7 @@ def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_pa
 def test_regions_of_pairs_are_their_categories(tmp_path):
     pairs = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     folder = write_sweep(tmp_path / "pairs", wrong(0, 0, 20, 60, 60), placements=pairs)
-    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, max_region_gap=20)
-    ruling = judge(folder, folder, None, config).rules[-1]
+    ruling = judge(folder, folder, None, Policy(max_region_gap=20)).rules[-1]
     assert ruling.name == "regions" and ruling.estimate == pytest.approx(30) and ruling.outcome == "fail"
     assert "connected, disconnected, reversed" in ruling.meaning
 
@@ -129,7 +126,7 @@ def verdict(*outcomes: str, lacking=None) -> Verdict:
     limits = {"pass": 9, "unsure": 5, "fail": 1}
     rules = [ruling("at most", limits[outcome], needs=100 * i or None) for i, outcome in enumerate(outcomes)]
     return Verdict(
-        model_digest="", lacking=lacking or [], asked_otherwise=[], demands={}, allow=[], evidence={}, rules=rules
+        model_digest="", lacking=lacking or [], asked_otherwise=[], policy=Policy(), evidence={}, rules=rules
     )
 
 

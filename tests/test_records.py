@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from test_gate import ASKED
 
+from posgap.config import Policy
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
 from posgap.gating.rules import Ruling
@@ -160,10 +161,9 @@ def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complai
 
 
 def test_a_verdict_comes_back(tmp_path):
-    rule = Ruling(name="gap", meaning="m", threshold=1, estimate=2, interval=(1, 3), value=3, passed=False)
+    rule = Ruling(name="gap", meaning="m", claim="at most", threshold=1, estimate=2, interval=(1, 3))
     verdict = Verdict(
-        **{"passed": False, "model_digest": "d", "lacking": [], "asked_otherwise": [], "demands": {"max_gap": 1}},
-        **{"allow": [], "evidence": {}, "rules": [rule]},
+        model_digest="d", lacking=[], asked_otherwise=[], policy=Policy(max_gap=1), evidence={}, rules=[rule]
     )
     write_json(tmp_path / "gate.json", verdict.model_dump(mode="json"))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == verdict

@@ -14,6 +14,7 @@ def gate(
     rules: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     champion: dsl.Input[dsl.Artifact] = None,
+    policy: dsl.Input[dsl.Artifact] = None,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ) -> bool:
     """Decides whether the candidate may enter the registry; returns the verdict."""

@@ -147,6 +147,10 @@ PLAN: Verbs = {
     "gate": (config.PlanGateConfig, "posgap.gating.planning:plan_gate"),
 }
 
+POLICY: Verbs = {
+    "default": (config.PolicyDefaultConfig, "posgap.gating.policy:show_default"),
+}
+
 PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
     "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
@@ -230,6 +234,7 @@ def build() -> click.Group:
             root.add_command(groups[group[0]])
         kind = _Gate if name == "gate" else None
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
+    root.add_command(_group("policy", "What the gate demands, as a file.", POLICY))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
     pipeline = _group(

@@ -39,6 +39,7 @@ from posgap.config.pipelines import (
     ScheduleResumeConfig,
     ServerConfig,
 )
+from posgap.config.policy import Policy
 from posgap.config.rollout import (
     RolloutCompareConfig,
     RolloutExperimentConfig,
@@ -46,7 +47,15 @@ from posgap.config.rollout import (
     RolloutPredictConfig,
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
-from posgap.config.tracking import GateConfig, GateReplayConfig, PlanGateConfig, PromoteConfig, ReportConfig, SyncConfig
+from posgap.config.tracking import (
+    GateConfig,
+    GateReplayConfig,
+    PlanGateConfig,
+    PolicyDefaultConfig,
+    PromoteConfig,
+    ReportConfig,
+    SyncConfig,
+)
 
 __all__ = [
     "POSITIONAL",
@@ -80,6 +89,8 @@ __all__ = [
     "PipelineSubmitConfig",
     "PlanConfig",
     "PlanGateConfig",
+    "Policy",
+    "PolicyDefaultConfig",
     "PoolConfig",
     "PreflightConfig",
     "PromoteConfig",

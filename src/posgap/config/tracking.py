@@ -10,7 +10,6 @@ from posgap.config.base import Config, StageConfig
 from posgap.config.fields import (
     POSITIONAL,
     SECRET,
-    Allowed,
     InputPath,
     InputPaths,
     ModelPath,
@@ -18,7 +17,8 @@ from posgap.config.fields import (
     RegisteredName,
     RunId,
 )
-from posgap.config.measurement import ALLOW, ExpectedConfig
+from posgap.config.measurement import ExpectedConfig
+from posgap.config.policy import Demands
 
 
 class _Judged(StageConfig):
@@ -27,16 +27,12 @@ class _Judged(StageConfig):
     champion: OptionalInputPath = Field(
         None, description="sweep of the current champion, to compare with; empty: the base"
     )
-    allow: Allowed = Field([], description=ALLOW)
-    least_examples: int = Field(100, ge=1, description="examples that must have been swept to be judged at all")
-    least_placements: int = Field(
-        5,
-        ge=2,
-        description="placements that must have been swept, or as many as there are documents, if fewer",
+    policy: OptionalInputPath = Field(
+        None, description="file of the policy, which then alone decides; empty: the options below"
     )
 
 
-class GateConfig(*GATE_RULES.bases(), _Judged):  # type: ignore[misc]  # registered choices' parameters
+class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
 
@@ -44,6 +40,10 @@ class GateReplayConfig(Config):
     """Judges again from what the gate kept beside its verdict, and says where the two differ, if they do."""
 
     folder: Annotated[InputPath, POSITIONAL] = Field(description="folder `gate` wrote, or a copy of it")
+
+
+class PolicyDefaultConfig(Config):
+    """Prints the policy of a gate without options as YAML, to begin a policy file with."""
 
 
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters

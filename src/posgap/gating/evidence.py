@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from posgap.config import Policy
 from posgap.errors import PosgapError
 from posgap.files import Record, digest, digest_of
 from posgap.gating.rules import Case
@@ -62,12 +63,17 @@ def case_of(candidate: Path, base: Path, champion: Path | None, allow: Iterable[
     return Case(judged, old, best), sorted({*otherwise, *best_otherwise})
 
 
-def lacking(sweep: Sweep, least_examples: int, least_placements: int) -> list[str]:
-    """Why a sweep is no evidence, whatever came of it: too few examples, or placements, or holes between these."""
+def lacking(sweep: Sweep, policy: Policy) -> list[str]:
+    """Why a sweep is no evidence, whatever came of it: another task or data than the policy wants, too few examples,
+    or placements, or holes between these."""
     complaints = []
-    if sweep.n_examples < least_examples:
-        complaints.append(f"{sweep.n_examples} examples, and the gate asks for {least_examples}")
-    if len(sweep.placements) < (least := min(least_placements, sweep.n_docs)):
+    if policy.task not in ("", sweep.task):
+        complaints.append(f"task {sweep.task}, and the policy asks for {policy.task}")
+    if policy.data not in ("", sweep.examples_digest):
+        complaints.append(f"examples {sweep.examples_digest[:12]}, and the policy asks for {policy.data[:12]}")
+    if sweep.n_examples < policy.least_examples:
+        complaints.append(f"{sweep.n_examples} examples, and the gate asks for {policy.least_examples}")
+    if len(sweep.placements) < (least := min(policy.least_placements, sweep.n_docs)):
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
     most = max(1, math.ceil(SPACING * sweep.n_docs))
     for positions in zip(*sweep.placements):

@@ -4,15 +4,12 @@ import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-
-from pydantic import ValidationError
 
 from posgap.config import GateReplayConfig
-from posgap.errors import PosgapError, first_fault
+from posgap.errors import PosgapError
 from posgap.files import digest, read_json
 from posgap.gating.evidence import FILES, first_difference, folder_of
-from posgap.gating.verdict import GATE_FILE, Verdict, demands, judge, read_verdict
+from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -49,14 +46,7 @@ def replayed(folder: Path) -> Verdict:
     if not {"candidate", "base"} <= told.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
     champion = folder / "champion" if "champion" in told.evidence else None
-    if names := set(demands()) ^ told.demands.keys():
-        raise PosgapError(f"{folder / GATE_FILE}: demands: {min(names)} is missing or unknown; gate again")
-    try:
-        again = judge(
-            folder / "candidate", folder / "base", champion, SimpleNamespace(**told.demands, allow=told.allow)
-        )
-    except ValidationError as error:
-        raise PosgapError(f"{folder / GATE_FILE}: demands: {first_fault(error)}; gate again") from None
+    again = judge(folder / "candidate", folder / "base", champion, told.policy)
     # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
     if wrong := first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json")):
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")

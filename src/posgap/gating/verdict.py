@@ -8,9 +8,11 @@ from pydantic import computed_field
 
 from posgap import tables
 from posgap.choices import GATE_RULES, Parameters
+from posgap.config import Policy
 from posgap.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.files import Record, read_model
 from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of
+from posgap.gating.policy import policy_digest
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.measurement import power
 
@@ -32,16 +34,22 @@ class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
     `lacking` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
-    them, and does. `evidence` has the digests of the sweeps of `candidate`, `base` and `champion`.
+    them, and does. `policy` is what was demanded. `evidence` has the digests of the sweeps of `candidate`, `base` and
+    `champion`.
     """
 
     model_digest: str
     lacking: list[str]
     asked_otherwise: list[str]
-    demands: dict[str, Any]
-    allow: list[str]
+    policy: Policy
     evidence: dict[str, SweepRecord]
     rules: list[Ruling]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def policy_digest(self) -> str:
+        """sha256 of the policy."""
+        return policy_digest(self.policy)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -72,19 +80,17 @@ def _against(ruling: Ruling) -> str:
     return f"{ruling.name} {ruling.estimate:.1f} ({low:.1f} to {high:.1f}), threshold {ruling.threshold:g}"
 
 
-def judge(candidate: Path, base: Path, champion: Path | None, config: Any) -> Verdict:
-    """Applies the rules, with the thresholds of `config`, to the sweeps at these paths."""
-    case, otherwise = case_of(candidate, base, champion, config.allow)
-    too_little = lacking(case.candidate.sweep, config.least_examples, config.least_placements)
+def judge(candidate: Path, base: Path, champion: Path | None, policy: Policy) -> Verdict:
+    """Applies the rules, with the thresholds of the policy, to the sweeps at these paths."""
+    case, otherwise = case_of(candidate, base, champion, policy.allow)
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        lacking=too_little,
+        lacking=lacking(case.candidate.sweep, policy),
         asked_otherwise=otherwise,
-        demands={name: getattr(config, name) for name in demands()},
-        allow=list(config.allow),
+        policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
-        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(config)],
+        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(policy)],
     )
 
 
@@ -102,12 +108,6 @@ def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
     assumed = power.assumed_of_pair(case.candidate.correct, case.best.correct)
     needs = power.examples_for_rate(lambda n: rate(parameters, assumed, n), power.USUAL)
     return ruling.model_copy(update={"needs": needs})
-
-
-def demands() -> list[str]:
-    """The names of all parameters of a gate that decide what it demands."""
-    thresholds = [name for rule in GATE_RULES for name in rule.parameters.model_fields]
-    return [*dict.fromkeys(thresholds), "least_examples", "least_placements"]
 
 
 def read_verdict(path: Path) -> Verdict:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from posgap.config import GateConfig
 from posgap.files import write_json
+from posgap.gating.policy import policy_of
 from posgap.gating.replay import keep
 from posgap.gating.verdict import GATE_FILE, judge, markdown
 from posgap.measurement.sweeps import read_sweep
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 def gate(config: GateConfig, out: Path, run: Run) -> None:
     """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), the same for people as
     `gate.md`, and copies of what it rests on, by which it can be judged again."""
-    verdict = judge(config.candidate, config.base, config.champion, config)
+    verdict = judge(config.candidate, config.base, config.champion, policy_of(config))
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
     keep([("candidate", config.candidate), ("base", config.base), ("champion", config.champion)], out)

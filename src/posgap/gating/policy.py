@@ -1,0 +1,99 @@
+"""Policies as files: YAML that says what a gate demands of a candidate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from posgap.config import Config, GateConfig, Policy
+from posgap.errors import PosgapError
+from posgap.files import digest_of, parsed
+from posgap.json_text import opened
+
+MOST_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy of a YAML file, within limits; `PosgapError` names the file and what is wrong with it."""
+    with opened(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    return parsed_policy(data, str(path))
+
+
+def parsed_policy(data: bytes, where: str) -> Policy:
+    """The policy of a YAML text; `PosgapError` begins with `where`.
+
+    Every value is read as text, which the policy's fields then parse: YAML's own reading takes `1.10` for 1.1, and
+    `no` for false. Refused are aliases, by which a short text means a long one, and names that are there twice.
+    """
+    if len(data) > MOST_BYTES:
+        raise PosgapError(f"{where}: more than {MOST_BYTES} bytes, too much for a policy")
+    try:
+        values = yaml.load(data, _Texts)
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise PosgapError(f"{where}: not YAML: {error.problem}{line}") from None
+    except yaml.YAMLError as error:
+        raise PosgapError(f"{where}: not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise PosgapError(f"{where}: not YAML: nested too deep") from None
+    if not isinstance(values, dict):
+        raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy default` prints all")
+    if unknown := [str(name) for name in values if name not in Policy.model_fields]:
+        raise PosgapError(
+            f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
+        )
+    return parsed(Policy, values, where)
+
+
+class _Texts(yaml.BaseLoader):
+    """Reads every value as text, and neither aliases nor a name twice."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise yaml.MarkedYAMLError(problem="an alias, which a policy cannot have", problem_mark=mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise yaml.MarkedYAMLError(problem=f"{twice[0][:60]!r} is there twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def policy_text(policy: Policy) -> str:
+    """The policy as YAML, a line a value, each below what it means."""
+    fields = Policy.model_fields.items()
+    return "\n".join(f"# {field.description}\n{name}: {json.dumps(getattr(policy, name))}" for name, field in fields)
+
+
+def policy_digest(policy: Policy) -> str:
+    """sha256 of all that a policy says, whichever of it a file wrote down."""
+    return digest_of(policy.model_dump(mode="json"))
+
+
+def policy_of(config: GateConfig) -> Policy:
+    """The policy that a gate judges by: its file's, or else the one that its options make.
+
+    With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.
+    """
+    options = Policy.of(config)
+    if config.policy is None:
+        return options
+    policy = read_policy(config.policy)
+    for name in options.model_fields_set:
+        value, demanded = getattr(options, name), getattr(policy, name)
+        if value not in (config.default(name), demanded):
+            raise PosgapError(
+                f"--{name.replace('_', '-')} {value}: {config.policy} says {demanded}, which no option changes; leave "
+                "the option out, or change the policy"
+            )
+    return policy
+
+
+def show_default(config: Config) -> None:
+    """Prints the policy of a gate without options, to begin a file with."""
+    click.echo(policy_text(Policy()))
