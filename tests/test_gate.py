@@ -35,7 +35,7 @@ def write_sweep(
     """
     rng = np.random.default_rng(seed)
     placements = placements or [[i + 1] for i in range(5)]
-    correct = (rng.random((N, 5)) < np.asarray(probability))[list(order), : len(placements)]
+    correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
     sweep = Sweep(
         task="kv",
         model=str(model),

@@ -114,6 +114,43 @@ def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_pa
     assert "beginning, middle, end" in asked["regions"].meaning
 
 
+def wilson(rights: int, error: float) -> tuple[float, float]:
+    """Wilson's bounds, in points, of so many rights of N, each wrong with chance `error`."""
+    share, z2 = rights / N, stats.norm.isf(error) ** 2
+    centre, half = share + z2 / (2 * N), np.sqrt(z2 * (share * (1 - share) / N + z2 / (4 * N**2)))
+    return tuple(100 * (centre + side * half) / (1 + z2 / N) for side in (-1, 1))
+
+
+def test_what_is_claimed_of_the_candidate_alone_is_read_from_it_alone(tmp_path):
+    candidate, base = wrong(10, 20, 40, 20, 10), wrong(60, 30, 70, 80, 30)
+    asked = rulings(tmp_path, candidate, base, min_worst=70, max_region_gap=15)
+    assert asked["gap"].estimate == 15 and asked["gap"].interval == statistics.gap_interval(candidate)
+    assert asked["useful"].estimate == 90 and asked["useful"].threshold == 20  # one record of five by chance
+    means = candidate.mean(axis=1)
+    assert asked["useful"].interval == pytest.approx(statistics.mean_interval(means, 0.05).tolist())
+    # Every position must be shown to be good enough; of the five, one that is not could be so by chance.
+    assert asked["worst"].estimate == 80
+    assert asked["worst"].interval == pytest.approx((wilson(160, 0.05)[0], wilson(160, 0.01)[1]))
+    pooled = np.stack([candidate[:, 0], candidate[:, 1:4].mean(axis=1), candidate[:, 4]], axis=1)
+    assert asked["regions"].interval == pytest.approx(statistics.gap_interval(pooled))
+
+
+def test_every_claim_is_a_sentence(tmp_path):
+    one_half, other_half = np.arange(N) % 2 == 0, np.arange(N) % 2 == 1
+    outcomes = np.zeros((N, 10))
+    outcomes[one_half, 8] = outcomes[other_half, 1] = 1
+    folder = write_sweep(tmp_path / "a", outcomes, placements=[[i] for i in range(1, 11)], n_docs=10)
+    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, min_worst=50, max_region_gap=12.5)
+    assert [rule.sentence for rule in judge(folder, folder, folder, config).rules] == [
+        "gap, best minus worst position: at most 10 for certain",
+        "mean against the champion: at least -2 for certain",
+        "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",
+        "mean, against guessing and answering without documents: at least 10 for certain",
+        "accuracy at the worst position: at least 50 for certain",
+        "gap between regions (beginning, middle, end): at most 12.5 for certain",
+    ]
+
+
 def test_regions_of_pairs_are_their_categories(tmp_path):
     pairs = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     folder = write_sweep(tmp_path / "pairs", wrong(0, 0, 20, 60, 60), placements=pairs)

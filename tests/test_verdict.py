@@ -1,0 +1,154 @@
+"""The gate's verdict: what it records of itself, and what people read of it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from test_gate import ASKED, N, write_sweep
+
+from posgap.choices import Parameters
+from posgap.config import GateConfig
+from posgap.files import digest, write_json
+from posgap.gating.rules import Case, GateRule, Ruling
+from posgap.gating.verdict import Verdict, _ruling, asked_rules, judge, markdown, read_verdict
+from posgap.measurement.sweeps import Evidence
+
+GOOD = [0.995] * 5
+Z = stats.norm.isf(0.05)
+
+
+def ruling(name: str, limit: float, needs: int | None = None) -> Ruling:
+    """Of a gap that is estimated as 5 and lies between 2 and 8."""
+    return Ruling(
+        name=name,
+        meaning=name,
+        claim="at most",
+        threshold=limit,
+        estimate=5.04,
+        interval=(2.0, 8.0),
+        needs=needs,
+    )
+
+
+PASSED, FAILED = ruling("wide", 12.5), ruling("narrow", 1)
+UNSURE, MORE_UNSURE = ruling("gap", 5, needs=300), ruling("mean", 4, needs=200)
+
+
+def verdict(*rules: Ruling, lacking=(), otherwise=()) -> Verdict:
+    return Verdict(
+        model_digest="",
+        lacking=list(lacking),
+        asked_otherwise=list(otherwise),
+        demands={},
+        allow=[],
+        evidence={},
+        rules=list(rules),
+    )
+
+
+TABLE = """# Refused
+
+|            | rule                           | value | threshold | estimate | 95 % bounds | examples needed |
+|------------|--------------------------------|------:|----------:|---------:|------------:|----------------:|
+| pass       | wide: at most 12.5 for certain |   8.0 |      12.5 |      5.0 |  2.0 to 8.0 |                 |
+| **unsure** | gap: at most 5 for certain     |   8.0 |         5 |      5.0 |  2.0 to 8.0 |             300 |
+| **fail**   | narrow: at most 1 for certain  |   8.0 |         1 |      5.0 |  2.0 to 8.0 |                 |
+"""
+
+
+def test_a_verdict_is_read_as_a_table():
+    assert markdown(verdict(PASSED, UNSURE, FAILED)) == TABLE
+
+
+def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
+    table = markdown(verdict(PASSED)).removeprefix("# Admitted\n")
+    lacking, otherwise = ["9 examples, and the gate asks for 100", "x"], ["prompt", "shuffle"]
+    little = "\nThere is too little to judge by: 9 examples, and the gate asks for 100; x.\n"
+    note = "\nThe sweeps were not asked alike, as was allowed: prompt, shuffle.\n"
+    both = verdict(PASSED, lacking=lacking, otherwise=otherwise)
+    assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}"
+    assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}"
+
+
+@pytest.mark.parametrize(
+    ("reached", "line"),
+    [
+        (
+            verdict(PASSED, FAILED, UNSURE, ruling("worst", 0)),
+            "the gate refused m: narrow 5.0 (2.0 to 8.0), threshold 1; worst 5.0 (2.0 to 8.0), threshold 0",
+        ),
+        (
+            verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), lacking=["few", "holes"]),
+            "there is not enough evidence to admit m: mean 5.0 (2.0 to 8.0), threshold 4; gap 5.0 (2.0 to 8.0), "
+            "threshold 5; worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 300 examples",
+        ),
+        (verdict(PASSED, lacking=["few"]), "there is not enough evidence to admit m: few"),
+        (verdict(), "there is not enough evidence to admit m: no rule was asked"),
+    ],
+    ids=["refused", "unsure", "too little", "nothing asked"],
+)
+def test_the_reasons_are_told_in_one_line(reached, line):
+    assert str(reached.error("m")) == line
+
+
+def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
+    asked = ASKED.model_copy(update={"prompt": "q"})
+    folders = {
+        "candidate": write_sweep(tmp_path / "new", GOOD, model=model_folder),
+        "base": write_sweep(tmp_path / "old", [0.9] * 5, asked=asked),
+        "champion": write_sweep(tmp_path / "best", [0.95] * 5, seed=1),
+    }
+    config = GateConfig(out=tmp_path / "out", candidate=".", base=".", max_gap=12.5, allow=["prompt", "decoding"])
+    reached = judge(*folders.values(), config)
+    assert reached.model_digest == digest(model_folder)
+    assert reached.lacking == [] and reached.asked_otherwise == ["prompt"] and reached.allow == ["prompt", "decoding"]
+    assert reached.demands == {
+        "max_gap": 12.5,
+        "mean_tolerance": 2.0,
+        "advantageous_tolerance": 5.0,
+        "min_mean": 5.0,
+        "closed_book": 0.0,
+        "min_worst": 0.0,
+        "max_region_gap": 100.0,
+        "least_examples": 100,
+        "least_placements": 5,
+    }
+    assert reached.evidence.keys() == folders.keys()
+    for role, record in reached.evidence.items():
+        assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
+    assert judge(folders["candidate"], folders["base"], None, config).evidence.keys() == {"candidate", "base"}
+    few = judge(*folders.values(), config.model_copy(update={"least_examples": 201, "least_placements": 6}))
+    assert few.lacking == ["200 examples, and the gate asks for 201"] and few.outcome == "not enough evidence"
+    write_json(tmp_path / "gate.json", json.loads(reached.model_dump_json()))
+    assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == reached
+
+
+def test_each_rule_is_asked_with_its_own_parameters(tmp_path):
+    config = GateConfig(out=tmp_path, candidate=".", base=".", max_gap=3, min_mean=0, min_worst=50)
+    asked = {rule.name: parameters.model_dump() for rule, parameters in asked_rules(config)}
+    assert asked == {
+        "gap": {"max_gap": 3.0},
+        "mean": {"mean_tolerance": 2.0},
+        "advantageous": {"advantageous_tolerance": 5.0},
+        "worst": {"min_worst": 50.0},
+    }
+
+
+def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
+    right = write_sweep(tmp_path / "right", np.ones((N, 5)))
+    config = GateConfig(out=tmp_path / "out", candidate=right, base=right, max_gap=2, mean_tolerance=1)
+    rules = {rule.name: rule for rule in judge(right, right, None, config).rules}
+    assert {name: rule.outcome for name, rule in rules.items()} == {
+        "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass"
+    }  # fmt: skip
+    # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
+    assert rules["mean"].needs == math.ceil(99 * Z**2)
+    assert rules["gap"].needs is rules["advantageous"].needs is rules["useful"].needs is None
+
+
+def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
+    right = Evidence(write_sweep(tmp_path / "right", np.ones((N, 5))))
+    rule = GateRule("gap", "", lambda parameters, case: ruling("gap", 5))
+    assert _ruling(rule, Parameters(), Case(right, right, None)) == ruling("gap", 5)
