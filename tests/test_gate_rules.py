@@ -102,6 +102,8 @@ def test_a_model_must_be_better_than_guessing(tmp_path, right, options, outcome)
 def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_path):
     outcomes = wrong(10, 20, 40, 20, 10)
     assert rulings(tmp_path, outcomes, outcomes, min_mean=0).keys() == {"gap", "mean", "advantageous"}
+    without_documents = rulings(tmp_path, outcomes, outcomes, min_mean=0, closed_book=95)["useful"]
+    assert without_documents.threshold == 95 and without_documents.outcome == "fail"
     asked = rulings(tmp_path, outcomes, outcomes, min_worst=70, max_region_gap=15)
     assert asked.keys() == {"gap", "mean", "advantageous", "useful", "worst", "regions"}
     # Wilson's one-sided bound of 160 of 200 right.
@@ -140,8 +142,8 @@ def test_every_claim_is_a_sentence(tmp_path):
     outcomes = np.zeros((N, 10))
     outcomes[one_half, 8] = outcomes[other_half, 1] = 1
     folder = write_sweep(tmp_path / "a", outcomes, placements=[[i] for i in range(1, 11)], n_docs=10)
-    config = GateConfig(out=tmp_path / "out", candidate=folder, base=folder, min_worst=50, max_region_gap=12.5)
-    assert [rule.sentence for rule in judge(folder, folder, folder, config).rules] == [
+    policy = Policy(min_worst=50, max_region_gap=12.5)
+    assert [rule.sentence for rule in judge(folder, folder, folder, policy).rules] == [
         "gap, best minus worst position: at most 10 for certain",
         "mean against the champion: at least -2 for certain",
         "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",

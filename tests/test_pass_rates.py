@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from posgap.config import GateConfig
+from posgap.config import Policy
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.power import Assumed
@@ -35,8 +35,7 @@ def between(assumed: Assumed, size: int) -> float:
 
 
 def pass_rate(assumed: Assumed, n: int, rule: str, **options) -> float:
-    config = GateConfig(out="out", candidate=".", base=".", **options)
-    ((of_rule, parameters),) = [asked for asked in asked_rules(config) if asked[0].name == rule]
+    ((of_rule, parameters),) = [asked for asked in asked_rules(Policy(**options)) if asked[0].name == rule]
     rate = of_rule.pass_rate(parameters, assumed, n)
     assert 0.05 < rate < 0.95  # where it depends on everything
     return rate
@@ -50,9 +49,7 @@ def test_the_rate_of_passing_follows_from_the_covariance_of_outcomes(assumed, n)
         ("gap", "max_gap", 12.0): power.flat_rate(n, 0.12, p, between(assumed, 1)),
         ("regions", "max_region_gap", 9.0): power.flat_rate(n, 0.09, 3, between(assumed, max(1, p // 3))),
         ("mean", "mean_tolerance", 4.0): power.equal_rate(n, 0.04, variance(assumed, *mean, *np.negative(mean))),
-        ("advantageous", "advantageous_tolerance", 7.0): power.equal_rate(
-            n, 0.07, variance(assumed, 1, *each[1:], -1)
-        ),
+        ("advantageous", "advantageous_tolerance", 7.0): power.equal_rate(n, 0.07, variance(assumed, 1, *each[1:], -1)),
         ("useful", "min_mean", 100 * assumed.mean - 6): power.above_rate(
             n, assumed.mean - 0.06, assumed.mean, variance(assumed, *mean)
         ),

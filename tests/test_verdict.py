@@ -9,7 +9,7 @@ from scipy import stats
 from test_gate import ASKED, N, write_sweep
 
 from posgap.choices import Parameters
-from posgap.config import GateConfig
+from posgap.config import Policy
 from posgap.files import digest, write_json
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.gating.verdict import Verdict, _ruling, asked_rules, judge, markdown, read_verdict
@@ -41,8 +41,7 @@ def verdict(*rules: Ruling, lacking=(), otherwise=()) -> Verdict:
         model_digest="",
         lacking=list(lacking),
         asked_otherwise=list(otherwise),
-        demands={},
-        allow=[],
+        policy=Policy(),
         evidence={},
         rules=list(rules),
     )
@@ -100,34 +99,23 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
         "base": write_sweep(tmp_path / "old", [0.9] * 5, asked=asked),
         "champion": write_sweep(tmp_path / "best", [0.95] * 5, seed=1),
     }
-    config = GateConfig(out=tmp_path / "out", candidate=".", base=".", max_gap=12.5, allow=["prompt", "decoding"])
-    reached = judge(*folders.values(), config)
+    policy = Policy(max_gap=12.5, allow=["prompt", "decoding"])
+    reached = judge(*folders.values(), policy)
     assert reached.model_digest == digest(model_folder)
-    assert reached.lacking == [] and reached.asked_otherwise == ["prompt"] and reached.allow == ["prompt", "decoding"]
-    assert reached.demands == {
-        "max_gap": 12.5,
-        "mean_tolerance": 2.0,
-        "advantageous_tolerance": 5.0,
-        "min_mean": 5.0,
-        "closed_book": 0.0,
-        "min_worst": 0.0,
-        "max_region_gap": 100.0,
-        "least_examples": 100,
-        "least_placements": 5,
-    }
+    assert reached.lacking == [] and reached.asked_otherwise == ["prompt"] and reached.policy == policy
     assert reached.evidence.keys() == folders.keys()
     for role, record in reached.evidence.items():
         assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
-    assert judge(folders["candidate"], folders["base"], None, config).evidence.keys() == {"candidate", "base"}
-    few = judge(*folders.values(), config.model_copy(update={"least_examples": 201, "least_placements": 6}))
+    assert judge(folders["candidate"], folders["base"], None, policy).evidence.keys() == {"candidate", "base"}
+    few = judge(*folders.values(), policy.model_copy(update={"least_examples": 201}))
     assert few.lacking == ["200 examples, and the gate asks for 201"] and few.outcome == "not enough evidence"
     write_json(tmp_path / "gate.json", json.loads(reached.model_dump_json()))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == reached
 
 
-def test_each_rule_is_asked_with_its_own_parameters(tmp_path):
-    config = GateConfig(out=tmp_path, candidate=".", base=".", max_gap=3, min_mean=0, min_worst=50)
-    asked = {rule.name: parameters.model_dump() for rule, parameters in asked_rules(config)}
+def test_each_rule_is_asked_with_its_own_parameters():
+    policy = Policy(max_gap=3, min_mean=0, min_worst=50)
+    asked = {rule.name: parameters.model_dump() for rule, parameters in asked_rules(policy)}
     assert asked == {
         "gap": {"max_gap": 3.0},
         "mean": {"mean_tolerance": 2.0},
@@ -138,14 +126,22 @@ def test_each_rule_is_asked_with_its_own_parameters(tmp_path):
 
 def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     right = write_sweep(tmp_path / "right", np.ones((N, 5)))
-    config = GateConfig(out=tmp_path / "out", candidate=right, base=right, max_gap=2, mean_tolerance=1)
-    rules = {rule.name: rule for rule in judge(right, right, None, config).rules}
+    rules = {rule.name: rule for rule in judge(right, right, None, Policy(max_gap=2, mean_tolerance=1)).rules}
     assert {name: rule.outcome for name, rule in rules.items()} == {
         "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass"
     }  # fmt: skip
     # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
     assert rules["mean"].needs == math.ceil(99 * Z**2)
     assert rules["gap"].needs is rules["advantageous"].needs is rules["useful"].needs is None
+
+
+def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_with_these(tmp_path):
+    outcomes = np.ones((N, 5))
+    outcomes[:8, 4] = 0  # an uneven model: it is not the number of examples that it lacks
+    uneven = write_sweep(tmp_path / "uneven", outcomes)
+    reached = judge(uneven, uneven, None, Policy(max_gap=6))
+    assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs is None
+    assert "sweep at least" not in str(reached.error("m"))
 
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):

@@ -27,7 +27,7 @@ class Ruling(Record):
     """What a rule found on its claim that a figure is `at most` or `at least` so much.
 
     The `interval` ends at the lower and the upper one-sided 95 % bound. `needs` says, where the evidence allows
-    both, how many examples a flat model that lost nothing would need to pass in 80 %.
+    both, how many examples a flat model that lost nothing would need to pass in 80 %, if that is more than there were.
     """
 
     name: str
@@ -302,7 +302,12 @@ ADVANTAGEOUS = GateRule(
     _advantageous_rate,
 )
 USEFUL = GateRule(
-    "useful", "the model is better than guessing", _useful, MinMean, _useful_rate, lambda p: p.min_mean > 0
+    "useful",
+    "the model is better than guessing",
+    _useful,
+    MinMean,
+    _useful_rate,
+    lambda p: p.min_mean > 0 or p.closed_book > 0,
 )
 WORST = GateRule(
     "worst", "even the worst position is right often enough", _worst, MinWorst, _worst_rate, lambda p: p.min_worst > 0

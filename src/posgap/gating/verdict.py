@@ -107,7 +107,8 @@ def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
         return ruling
     assumed = power.assumed_of_pair(case.candidate.correct, case.best.correct)
     needs = power.examples_for_rate(lambda n: rate(parameters, assumed, n), power.USUAL)
-    return ruling.model_copy(update={"needs": needs})
+    too_few = needs is not None and needs > len(case.candidate.correct)
+    return ruling.model_copy(update={"needs": needs}) if too_few else ruling
 
 
 def read_verdict(path: Path) -> Verdict:
