@@ -1,14 +1,22 @@
 """Policies: what the gate demands, as a file that nothing outside of it loosens."""
 
+import json
+import os
+import re
+
+import mlflow
 import pytest
-from test_gate import base, decide, write_sweep  # noqa: F401  `base` is a fixture
+from test_gate import base, decide, promotion, write_sweep  # noqa: F401  `base` is a fixture
 
 from posgap.cli import main
-from posgap.config import Policy
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.config import GateConfig, Policy
+from posgap.errors import NotEnoughEvidence, PosgapError
+from posgap.files import digest, digest_of, read_json
 from posgap.gating.policy import MOST_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replayed
+from posgap.redaction import redacted
+from posgap.stages.promote import promote
+from posgap.storage.inputs import read_manifest
 
 
 def policy_file(folder, text):
@@ -135,3 +143,174 @@ def test_another_policy_is_another_gate(tmp_path, base):  # noqa: F811
     assert decide(tmp_path, new, base, policy=file)[0].passed
     file.write_text("max_gap: 1")
     assert not decide(tmp_path, new, base, policy=file)[0].passed
+
+
+def posgap(*arguments):
+    """Runs the command line; returns its exit code."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return stopped.value.code
+
+
+def registered(tmp_path, text, name="tiny"):
+    """Gives a registered model a policy."""
+    assert posgap("policy", "set", name, policy_file(tmp_path, text)) == 0
+
+
+def test_a_registered_model_has_a_policy_of_its_own(tmp_path, capsys):
+    assert posgap("policy", "show", "tiny") == 2
+    assert "tiny: has no policy in MLflow; `posgap policy set tiny FILE` gives it one" in capsys.readouterr().err
+    registered(tmp_path, "version: 1\nmax_gap: 3")
+    registered(tmp_path, "version: 2\nmax_gap: 4")
+    assert posgap("policy", "show", "tiny") == 0
+    assert parsed_policy(capsys.readouterr().out.encode(), "shown") == Policy(version="2", max_gap=4)
+
+
+@pytest.mark.parametrize("name", ["x' or name like '%", "a/b", "", " x", "x" * 201])
+def test_no_name_says_something_else_to_mlflow(tmp_path, name, capsys):
+    assert posgap("policy", "set", name, policy_file(tmp_path, "max_gap: 3")) == 2
+    assert posgap("policy", "show", name) == 2
+    with pytest.raises(ValueError, match="write at most 200 letters"):
+        GateConfig(out=tmp_path, candidate=tmp_path, base=tmp_path, policy=f"registry:{name}")
+
+
+def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):  # noqa: F811
+    registered(tmp_path, "version: strict\nmax_gap: 1")
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    by_name, by_registry = (
+        decide(tmp_path, new, base, **options, force=True)[0]
+        for options in ({"name": "tiny"}, {"policy": "registry:tiny"})
+    )
+    assert by_name == by_registry and by_name.outcome == "not enough evidence" and by_name.policy.version == "strict"
+    # Another name has none: the options decide.
+    assert decide(tmp_path, new, base, name="other")[0].policy == Policy()
+    # The policy is asked for again each time.
+    registered(tmp_path, "version: lax")
+    assert decide(tmp_path, new, base, name="tiny")[0].passed
+
+
+def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):  # noqa: F811
+    registered(tmp_path, "max_gap: 2")
+    with pytest.raises(PosgapError, match="--max-gap 100.0: .* says 2.0, which no option changes"):
+        decide(tmp_path, base, base, name="tiny", max_gap=100)
+    with pytest.raises(PosgapError, match="--policy .*: tiny has a policy of its own, without a version .*, which no"):
+        decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))
+    registered(tmp_path, "max_gap: 100", name="lax")
+    with pytest.raises(PosgapError, match="--policy registry:lax: tiny has a policy of its own"):
+        decide(tmp_path, base, base, name="tiny", policy="registry:lax")
+    with pytest.raises(PosgapError, match="none: has no policy in MLflow"):
+        decide(tmp_path, base, base, policy="registry:none")
+
+
+def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, base, model_folder):  # noqa: F811
+    registered(tmp_path, "version: strict\nmax_gap: 1")
+    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    with pytest.raises(NotEnoughEvidence, match="to admit .* by the policy of tiny, and no alias was moved: gap"):
+        promote(admitted)
+    assert not mlflow.MlflowClient().search_model_versions("name='tiny'")
+    registered(tmp_path, "version: strict\nmax_gap: 1\ntask: qa")
+    with pytest.raises(NotEnoughEvidence, match="task kv, and the policy asks for qa"):
+        promote(admitted)
+
+
+@pytest.mark.parametrize("tag", ['{"max_hole": 1}', "max_gap: .nan", "[1]", "x" * 5000])
+def test_a_policy_that_was_spoilt_in_mlflow_admits_nobody(tmp_path, base, model_folder, tag):  # noqa: F811
+    registered(tmp_path, "max_gap: 2")
+    mlflow.MlflowClient().set_registered_model_tag("tiny", "posgap.policy", tag)
+    with pytest.raises(PosgapError, match="policy of tiny in MLflow: "):
+        promote(promotion(tmp_path, "admitted", model_folder, base))
+    with pytest.raises(PosgapError, match="policy of tiny in MLflow: "):
+        decide(tmp_path, base, base, name="tiny")
+
+
+def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, base, model_folder):  # noqa: F811
+    registered(tmp_path, "version: 7\nmax_gap: 8")
+    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    promote(admitted)
+    tags = mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion").tags
+    policy = Policy(version="7", max_gap=8)
+    assert parsed_policy(tags["posgap.policy"].encode(), "tag") == policy
+    assert tags["posgap.policy_digest"] == policy_digest(policy)
+    evidence = json.loads(tags["posgap.evidence"])
+    assert evidence.keys() == {"candidate", "base", "verdict"} and len(tags["posgap.evidence"]) < 2000
+    assert evidence["candidate"]["predictions.jsonl"] == digest(admitted.sweep / "predictions.jsonl")
+    assert evidence["base"]["sweep.json"] == digest(base / "sweep.json")
+    assert evidence["candidate"]["model"] == tags["posgap.model_digest"]
+    assert evidence["candidate"]["settings"] == digest_of({})
+    assert evidence["verdict"] == digest(admitted.gate / "gate.json")
+
+
+@pytest.fixture
+def signed(tmp_path, monkeypatch, capsys):
+    """A name whose policy asks for a signature, with the key for it in the environment; its public part."""
+    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 0
+    line = capsys.readouterr().out
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    registered(tmp_path, line)
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "key").read_text())
+    return line.split()[1]
+
+
+def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):  # noqa: F811
+    admitted = promotion(tmp_path, "admitted", model_folder, base)
+    signature, verdict = admitted.gate / "gate.json.sig", admitted.gate / "gate.json"
+    assert read_manifest(admitted.gate)["config"]["signer"] == signed
+    right = signature.read_text()
+    signature.unlink()
+    with pytest.raises(PosgapError, match="gate.json: not signed, and the policy of tiny asks for a verdict signed by"):
+        promote(admitted)
+    for wrong in ("", "x", right[:40], "A" * 86 + "==", right.replace(right[5], "A" if right[5] != "A" else "B", 1)):
+        signature.write_text(wrong)
+        with pytest.raises(PosgapError, match=r"gate.json.sig: not the signature of this verdict by ed25519:"):
+            promote(admitted)
+    signature.write_text(right)
+    verdict.write_text(verdict.read_text() + "\n")  # the same verdict in other bytes
+    with pytest.raises(PosgapError, match="not the signature of this verdict"):
+        promote(admitted)
+    verdict.write_text(verdict.read_text()[:-1])
+    promote(admitted)
+    assert mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
+
+
+def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder, signed, monkeypatch):  # noqa: F811
+    posgap("policy", "keygen", "--out", tmp_path / "stranger")
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
+    with pytest.raises(PosgapError, match="not the signature of this verdict by"):
+        promote(promotion(tmp_path, "other", model_folder, base))
+    with pytest.raises(PosgapError, match=f"--signer {re.escape(signed)}: POSGAP_SIGNING_KEY holds ed25519:"):
+        decide(tmp_path, base, base, signer=signed)
+
+
+def test_a_gate_is_signed_when_the_key_comes_later(tmp_path, base, signed, monkeypatch):  # noqa: F811
+    key = os.environ["POSGAP_SIGNING_KEY"]
+    monkeypatch.delenv("POSGAP_SIGNING_KEY")
+    new = write_sweep(tmp_path / "new", [0.995] * 5)
+    decide(tmp_path, new, base)
+    assert not (tmp_path / "gate" / "gate.json.sig").exists()
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    decide(tmp_path, new, base)
+    assert (tmp_path / "gate" / "gate.json.sig").exists()
+
+
+@pytest.mark.parametrize("key", ["x", "ed25519:" + "A" * 43 + "=", "ed25519-private:" + "A" * 42, "ed25519-private:é"])
+def test_what_is_no_key_is_refused_and_not_shown(tmp_path, base, monkeypatch, key):  # noqa: F811
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    with pytest.raises(PosgapError) as refused:
+        decide(tmp_path, base, base)
+    assert str(refused.value) == "POSGAP_SIGNING_KEY: not a private key as `posgap policy keygen` writes it"
+
+
+def test_a_private_key_is_never_replaced_nor_taken_for_a_public_one(tmp_path, capsys):
+    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 0
+    key = (tmp_path / "key").read_text().strip()
+    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 2
+    assert "a key is never replaced" in capsys.readouterr().err
+    with pytest.raises(PosgapError, match="field `signed_by`"):
+        parsed_policy(f"signed_by: {key}".encode(), "p")
+
+
+def test_a_signing_key_is_shown_nowhere(tmp_path, monkeypatch):
+    posgap("policy", "keygen", "--out", tmp_path / "key")
+    key = (tmp_path / "key").read_text().strip()
+    monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
+    assert redacted(f"it is {key}!") == "it is ***!"

@@ -149,6 +149,9 @@ PLAN: Verbs = {
 
 POLICY: Verbs = {
     "default": (config.PolicyDefaultConfig, "posgap.gating.policy:show_default"),
+    "set": (config.PolicySetConfig, "posgap.gating.policy:set_policy"),
+    "show": (config.PolicyShowConfig, "posgap.gating.policy:show_policy"),
+    "keygen": (config.PolicyKeygenConfig, "posgap.gating.signature:keygen"),
 }
 
 PIPELINE: Verbs = {
@@ -234,7 +237,7 @@ def build() -> click.Group:
             root.add_command(groups[group[0]])
         kind = _Gate if name == "gate" else None
         (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
-    root.add_command(_group("policy", "What the gate demands, as a file.", POLICY))
+    root.add_command(_group("policy", "What the gate demands, in a file, or of a registered model.", POLICY))
     transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
     groups["scale"].add_command(transfer)
     pipeline = _group(

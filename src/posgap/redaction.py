@@ -10,7 +10,8 @@ from typing import Any
 
 HIDDEN = "***"
 LEAST = 8  # characters of a variable's value that is looked for everywhere: "test" stands in too many texts
-_NAME = r"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|api_?key|access_?key(?:_?id)?|private_?key|signature)"
+_KEY = r"(?:api_?key|access_?key(?:_?id)?|private_?key|signing_?key)"
+_NAME = rf"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|{_KEY}|signature)"
 _TOKEN = r"token"
 _VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_URL", re.IGNORECASE)
 # name=value, "name": "value", and name: value where the value has a digit, as words of a sentence have not.

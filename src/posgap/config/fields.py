@@ -26,6 +26,7 @@ class Role(Enum):
 
 SECRET = "secret"  # marks a field that is written down nowhere
 MOST_DOCS = 100_000
+REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 
 
@@ -111,6 +112,22 @@ def registered_name(text: str) -> str:
     return text
 
 
+def registered(location: Location | None) -> str:
+    """The name in `registry:NAME`; empty for a place of files."""
+    text = str(location or "")
+    return text.removeprefix(REGISTRY) if text.startswith(REGISTRY) else ""
+
+
+def _registered_if_so(location: Location | None) -> Location | None:
+    if str(location or "").startswith(REGISTRY):
+        registered_name(registered(location))
+    return location
+
+
+def _registered_name_if_any(text: str) -> str:
+    return registered_name(text) if text else text
+
+
 def _shard(text: str) -> str:
     if text:
         parse_shard(text)
@@ -157,6 +174,10 @@ def plain_type(field: FieldInfo) -> type:
 
 
 RegisteredName = Annotated[str, AfterValidator(registered_name)]
+OptionalRegisteredName = Annotated[str, AfterValidator(_registered_name_if_any)]
+OptionalInputOrRegistered = Annotated[
+    Local | None, Role.INPUT, BeforeValidator(location_if_any), AfterValidator(_registered_if_so)
+]
 RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 

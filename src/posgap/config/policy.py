@@ -9,6 +9,8 @@ from posgap.config.base import Config
 from posgap.config.fields import Allowed, OptionalTaskName
 from posgap.config.measurement import ALLOW
 
+PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
+
 
 class Demands(Config):
     allow: Allowed = Field([], description=ALLOW)
@@ -33,6 +35,11 @@ class _About(Config):
         "",
         pattern=r"^([0-9a-f]{64})?$",
         description="examples that must have been swept: examples_digest of a sweep.json; empty: any",
+    )
+    signed_by: str = Field(
+        "",
+        pattern=PUBLIC_KEY,
+        description="public key of whoever must have signed the verdict before it promotes a model; empty: nobody",
     )
 
 

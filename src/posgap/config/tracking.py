@@ -13,12 +13,16 @@ from posgap.config.fields import (
     InputPath,
     InputPaths,
     ModelPath,
+    OnThisMachine,
+    OptionalInputOrRegistered,
     OptionalInputPath,
+    OptionalRegisteredName,
+    OutputPath,
     RegisteredName,
     RunId,
 )
 from posgap.config.measurement import ExpectedConfig
-from posgap.config.policy import Demands
+from posgap.config.policy import PUBLIC_KEY, Demands
 
 
 class _Judged(StageConfig):
@@ -27,8 +31,17 @@ class _Judged(StageConfig):
     champion: OptionalInputPath = Field(
         None, description="sweep of the current champion, to compare with; empty: the base"
     )
-    policy: OptionalInputPath = Field(
-        None, description="file of the policy, which then alone decides; empty: the options below"
+    policy: OptionalInputOrRegistered = Field(
+        None,
+        description="file of the policy, or registry:NAME; it then alone decides; empty: the options below",
+    )
+    name: OptionalRegisteredName = Field(
+        "", description="registered model that the candidate is for, whose policy decides, if it has one; empty: none"
+    )
+    signer: str = Field(
+        "",
+        pattern=PUBLIC_KEY,
+        description="public key of the private one in POSGAP_SIGNING_KEY that signs the verdict; empty: whichever",
     )
 
 
@@ -44,6 +57,27 @@ class GateReplayConfig(Config):
 
 class PolicyDefaultConfig(Config):
     """Prints the policy of a gate without options as YAML, to begin a policy file with."""
+
+
+class PolicyShowConfig(Config):
+    """Prints the policy of a registered model as YAML."""
+
+    name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
+
+
+class PolicySetConfig(PolicyShowConfig):
+    """Gives a registered model a policy: `promote` admits to it only what this policy does."""
+
+    file: Annotated[InputPath, POSITIONAL] = Field(description="file of the policy, in YAML")
+
+
+class PolicyKeygenConfig(Config):
+    """Makes a pair of keys: the private one signs verdicts, and a policy can ask for the public one's signature.
+
+    Put the file's content into POSGAP_SIGNING_KEY where `posgap gate` runs, and the printed line into the policy.
+    """
+
+    out: Annotated[OutputPath, OnThisMachine] = Field(description="file to write the private key to")
 
 
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters

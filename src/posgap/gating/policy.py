@@ -1,17 +1,23 @@
 """Policies as files: YAML that says what a gate demands of a candidate."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
-from posgap.config import Config, GateConfig, Policy
+from posgap.config import Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
+from posgap.config.fields import REGISTRY, registered
 from posgap.errors import PosgapError
-from posgap.files import digest_of, parsed
+from posgap.files import atomic, digest_of, parsed
 from posgap.json_text import opened
+from posgap.locations import Location, cache_folder
+from posgap.storage.inputs import with_local_paths
+from posgap.tracking import registry
 
+log = logging.getLogger(__name__)
 MOST_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 
@@ -92,6 +98,59 @@ def policy_of(config: GateConfig) -> Policy:
                 "the option out, or change the policy"
             )
     return policy
+
+
+def registered_policy(name: str) -> Policy | None:
+    """The policy of a registered model, which MLflow keeps; None where it has none."""
+    text = registry.policy(name)
+    return parsed_policy(text.encode(), f"policy of {name} in MLflow") if text else None
+
+
+def required_policy(name: str) -> Policy:
+    """The same; `PosgapError` where it has none."""
+    if policy := registered_policy(name):
+        return policy
+    raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy set {name} FILE` gives it one")
+
+
+def policy_file(config: GateConfig) -> Location | None:
+    """The file of the policy that a gate judges by; None where its options are the policy.
+
+    It is the policy of the registered model that the candidate is for, where that has one: `PosgapError` where
+    another is given beside it.
+    """
+    own = registered_policy(config.name) if config.name else None
+    if own and config.policy not in (None, Path(REGISTRY + config.name)):
+        raise PosgapError(
+            f"--policy {config.policy}: {config.name} has a policy of its own, {described(own)}, which no other "
+            "replaces; leave --policy out"
+        )
+    if name := registered(config.policy):
+        own = required_policy(name)
+    if own is None:
+        return config.policy
+    file = cache_folder().absolute() / "policies" / f"{policy_digest(own)}.yaml"
+    with atomic(file, lasting=False) as partial:
+        partial.write_text(policy_text(own), encoding="utf-8")
+    return file
+
+
+@with_local_paths
+def set_policy(config: PolicySetConfig) -> None:
+    """Gives a registered model the policy of a file. What the file leaves out is kept with the defaults of today."""
+    policy = read_policy(config.file)
+    registry.set_policy(config.name, policy.model_dump_json())
+    log.info("%s: policy %s", config.name, described(policy))
+
+
+def show_policy(config: PolicyShowConfig) -> None:
+    """Prints the policy of a registered model."""
+    click.echo(policy_text(required_policy(config.name)))
+
+
+def described(policy: Policy) -> str:
+    """The policy by its version and digest, in a line."""
+    return f"{policy.version or 'without a version'} ({policy_digest(policy)[:12]})"
 
 
 def show_default(config: Config) -> None:

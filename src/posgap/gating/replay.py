@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from posgap.config import GateReplayConfig
+from posgap.config import GateReplayConfig, Policy
 from posgap.errors import PosgapError
 from posgap.files import digest, read_json
 from posgap.gating.evidence import FILES, first_difference, folder_of
@@ -45,12 +45,17 @@ def replayed(folder: Path) -> Verdict:
                 raise PosgapError(f"{file}: not the file that was judged; gate again")
     if not {"candidate", "base"} <= told.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
-    champion = folder / "champion" if "champion" in told.evidence else None
-    again = judge(folder / "candidate", folder / "base", champion, told.policy)
+    again = judged_by(told.policy, told, folder)
     # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
     if wrong := first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json")):
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
     return told
+
+
+def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:
+    """What a policy says of the evidence that lies beside a verdict."""
+    champion = folder / "champion" if "champion" in verdict.evidence else None
+    return judge(folder / "candidate", folder / "base", champion, policy)
 
 
 @with_local_paths

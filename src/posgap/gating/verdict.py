@@ -111,6 +111,15 @@ def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
     return ruling.model_copy(update={"needs": needs}) if too_few else ruling
 
 
+def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
+    """What a verdict rests on, by digest: of each sweep the model, examples, settings and files."""
+    return {
+        role: {"model": record.model_digest, "examples": record.examples_digest, "settings": record.settings_digest}
+        | {name: sha for name, sha in record.files.items() if sha}
+        for role, record in verdict.evidence.items()
+    }
+
+
 def read_verdict(path: Path) -> Verdict:
     """Reads the verdict from the folder `gate` wrote, or from its `gate.json`."""
     return read_model(Verdict, path, GATE_FILE)

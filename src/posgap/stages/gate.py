@@ -4,10 +4,13 @@ import logging
 from pathlib import Path
 
 from posgap.config import GateConfig
+from posgap.errors import PosgapError
 from posgap.files import write_json
-from posgap.gating.policy import policy_of
+from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
+from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, judge, markdown
+from posgap.locations import Location
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -15,18 +18,36 @@ from posgap.tracking.runs import Run
 log = logging.getLogger(__name__)
 
 
-@stage
-def gate(config: GateConfig, out: Path, run: Run) -> None:
+def gate(config: GateConfig) -> Location:
     """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), the same for people as
-    `gate.md`, and copies of what it rests on, by which it can be judged again."""
+    `gate.md`, and copies of what it rests on, by which it can be judged again.
+
+    The policy of the registered model that `config` names is asked for each time. Where the environment holds a key
+    the verdict's signature lies beside it.
+    """
+    key = signing_key()
+    signer = public_key(key) if key else ""
+    if config.signer not in ("", signer):
+        raise PosgapError(f"--signer {config.signer}: POSGAP_SIGNING_KEY holds {signer or 'no key'}")
+    return _gate(config.model_copy(update={"policy": policy_file(config), "signer": signer}))
+
+
+@stage
+def _gate(config: GateConfig, out: Path, run: Run) -> None:
     verdict = judge(config.candidate, config.base, config.champion, policy_of(config))
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
+    if key := signing_key():
+        sign(out / GATE_FILE, key)
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
     keep([("candidate", config.candidate), ("base", config.base), ("champion", config.champion)], out)
     swept = read_sweep(config.candidate)
     run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})
-    run.tags({"posgap.gate": verdict.outcome, "posgap.label": swept.label})
+    run.tags(
+        {"posgap.gate": verdict.outcome, "posgap.label": swept.label, "posgap.policy_digest": verdict.policy_digest}
+    )
     run.artifact(out)
+    if config.policy:
+        log.info("judged by policy %s", described(verdict.policy))
     for rule in verdict.rules:
         log.info("%s %s (%.1f): %s", rule.outcome, rule.name, rule.value, rule.sentence)
     for complaint in verdict.lacking:

@@ -1,13 +1,17 @@
 """promote: a model that passed the gate becomes the registry's champion."""
 
+import json
 import logging
 from pathlib import Path
 
 from posgap.config import PromoteConfig
 from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.files import digest, write_json
 from posgap.gating.evidence import record_of
-from posgap.gating.replay import replayed
+from posgap.gating.policy import policy_digest, registered_policy
+from posgap.gating.replay import judged_by, replayed
+from posgap.gating.signature import require_signed
+from posgap.gating.verdict import GATE_FILE, digests
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -25,8 +29,9 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
     Where several candidates of one pipeline run are promoted, the alias ends at the one whose mean is
-    highest at the lower end of its interval. Raises what the verdict says, and moves no alias, where the gate
-    did not admit the model; `PosgapError` where sweep and model do not belong together.
+    highest at the lower end of its interval. Where the name has a policy of its own, the kept evidence is judged by
+    that too. Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where
+    sweep and model do not belong together, or a signature is missing that a policy asks for.
     """
     verdict, evidence = replayed(config.gate), Evidence(config.sweep)
     judged, given = verdict.evidence["candidate"].files, record_of(evidence).files
@@ -37,6 +42,12 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
         raise verdict.error(f"{config.model}, and no alias was moved")
+    own = registered_policy(config.name)
+    if own and not (again := judged_by(own, verdict, config.gate)).passed:
+        run.tags({"posgap.promotion": "refused"})
+        raise again.error(f"{config.model} by the policy of {config.name}, and no alias was moved")
+    for signed_by in {policy.signed_by for policy in (verdict.policy, own) if policy and policy.signed_by}:
+        require_signed(config.gate / GATE_FILE, signed_by, f"the policy of {config.name}")
     if not Path(config.model).is_dir():
         raise PosgapError(f"{config.model}: no such folder; only a model on disk can be promoted")
     model_digest = config.digest("model")
@@ -54,6 +65,9 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.base_model": str(made_by.get("config", {}).get("model", with_uris(config.model))),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
+        registry.POLICY: (own or verdict.policy).model_dump_json(),
+        "posgap.policy_digest": policy_digest(own or verdict.policy),
+        "posgap.evidence": json.dumps(digests(verdict) | {"verdict": digest(config.gate / GATE_FILE)}),
         registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }

@@ -18,6 +18,8 @@ DIGEST = "posgap.model_digest"  # tag: the model's
 MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
 ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
+POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
+MOST_CHARACTERS = 5000  # of a registered model's tag, in MLflow's database
 
 
 def champion(name: str) -> "ModelVersion | None":
@@ -28,6 +30,36 @@ def champion(name: str) -> "ModelVersion | None":
         if error.is_missing or error.is_wrong:
             return None
         raise
+
+
+def policy(name: str) -> str:
+    """The text of a registered model's policy; empty where it has none, or there is no such model."""
+    try:
+        return ask(lambda client: client.get_registered_model(name)).tags.get(POLICY, "")
+    except Refused as error:
+        if error.is_missing:
+            return ""
+        raise
+
+
+def set_policy(name: str, text: str) -> None:
+    """Keeps the text of a policy on a registered model, which is made where there is none yet."""
+    if len(text) > MOST_CHARACTERS:
+        raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MOST_CHARACTERS}")
+    try:
+        ask(lambda client: client.get_registered_model(name))
+    except Refused as error:
+        if not error.is_missing:
+            raise
+        _create(name)
+    ask(lambda client: client.set_registered_model_tag(name, POLICY, text))
+
+
+def _create(name: str) -> None:
+    try:
+        ask(lambda client: client.create_registered_model(name))
+    except Refused:
+        ask(lambda client: client.get_registered_model(name))  # made by another command, or by a try without an answer
 
 
 def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[str, str]:

@@ -1,0 +1,77 @@
+"""Signatures of verdicts: Ed25519 over the bytes of `gate.json`, with a private key that only the environment holds."""
+
+import base64
+import binascii
+import os
+from pathlib import Path
+
+import click
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from posgap.config import PolicyKeygenConfig
+from posgap.errors import PosgapError
+
+VARIABLE = "POSGAP_SIGNING_KEY"
+PUBLIC, PRIVATE = "ed25519:", "ed25519-private:"  # before the 32 bytes of a key in base64
+SUFFIX = ".sig"
+
+
+def signing_key() -> Ed25519PrivateKey | None:
+    """The private key of the environment; None where there is none. `PosgapError` where it is not a key."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        return Ed25519PrivateKey.from_private_bytes(_bytes(text, PRIVATE))
+    except ValueError:
+        raise PosgapError(f"{VARIABLE}: not a private key as `posgap policy keygen` writes it") from None
+
+
+def public_key(key: Ed25519PrivateKey) -> str:
+    """The public key of a private one, as policies name it."""
+    return PUBLIC + base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def sign(file: Path, key: Ed25519PrivateKey) -> None:
+    """Writes the signature of a file beside it."""
+    signature_file(file).write_text(base64.b64encode(key.sign(file.read_bytes())).decode() + "\n", encoding="ascii")
+
+
+def signature_file(file: Path) -> Path:
+    """Where the signature of a file lies."""
+    return file.with_name(file.name + SUFFIX)
+
+
+def require_signed(file: Path, signed_by: str, who: str) -> None:
+    """`PosgapError` where the file's signature is missing, or is not that of this public key on these bytes. `who`
+    asks for it."""
+    beside = signature_file(file)
+    if not beside.is_file():
+        raise PosgapError(f"{file}: not signed, and {who} asks for a verdict signed by {signed_by}; gate again with it")
+    try:
+        signature = base64.b64decode(beside.read_bytes()[:200].strip(), validate=True)
+        Ed25519PublicKey.from_public_bytes(_bytes(signed_by, PUBLIC)).verify(signature, file.read_bytes())
+    except (InvalidSignature, ValueError):
+        raise PosgapError(f"{beside}: not the signature of this verdict by {signed_by}, as {who} asks for") from None
+
+
+def _bytes(text: str, kind: str) -> bytes:
+    if not text.startswith(kind):
+        raise ValueError(f"does not begin with {kind}")
+    try:
+        return base64.b64decode(text.removeprefix(kind), validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
+
+
+def keygen(config: PolicyKeygenConfig) -> None:
+    """Writes a new private key to the file, which only its owner can read, and prints the line that a policy needs."""
+    key = Ed25519PrivateKey.generate()
+    try:
+        opened = os.open(config.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PosgapError(f"{config.out}: is there already; a key is never replaced, name another file") from None
+    with open(opened, "w", encoding="ascii") as file:
+        file.write(PRIVATE + base64.b64encode(key.private_bytes_raw()).decode() + "\n")
+    click.echo(f"signed_by: {public_key(key)}")
