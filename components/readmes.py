@@ -75,7 +75,7 @@ def readme(name: str) -> str:
     """The README of a component."""
     made = load(name)
     spec, metadata = made.component_spec, yaml.safe_load((HERE / name / "metadata.yaml").read_text(encoding="utf-8"))
-    services = [one for group in metadata["dependencies"].values() for one in group]
+    services = [service for group in metadata["dependencies"].values() for service in group]
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     return environment.from_string(_TEMPLATE).render(
         name=name,
@@ -83,24 +83,24 @@ def readme(name: str) -> str:
         overview=inspect.getdoc(made.python_func),
         image=spec.implementation.container.image,
         inputs=[_input(*item) for item in (spec.inputs or {}).items()],
-        outputs=[{"name": key, "type": _type(known)} for key, known in (spec.outputs or {}).items()],
-        dependencies=", ".join(f"{one['name']} {one['version']}" for one in services),
+        outputs=[{"name": key, "type": _type(output)} for key, output in (spec.outputs or {}).items()],
+        dependencies=", ".join(f"{service['name']} {service['version']}" for service in services),
     )
 
 
-def _input(name: str, known: Any) -> dict[str, str]:
-    default = "" if known.default is None else f"`{json.dumps(known.default)}`"
-    description = (known.description or "").replace("|", "\\|")
-    return {"name": name, "type": _type(known), "default": default or _need(known), "description": description}
+def _input(name: str, parameter: Any) -> dict[str, str]:
+    default = "" if parameter.default is None else f"`{json.dumps(parameter.default)}`"
+    description = (parameter.description or "").replace("|", "\\|")
+    return {"name": name, "type": _type(parameter), "default": default or _need(parameter), "description": description}
 
 
-def _need(known: Any) -> str:
-    return "optional" if known.optional else "required"
+def _need(parameter: Any) -> str:
+    return "optional" if parameter.optional else "required"
 
 
-def _type(known: Any) -> str:
-    short = known.type.partition("@")[0].removeprefix("system.")
-    return f"list of {short}" if known.is_artifact_list else _TYPES.get(short, short)
+def _type(parameter: Any) -> str:
+    short = parameter.type.partition("@")[0].removeprefix("system.")
+    return f"list of {short}" if parameter.is_artifact_list else _TYPES.get(short, short)
 
 
 if __name__ == "__main__":

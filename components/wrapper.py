@@ -48,12 +48,12 @@ def component(
             raise TypeError(
                 f"component {spec.name}: artifacts differ from {config.__name__}: {sorted(unknown | forgotten)}"
             )
-        for name, known in (spec.inputs or {}).items():
-            known.description = _SETTINGS if name == SETTINGS else fields[replaced.get(name, name)].description
+        for name, parameter in (spec.inputs or {}).items():
+            parameter.description = _SETTINGS if name == SETTINGS else fields[replaced.get(name, name)].description
             if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 default = config.default(name)
-                known.default, known.optional = "" if default is None else default, True
+                parameter.default, parameter.optional = "" if default is None else default, True
         return made
 
     return wrap

@@ -80,8 +80,8 @@ def _measure_and_mitigate(
     def judge(candidate, title: str) -> None:
         """Sweeps a candidate, compares it with the base, and promotes it if the gate admits it."""
         after = swept(candidate, title)
-        seen = compare(reference=before, candidate=after, settings=given["compare"])
-        pools.cpu(seen).set_display_name(f"compare {title}")
+        comparison = compare(reference=before, candidate=after, settings=given["compare"])
+        pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
         decision = pools.cpu(gate(candidate=after, base=before, settings=given["gate"])).set_caching_options(False)
         decision.set_display_name(f"gate {title}")

@@ -124,8 +124,8 @@ def digest(path: Path) -> str:
     and neither does a stage's manifest, which holds times and run ids."""
     path, sha = Path(path), hashlib.sha256()
     if path.is_dir():
-        found = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
-        return digest_of_folder({name: digest(found[name]) for name in found if counts(name)})
+        paths = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+        return digest_of_folder({name: digest(paths[name]) for name in paths if counts(name)})
     if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
         return blob.name  # the cache names files by their sha256
     with open(path, "rb") as file:

@@ -142,12 +142,12 @@ class _Buffer:
         """Takes the next object or array."""
         if self.next_byte() not in (b"{", b"["):
             raise PosgapError(f"{self.path}:{number}: expected a JSON object, found {self.data[self.at :][:40]!r}")
-        depth, seen = 0, 0  # `seen` bytes of the item have been looked through
+        depth, searched = 0, 0  # `searched` bytes of the item have been looked through
         while True:
-            for token in _TOKEN.finditer(self.data, self.at + seen):
+            for token in _TOKEN.finditer(self.data, self.at + searched):
                 if token["end"] == b"":
                     break  # of a string whose end has not been read
-                seen = token.end() - self.at
+                searched = token.end() - self.at
                 depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token[0], 0)
                 if not depth:
                     item = self.data[self.at : token.end()]

@@ -40,10 +40,10 @@ class Patience:
     first_wait: float = 0.5
     longest_wait: float = 30.0
 
-    def wait(self, failures: int, asked: float = 0.0) -> float:
-        """Seconds to wait after so many failures in a row, where the server asked for `asked` seconds."""
+    def wait(self, failures: int, requested: float = 0.0) -> float:
+        """Seconds to wait after so many failures in a row, where the server requested `requested` seconds."""
         grown = self.first_wait * 2.0 ** min(failures - 1, 60)
-        return min(self.longest_wait, max(asked, min(grown, self.longest_wait) * random.uniform(0.5, 1.0)))
+        return min(self.longest_wait, max(requested, min(grown, self.longest_wait) * random.uniform(0.5, 1.0)))
 
 
 @dataclass
@@ -56,14 +56,14 @@ class Waits:
     shown_at: float = -math.inf
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def add(self, reason: str, seconds: float, asked: float = 0.0) -> None:
-        """Notes that the next try comes in `seconds`, and why; the server asked for `asked` seconds."""
+    def add(self, reason: str, seconds: float, requested: float = 0.0) -> None:
+        """Notes that the next try comes in `seconds`, and why; the server requested `requested` seconds."""
         with self.lock:
             self.number, self.seconds = self.number + 1, self.seconds + seconds
             if (now := time.monotonic()) - self.shown_at < SECONDS_BETWEEN_LINES:
                 return
             self.shown_at = now
-        capped = f", not in the {asked:g} s that it asks for" if asked > seconds else ""
+        capped = f", not in the {requested:g} s that it asks for" if requested > seconds else ""
         log.info(
             "%s: %s; trying again in %.1f s%s (wait %d, %.0f s in all)",
             self.server, reason, seconds, capped, self.number, self.seconds,

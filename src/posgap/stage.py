@@ -56,8 +56,8 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
         with Folder(config, name) as output:
             if is_main_process() and not is_uri(config.out) and not output.there().exists():
                 output.claim()
-            found = sources(config)
-            inputs = {field: record_of(source) for field, source in found.items()}
+            input_sources = sources(config)
+            inputs = {field: record_of(source) for field, source in input_sources.items()}
             identity, reason = identity_of(name, config, inputs), "asked to by --force"
             if not config.force:
                 reason = lacking(config.out if is_uri(config.out) else output.there(), identity)
@@ -70,8 +70,8 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
             if is_main_process():
                 output.claim()
                 announce(config.out, name)
-            here = on_this_machine(config, found)
-            here = here.with_digests({field: known["sha256"] for field, known in inputs.items()})
+            here = on_this_machine(config, input_sources)
+            here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
             if not is_main_process():
                 work(here, output.home / f"process-{os.getpid()}", Run())
                 return config.out
@@ -80,7 +80,7 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
                 if reason != NOTHING:
                     log.info("%s: %s is made again: %s", name, config.out, reason)
                 about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
-                clear = _make(work, config, here, output, about | {"ancestors": _ancestors(found, inputs)})
+                clear = _make(work, config, here, output, about | {"ancestors": _ancestors(input_sources, inputs)})
             output.finish()
             if clear:
                 clear()
@@ -137,7 +137,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
         run.artifact(partial / MANIFEST)
         output.place()
         require_ours(config.out, name)
-        publish(output.out, config.out, {file: known["sha256"] for file, known in listed.items()})
+        publish(output.out, config.out, {file: record["sha256"] for file, record in listed.items()})
     log.info("%s: done in %.1f s", name, seconds)
     return clear
 
@@ -155,26 +155,26 @@ def _is_alone() -> bool:
 
 def record_of(source: Source) -> dict[str, str]:
     """What the manifest says of an input; a model on the hub is known by its name."""
-    known = {"path": str(source.location), "sha256": source.digest(), **source.version()}
+    record = {"path": str(source.location), "sha256": source.digest(), **source.version()}
     manifest = manifest_of(source)
-    return known | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
+    return record | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
 
 
-def _ancestors(found: dict[str, Source], inputs: dict[str, dict[str, str]]) -> list[str]:
+def _ancestors(input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> list[str]:
     """Digests, or names, of the inputs and of all that they in turn were made from."""
-    told = {known["sha256"] or known["path"] for known in inputs.values()}
-    return sorted(told.union(*(manifest_of(source).get("ancestors", ()) for source in found.values())))
+    names = {record["sha256"] or record["path"] for record in inputs.values()}
+    return sorted(names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values())))
 
 
 def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
     """sha256 of all that decides what the stage `name` makes of inputs with these records."""
-    known = {
+    deciding = {
         "stage": name,
         "version": __version__,
         "parameters": config.settings(),
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
-    return files.digest_of(known)
+    return files.digest_of(deciding)
 
 
 def lacking(out: Location, identity: str) -> str:
@@ -193,7 +193,10 @@ def lacking(out: Location, identity: str) -> str:
 
 def _lineage(inputs: dict) -> dict[str, str]:
     return {
-        f"posgap.input.{field}.{key}": value for field, known in inputs.items() for key, value in known.items() if value
+        f"posgap.input.{field}.{key}": value
+        for field, record in inputs.items()
+        for key, value in record.items()
+        if value
     }
 
 

@@ -75,9 +75,9 @@ class StageConfig(Config):
 
     def with_digests(self, digests: Mapping[str, str]) -> Self:
         """This config, which knows the sha256 of each of its inputs, by field."""
-        known = self.model_copy()
-        known._digests = digests
-        return known
+        config = self.model_copy()
+        config._digests = digests
+        return config
 
     def digest(self, name: str) -> str:
         """The sha256 of an input, which the stage's frame has computed before the stage began to work, so that a model

@@ -54,10 +54,10 @@ def read_litm_kv(
             )
         for q, queried in enumerate([own, *others[: queries - 1]]):
             wanted, value = cut[queried]
-            seen, kept = {wanted}, []
+            keys, kept = {wanted}, []
             for i, (k, v) in enumerate(cut):
-                if i == queried or k not in seen:
-                    seen.add(k)
+                if i == queried or k not in keys:
+                    keys.add(k)
                     kept.append((k, v))
             yield (
                 line,

@@ -25,17 +25,17 @@ def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Exampl
     if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
         raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
     rng = random.Random(seed)
-    seen: set[tuple] = set()
-    while len(seen) < n_examples:
+    drawn: set[tuple] = set()
+    while len(drawn) < n_examples:
         cycle = rng.sample(PEOPLE, n_docs)
         facts = list(zip(cycle, [*cycle[1:], cycle[0]]))
         gold, distractors = facts[:2], rng.sample(facts[2:], n_docs - 2)
         content = (*gold, *distractors)
-        if content in seen:
+        if content in drawn:
             continue
-        seen.add(content)
+        drawn.add(content)
         yield Example(
-            id=f"two-hop-{len(seen):05d}",
+            id=f"two-hop-{len(drawn):05d}",
             question=QUESTION.format(cycle[0]),
             answers=[cycle[2]],
             gold=[Document(title=who, text=contact) for who, contact in gold],

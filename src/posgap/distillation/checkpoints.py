@@ -64,7 +64,7 @@ class Checkpoints:
         rank, _ = rank_and_world()
         try:
             if first_of_its_node():
-                last = max((one for one in self._here() if one != step), default=0)
+                last = max((earlier for earlier in self._here() if earlier != step), default=0)
                 for other in self.folder.glob("*"):
                     if other.name != f"step-{last}":
                         _remove(other)
@@ -80,10 +80,10 @@ class Checkpoints:
             if rank == 0:
                 files.write_jsonl(partial / "history.jsonl", history)
             meet()
-            mine = _shares(partial)[rank]
-            for name in mine:
+            own_files = _shares(partial)[rank]
+            for name in own_files:
                 files.flush(partial / name)
-            recorded = manifests.recorded(partial, mine)
+            recorded = manifests.recorded(partial, own_files)
         except (OSError, RuntimeError) as error:
             _remove(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
@@ -103,7 +103,7 @@ class Checkpoints:
         self._upload(complete, recorded)
         meet()
 
-    def _upload(self, complete: Path, mine: Mapping[str, Mapping[str, Any]]) -> None:
+    def _upload(self, complete: Path, own_files: Mapping[str, Mapping[str, Any]]) -> None:
         """Uploads this process's share of the files; the list of all goes last, from the first process."""
         if not self.kept.uri:
             return
@@ -111,7 +111,7 @@ class Checkpoints:
         try:
             if rank == 0:
                 self.kept.drop([f"{complete.name}/{FILES}"])
-            self.kept.push({complete / name: known["sha256"] for name, known in mine.items()})
+            self.kept.push({complete / name: known["sha256"] for name, known in own_files.items()})
         except PosgapError as error:
             failed = str(error)
         failures = [reason for reason in gather(failed) if reason]
@@ -149,8 +149,10 @@ class Checkpoints:
         removed: set[int] = set()
         while step := self._fetch():
             folder = self.folder / f"step-{step}"
-            known, mine = manifests.read_record(folder / FILES), _shares(folder)[rank_and_world()[0]]
-            damaged = [name for name in mine if name in known and files.digest(folder / name) != known[name]["sha256"]]
+            record, own_files = manifests.read_record(folder / FILES), _shares(folder)[rank_and_world()[0]]
+            damaged = [
+                name for name in own_files if name in record and files.digest(folder / name) != record[name]["sha256"]
+            ]
             if not (damaged := [name for part in gather(damaged) for name in part]):
                 return step
             log.warning("%s: %s is damaged; this checkpoint is passed over", folder, damaged[0])
@@ -192,24 +194,26 @@ def _step(name: str) -> int:
 
 
 def _whole(folder: Path) -> bool:
-    known = manifests.read_record(folder / FILES)
-    sizes = {name: (folder / name).stat().st_size for name in known if (folder / name).is_file()}
-    return bool(known) and not manifests.damage({"files": known}, sizes)
+    record = manifests.read_record(folder / FILES)
+    sizes = {name: (folder / name).stat().st_size for name in record if (folder / name).is_file()}
+    return bool(record) and not manifests.damage({"files": record}, sizes)
 
 
 def _shares(folder: Path) -> list[list[str]]:
     """The files of a checkpoint that each process reads, hashes and uploads: all of them once."""
-    seen = gather(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
-    return shares([[name for name in names if name != FILES] for names in seen])
+    names_by_process = gather(
+        sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    )
+    return shares([[name for name in names if name != FILES] for names in names_by_process])
 
 
-def shares(seen: list[list[str]]) -> list[list[str]]:
+def shares(names_by_process: list[list[str]]) -> list[list[str]]:
     """Spreads the files that each process sees: each goes, by turns, to one that sees it."""
-    mine: list[list[str]] = [[] for _ in seen]
-    for turn, name in enumerate(sorted(set().union(*seen))):
-        owners = [process for process, names in enumerate(seen) if name in names]
-        mine[owners[turn % len(owners)]].append(name)
-    return mine
+    by_process: list[list[str]] = [[] for _ in names_by_process]
+    for turn, name in enumerate(sorted(set().union(*names_by_process))):
+        owners = [process for process, names in enumerate(names_by_process) if name in names]
+        by_process[owners[turn % len(owners)]].append(name)
+    return by_process
 
 
 def _remove(path: Path) -> None:

@@ -106,10 +106,10 @@ class _Loop:
         """Makes one update from the global batch `rows` and returns its figures."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        mine = share(rows, self.rank, self.world)
+        own_rows = share(rows, self.rank, self.world)
         batches = [
             self.collate(part).to(self.accelerator.device)
-            for part in chunks(mine, self.optimization.micro_batch_size or len(mine))
+            for part in chunks(own_rows, self.optimization.micro_batch_size or len(own_rows))
         ]
         if not self.objective.weighs_by_loss:
             weights = self.objective.weights(rows, torch.zeros(len(rows), device=self.accelerator.device))
@@ -153,9 +153,9 @@ class _Loop:
 
     def _everyones(self, losses: list[Tensor], rows: list[Row], number: int) -> Tensor:
         """The losses `[N]` of all rows of the global batch, in their order, on every process."""
-        mine = torch.cat(losses).tolist()
+        own_losses = torch.cat(losses).tolist()
         everyones = torch.empty(len(rows), device=self.accelerator.device)
-        for rank, theirs in enumerate(gather(mine)):
+        for rank, theirs in enumerate(gather(own_losses)):
             target = everyones[rank :: self.world]
             target.copy_(torch.tensor(theirs[: len(target)]))
         if not everyones.isfinite().all():

@@ -37,12 +37,12 @@ def alike(sweep: Evidence, reference: Evidence, allow: Collection[str] = ()) -> 
     """
     names = differing(sweep.sweep, reference.sweep)
     if others := [name for name in names if name not in allow]:
-        told = ", ".join(
+        differences = ", ".join(
             f"{name} ({_ASKED[name](sweep.sweep)}, not {_ASKED[name](reference.sweep)})" for name in others
         )
         meant = ",".join(name for name in names if name in ALLOWABLE)
         hint = f", or, where the difference is meant, allow it: --allow {meant}" if set(others) <= {*ALLOWABLE} else ""
         raise PosgapError(
-            f"{sweep.path} and {reference.path}: not asked alike: {told}; sweep both models in one way{hint}"
+            f"{sweep.path} and {reference.path}: not asked alike: {differences}; sweep both models in one way{hint}"
         )
     return sweep.in_order_of(reference), names

@@ -53,10 +53,10 @@ def read_comparison(path: Path) -> Comparison:
 
 def named_apart(evidence: Sequence[Evidence]) -> Sequence[Evidence]:
     """The same; models of one label are told apart by their sweeps' folders."""
-    labels = [one.sweep.label for one in evidence]
-    for one, label in zip(evidence, labels):
+    labels = [each.sweep.label for each in evidence]
+    for each, label in zip(evidence, labels):
         if labels.count(label) > 1:
-            one.sweep = one.sweep.model_copy(update={"label": f"{label} ({one.path.name})"})
+            each.sweep = each.sweep.model_copy(update={"label": f"{label} ({each.path.name})"})
     return evidence
 
 
@@ -102,31 +102,31 @@ def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:
     unsure = f"{label} may be as good as {reference}" if apart else f"{label} cannot be told from {reference}"
     means = _direction(figures["mean_ci95"], ("is better than", "is worse than"))
     gaps = _direction(figures["gap_ci95"], ("its gap is larger", "its gap is smaller"))
-    told = [
+    clauses = [
         f"{f'{label} {means} {reference}' if means else unsure} in the mean "
         f"({_signed(figures['mean'], figures['mean_ci95'])})",
         f"{gaps or 'its gap may be as large'} ({_signed(figures['gap'], figures['gap_ci95'])})",
     ]
     for word in ("better", "worse"):
-        if found := figures[word]:
-            told.append(f"it is {word} at {_where(found, placements)}")
+        if places := figures[word]:
+            clauses.append(f"it is {word} at {_where(places, placements)}")
     if not apart:
-        told.append("no single placement differs for certain")
+        clauses.append("no single placement differs for certain")
     if otherwise := figures["asked_otherwise"]:
-        told.append(f"what was asked differs in {' and '.join(otherwise)}")
-    return "; ".join(told) + "."
+        clauses.append(f"what was asked differs in {' and '.join(otherwise)}")
+    return "; ".join(clauses) + "."
 
 
-def _where(found: list[list[int]], placements: list[list[int]]) -> str:
+def _where(places: list[list[int]], placements: list[list[int]]) -> str:
     """These placements, in few words: runs as "4 to 17", and what is left out where that is less."""
-    rest = [placement for placement in placements if placement not in found]
+    rest = [placement for placement in placements if placement not in places]
     if not rest:
         return "every placement"
-    if len(found[0]) > 1:
-        few = rest if len(rest) < len(found) / 2 else found
+    if len(places[0]) > 1:
+        few = rest if len(rest) < len(places) / 2 else places
         return ("every placement but " if few is rest else "") + ", ".join(map(format_positions, few))
     runs: list[list[int]] = []
-    for at in (placements.index(placement) for placement in found):
+    for at in (placements.index(placement) for placement in places):
         runs = [*runs[:-1], [*runs[-1], at]] if runs and runs[-1][-1] == at - 1 else [*runs, [at]]
     names = [format_positions(placement) for placement in placements]
     return ", ".join(

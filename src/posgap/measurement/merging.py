@@ -64,20 +64,20 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
     return [numbered[key] for key in sorted(numbered)]
 
 
-def _require_alike(one: Evidence, other: Evidence) -> None:
-    names = [name for name in _ALIKE if getattr(one.sweep, name) != getattr(other.sweep, name)]
-    names += differing(one.sweep, other.sweep)
-    names += [name for name in one.sweep.settings if one.sweep.settings[name] != other.sweep.settings.get(name)]
-    if one.ids != other.ids:
+def _require_alike(first: Evidence, other: Evidence) -> None:
+    names = [name for name in _ALIKE if getattr(first.sweep, name) != getattr(other.sweep, name)]
+    names += differing(first.sweep, other.sweep)
+    names += [name for name in first.sweep.settings if first.sweep.settings[name] != other.sweep.settings.get(name)]
+    if first.ids != other.ids:
         names.append("examples")
     if names := [name for name in dict.fromkeys(names) if name not in _APART]:
-        raise PosgapError(f"{one.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
+        raise PosgapError(f"{first.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:
     """What `positions` would have been: that of the shards, or the parts' own together."""
-    given = [_asked(part).positions for part in parts]
-    return given[0] if all(one == given[0] for one in given) else list(chain.from_iterable(given))
+    by_part = [_asked(part).positions for part in parts]
+    return by_part[0] if all(positions == by_part[0] for positions in by_part) else list(chain.from_iterable(by_part))
 
 
 def _predictions(parts: Sequence[Evidence]) -> list[Prediction]:

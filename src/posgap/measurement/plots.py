@@ -69,8 +69,8 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
         layout="constrained",
     )
     for axes, (name, pairs) in zip(row[0], panels.items()):
-        for i, (sweep, known, color) in enumerate(zip(sweeps, figures, COLORS * len(sweeps))):
-            shown = [(x, *known[pair]) for x, pair in enumerate(pairs) if pair in known]
+        for i, (sweep, by_pair, color) in enumerate(zip(sweeps, figures, COLORS * len(sweeps))):
+            shown = [(x, *by_pair[pair]) for x, pair in enumerate(pairs) if pair in by_pair]
             x = [at + 0.5 * ((i + 0.5) / len(sweeps) - 0.5) for at, _, _ in shown]
             low, high = zip(*(interval for _, _, interval in shown)) if shown else ((), ())
             axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)

@@ -7,7 +7,7 @@ from posgap.positions import format_positions
 def reading(sweep: Sweep) -> list[str]:
     """Sentences with the figures that matter and their intervals."""
     place = "gold documents" if sweep.by_category else "gold document"
-    told = [
+    sentences = [
         f"Accuracy ({sweep.metric}, in percent) is highest with the {place} at {format_positions(sweep.advantageous)} "
         f"({max(sweep.accuracy):.1f}) and lowest at {format_positions(sweep.worst.placement)} "
         f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {_to(sweep.gap_ci95)}), where "
@@ -17,15 +17,17 @@ def reading(sweep: Sweep) -> list[str]:
     ]
     flat = sweep.flatness
     test = f"Cochran's Q = {flat.q:.1f}, {flat.df} degrees of freedom, {p_value(flat.p)}"
-    told.append(f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test}).")
+    sentences.append(
+        f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test})."
+    )
     if (shape := sweep.shape) and flat.refuted:
         first, last = _signed(shape.beginning_over_middle_ci95), _signed(shape.end_over_middle_ci95)
-        told.append(
+        sentences.append(
             f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "
             f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
             f"{shape.end_over_middle:+.1f} ({last})."
         )
-    return told
+    return sentences
 
 
 def p_value(p: float) -> str:

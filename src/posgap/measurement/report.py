@@ -98,6 +98,6 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
 
 def _grid(sweep: Sweep) -> dict:
     """Pairs as a grid: accuracy by the first hop's position (row) and the second's (column)."""
-    known = {tuple(pair): value for pair, value in zip(sweep.placements, sweep.accuracy)}
-    pre, post = (sorted({pair[i] for pair in known}) for i in (0, 1))
-    return {"label": sweep.label, "columns": post, "rows": [(a, [known.get((a, b)) for b in post]) for a in pre]}
+    accuracy_of = {tuple(pair): value for pair, value in zip(sweep.placements, sweep.accuracy)}
+    pre, post = (sorted({pair[i] for pair in accuracy_of}) for i in (0, 1))
+    return {"label": sweep.label, "columns": post, "rows": [(a, [accuracy_of.get((a, b)) for b in post]) for a in pre]}

@@ -178,7 +178,7 @@ def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
     categories = [category(placement) for placement in placements]
     figures = {}
     for name in (c for c in CATEGORIES if c in categories):
-        within = correct[:, [i for i, found in enumerate(categories) if found == name]]
+        within = correct[:, [i for i, own in enumerate(categories) if own == name]]
         accuracy = statistics.accuracy(within)
         figures[name] = {
             "accuracy": float(accuracy.mean()),

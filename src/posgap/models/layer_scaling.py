@@ -153,8 +153,8 @@ def _tables(
 
     Its `own` forward makes all of them at once, from positions `[B, S]` as `[R * B, S]`, R scaled copies of them.
     """
-    given = dict(zip(names, args)) | kwargs
-    positions, layer_type = given["position_ids"], given.get("layer_type")
+    arguments = dict(zip(names, args)) | kwargs
+    positions, layer_type = arguments["position_ids"], arguments.get("layer_type")
     if scaling.factors.device != positions.device:
         scaling.factors = scaling.factors.to(positions.device)
     factors, layers = scaling.factors, scaling.layers_of(layer_type)
@@ -165,8 +165,8 @@ def _tables(
     if follows:
         # The unscaled row makes the frequencies those of the unscaled length.
         scaled = torch.cat([positions.expand(scaled.shape[1:])[None].to(scaled.dtype), scaled])
-    given["position_ids"] = scaled.flatten(0, 1)
-    cos, sin = (table.chunk(len(scaled)) for table in own(**given))
+    arguments["position_ids"] = scaled.flatten(0, 1)
+    cos, sin = (table.chunk(len(scaled)) for table in own(**arguments))
     pairs = tuple(zip(cos, sin))[follows:]
     if len(pairs) == scaling.n_layers:
         return pairs

@@ -78,10 +78,10 @@ class Decoder:
     @torch.no_grad()
     def attention(self, layer: int, call: Call) -> Tensor:
         """The attention matrices [B, H, N, N] of one layer, which is called again with the arguments `read` saw."""
-        seen: list[Tensor] = []
+        matrices: list[Tensor] = []
 
         def keep(module: nn.Module, args: tuple, output: tuple) -> None:
-            seen.extend(part for part in output if isinstance(part, Tensor) and part.ndim == 4)
+            matrices.extend(part for part in output if isinstance(part, Tensor) and part.ndim == 4)
 
         handle = self.attentions[layer].register_forward_hook(keep)
         try:
@@ -91,12 +91,12 @@ class Decoder:
             self.layers[layer](*args, **kwargs)
         finally:
             handle.remove()
-        if not seen:
+        if not matrices:
             raise PosgapError(
                 f"{type(self.attentions[layer]).__name__}: returns no attention matrices, so there is nothing to "
                 "measure; its model cannot be read by rollout measure"
             )
-        return seen[0].float()
+        return matrices[0].float()
 
 
 def _attention(layer: nn.Module) -> nn.Module | None:

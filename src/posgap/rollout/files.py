@@ -87,8 +87,8 @@ class Measurement(Record):
 
 def _require_lengths(record: Record, lengths: dict[str, int]) -> None:
     for name, length in lengths.items():
-        if (found := len(getattr(record, name))) != length:
-            raise ValueError(f"{name}: {found} numbers, not {length}")
+        if (number := len(getattr(record, name))) != length:
+            raise ValueError(f"{name}: {number} numbers, not {length}")
 
 
 def read_measurement(path: Path) -> Measurement:

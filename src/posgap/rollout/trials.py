@@ -177,12 +177,12 @@ def tested(
             inputs, answers = (
                 torch.stack(p) for p in zip(*(task.novel(size, rng, pair) for task, rng in zip(tasks, rngs)))
             )
-            seen: list[Tensor] | None = None if pair else []
-            right = net(inputs, seen).argmax(-1) == answers
+            matrices: list[Tensor] | None = None if pair else []
+            right = net(inputs, matrices).argmax(-1) == answers
             sums[",".join(pair) if pair else "any"] += 100 * right.sum(dim=1) / tests
-            if seen:
-                sinks += sum((a > SINK_THRESHOLD).sum(dim=(1, 2)) for a in seen) / seen_by / tests
-                maps += torch.stack([a.sum(dim=1) for a in seen], dim=1) / tests
+            if matrices:
+                sinks += sum((a > SINK_THRESHOLD).sum(dim=(1, 2)) for a in matrices) / seen_by / tests
+                maps += torch.stack([a.sum(dim=1) for a in matrices], dim=1) / tests
     results = []
     for i, loss in enumerate(losses):
         accuracy = {key: float(values[i]) for key, values in sums.items()}

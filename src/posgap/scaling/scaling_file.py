@@ -88,9 +88,9 @@ def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
 def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
     """Raises `PosgapError` if a scaled model's scaling was searched on any of `examples`."""
     file = Path(model) / SCALING_FILE
-    if file.exists() and (seen := among(examples, read_scaling(file).example_contents)):
+    if file.exists() and (searched := among(examples, read_scaling(file).example_contents)):
         raise PosgapError(
-            f"{model}: its scaling was searched on {len(seen)} of these examples ({seen[0].id}, ...); "
+            f"{model}: its scaling was searched on {len(searched)} of these examples ({searched[0].id}, ...); "
             "measure it on examples that the search has not seen"
         )
 

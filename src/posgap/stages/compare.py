@@ -20,9 +20,9 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     evidence = named_apart([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
-    sweeps = [one.sweep for one in evidence]
+    sweeps = [each.sweep for each in evidence]
     write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html")
-    for number, found in enumerate(comparison.differences, start=1):
-        run.metrics({"mean_difference": found.mean, "gap_difference": found.gap}, step=number)
-        log.info("%s", found.verdict)
+    for number, difference in enumerate(comparison.differences, start=1):
+        run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
+        log.info("%s", difference.verdict)
     run.artifact(out)

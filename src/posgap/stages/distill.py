@@ -133,9 +133,9 @@ def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) 
     model = on_device(load_model(config.model, "stored", compute=config.dtype), processes.device())
     states = TeacherStates(kept.folder, identity)
     rank, world = processes.launched()
-    mine = advantageous_rows(collate.pairs)[rank::world]
+    own_rows = advantageous_rows(collate.pairs)[rank::world]
     size = config.micro_batch_size or config.batch_size
-    kept.push(states.add(model, states.missing(mine, collate), collate, size, mixed))
+    kept.push(states.add(model, states.missing(own_rows, collate), collate, size, mixed))
     head = frozen_head(model, mixed)
 
     def open_states() -> Teacher:

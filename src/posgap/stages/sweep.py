@@ -57,12 +57,12 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     predictions: list[Prediction] = [
         {
             "id": example.id,
-            "content": asked,
+            "content": content,
             "placement": list(placement.positions),
             "response": response,
             "correct": build.task.score(response, example, config.metric),
         }
-        for ((example, asked), placement), response in zip(
+        for ((example, content), placement), response in zip(
             product(zip(examples, contents(examples)), placements), responses, strict=True
         )
     ]
@@ -104,10 +104,10 @@ def _responses(
     # Responses are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
-    known = unfinished.responses.keys() & set(range(len(examples)))
-    missing = [i for i in range(len(examples)) if i not in known]
-    if known:
-        log.info("%d of %d examples were answered before the interruption", len(known), len(examples))
+    kept = unfinished.responses.keys() & set(range(len(examples)))
+    missing = [i for i in range(len(examples)) if i not in kept]
+    if kept:
+        log.info("%d of %d examples were answered before the interruption", len(kept), len(examples))
     for i in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
         build.prompt(examples[i], placements[0])

@@ -37,25 +37,25 @@ class Snapshot:
 
     @property
     def is_incomplete(self) -> bool:
-        return any(one.name == INCOMPLETE for one in self.objects)
+        return any(stored.name == INCOMPLETE for stored in self.objects)
 
     def version(self) -> dict[str, str]:
         """ETag and version id of an object; of a folder, as its ETag, the sha256 of all names and ETags."""
         if self.is_folder:
-            return {"etag": files.digest_of([[one.name, one.etag] for one in self.objects])}
-        (one,) = self.objects
-        return {"etag": one.etag} | ({"version_id": one.version_id} if one.version_id else {})
+            return {"etag": files.digest_of([[stored.name, stored.etag] for stored in self.objects])}
+        (stored,) = self.objects
+        return {"etag": stored.etag} | ({"version_id": stored.version_id} if stored.version_id else {})
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each file of a folder, by its name below it; of a single object, under no name."""
-        return {one.name if self.is_folder else "": one.size for one in self.objects}
+        return {stored.name if self.is_folder else "": stored.size for stored in self.objects}
 
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The same of their sha256s; of these names alone, if they are given. Only what nobody has hashed is
         downloaded for it."""
-        hashed = _sha256s(one for one in self.objects if names is None or one.name in names)
-        hashed |= _brought(self.location, [one for one in hashed if not hashed[one]])
-        return {one.name if self.is_folder else "": sha256 for one, sha256 in hashed.items()}
+        hashed = _sha256s(stored for stored in self.objects if names is None or stored.name in names)
+        hashed |= _brought(self.location, [stored for stored in hashed if not hashed[stored]])
+        return {stored.name if self.is_folder else "": sha256 for stored, sha256 in hashed.items()}
 
     def digest(self) -> str:
         """What `files.digest` says of it here."""
@@ -64,9 +64,9 @@ class Snapshot:
 
     def read(self, name: str) -> Path | None:
         """One file of the folder, here; None where it has none of this name."""
-        for one in self.objects:
-            if one.name == name:
-                return blobs() / _brought(self.location, [one])[one]
+        for stored in self.objects:
+            if stored.name == name:
+                return blobs() / _brought(self.location, [stored])[stored]
         return None
 
     def fetch(self) -> Path:
@@ -90,10 +90,10 @@ class Snapshot:
 
 def look(uri: str, must_exist: bool = True) -> Snapshot:
     """What `uri` names now; `PosgapError` where that is nothing, unless it need not exist."""
-    found = find(uri)
-    if must_exist and not found:
+    objects = find(uri)
+    if must_exist and not objects:
         raise PosgapError(f"{uri}: no such object or folder in S3")
-    return Snapshot(uri, tuple(found))
+    return Snapshot(uri, tuple(objects))
 
 
 def fetch(location: Location) -> Path:
@@ -125,25 +125,25 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
     hashed = _sha256s(objects)
 
     def missing() -> list[Object]:
-        return [one for one in objects if not hashed[one] or not (blobs() / hashed[one]).exists()]
+        return [stored for stored in objects if not hashed[stored] or not (blobs() / hashed[stored]).exists()]
 
     if not missing():
         return hashed
     # Of several processes that want the same, one downloads it. What it does not finish is removed by the next.
-    mark = files.digest_of(["incoming", *(one.mark for one in objects)])[:16]
+    mark = files.digest_of(["incoming", *(stored.mark for stored in objects)])[:16]
     with locked(mark):
-        hashed |= _sha256s(one for one in objects if not hashed[one])
+        hashed |= _sha256s(stored for stored in objects if not hashed[stored])
         incoming = s3_cache() / "incoming" / mark
         files.remove(incoming)
         incoming.mkdir(parents=True)
 
-        def arrived(one: Object, path: Path) -> None:
-            found = require_sha256(one, path, hashed[one])
-            keep(path, found)
-            hashed[one] = _remember(one, found)
+        def arrived(stored: Object, path: Path) -> None:
+            sha256 = require_sha256(stored, path, hashed[stored])
+            keep(path, sha256)
+            hashed[stored] = _remember(stored, sha256)
 
         try:
-            download([(one, incoming / one.mark) for one in missing()], uri, arrived)
+            download([(stored, incoming / stored.mark) for stored in missing()], uri, arrived)
         finally:
             files.remove(incoming)
     return hashed
@@ -152,20 +152,20 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 def _sha256s(objects: Iterable[Object]) -> dict[Object, str]:
     """Each object's sha256: as remembered, or as its uploader stated it; empty where neither is."""
 
-    def one_s(one: Object) -> str:
-        known = s3_cache() / "objects" / one.mark
-        if known.is_file():
-            return known.read_text()
-        stated = stated_sha256(one)
-        return _remember(one, stated) if stated else ""
+    def sha256_of(stored: Object) -> str:
+        remembered = s3_cache() / "objects" / stored.mark
+        if remembered.is_file():
+            return remembered.read_text()
+        stated = stated_sha256(stored)
+        return _remember(stored, stated) if stated else ""
 
     objects = list(objects)
     client()  # before threads race to make one
     with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(objects, pool.map(one_s, objects)))
+        return dict(zip(objects, pool.map(sha256_of, objects)))
 
 
-def _remember(one: Object, sha256: str) -> str:
-    with files.atomic(s3_cache() / "objects" / one.mark, lasting=False) as partial:
+def _remember(stored: Object, sha256: str) -> str:
+    with files.atomic(s3_cache() / "objects" / stored.mark, lasting=False) as partial:
         partial.write_text(sha256)
     return sha256

@@ -50,16 +50,16 @@ def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
     if head(uri):
         raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
     # While an upload is under way, or broke off, its mark says what it may replace.
-    known = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
-    names = {one.name for one in there.objects}
-    if names != {INCOMPLETE} and (reason := stranger(names, known, stage)):
+    manifest = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
+    names = {stored.name for stored in there.objects}
+    if names != {INCOMPLETE} and (reason := stranger(names, manifest, stage)):
         raise PosgapError(f"{uri}: is not replaced: {reason}; move it away, or write elsewhere")
 
 
 def _mark(uri: str, stage: str, names: Iterable[str]) -> None:
     """Says in S3 that a folder is incomplete, and what the stage may replace in it."""
-    known = {"stage": stage, "identity": "", "files": {name: {} for name in names}}
-    put(f"{uri}/{INCOMPLETE}", json.dumps(known).encode())
+    mark = {"stage": stage, "identity": "", "files": {name: {} for name in names}}
+    put(f"{uri}/{INCOMPLETE}", json.dumps(mark).encode())
 
 
 def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -104,7 +104,7 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
         upload([(path, sha256, uri)], uri)
         return {path: sha256}
     hashed = {name: hashed.get(name) or files.digest(path / name) for name in entries(path)}
-    there = {one.name: one for one in listed(uri)}
+    there = {stored.name: stored for stored in listed(uri)}
     sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
     _mark(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
     delete(f"{uri}/{name}" for name in there if name == MANIFEST or name not in (*hashed, INCOMPLETE))
@@ -132,7 +132,7 @@ class Kept:
 
     def names(self) -> list[str]:
         """The files that S3 has."""
-        return [one.name for one in self._there()]
+        return [stored.name for stored in self._there()]
 
     def push(self, paths: Iterable[Path] | Mapping[Path, str]) -> None:
         """Uploads files of the folder; their sha256s may be given with them."""
@@ -150,14 +150,18 @@ class Kept:
             files.remove(incoming)
             incoming.mkdir(parents=True)
 
-            def arrived(one: Object, path: Path) -> None:
-                require_sha256(one, path, stated_sha256(one))
-                (self.folder / one.name).parent.mkdir(parents=True, exist_ok=True)
+            def arrived(stored: Object, path: Path) -> None:
+                require_sha256(stored, path, stated_sha256(stored))
+                (self.folder / stored.name).parent.mkdir(parents=True, exist_ok=True)
                 files.flush(path)
-                os.replace(path, self.folder / one.name)
+                os.replace(path, self.folder / stored.name)
 
             try:
-                download([(one, incoming / one.mark) for one in self._there() if not self._has(one)], self.uri, arrived)
+                download(
+                    [(stored, incoming / stored.mark) for stored in self._there() if not self._has(stored)],
+                    self.uri,
+                    arrived,
+                )
             finally:
                 files.remove(incoming)
 
@@ -174,6 +178,6 @@ class Kept:
     def _there(self) -> list[Object]:
         return listed(self.uri) if self.uri else []
 
-    def _has(self, one: Object) -> bool:
-        path = self.folder / one.name
-        return path.is_file() and path.stat().st_size == one.size and files.digest(path) == stated_sha256(one)
+    def _has(self, stored: Object) -> bool:
+        path = self.folder / stored.name
+        return path.is_file() and path.stat().st_size == stored.size and files.digest(path) == stated_sha256(stored)

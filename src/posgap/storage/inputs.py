@@ -122,20 +122,20 @@ def source(location: Location) -> Source:
 
 def sources(config: Config) -> dict[str, Source]:
     """What the config's inputs name, by field; `field.1`, `field.2` where a field has several."""
-    found: dict[str, Source] = {}
+    by_field: dict[str, Source] = {}
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if role(field) is Role.PLACE:
-            found[name] = ByName(value)
+            by_field[name] = ByName(value)
         if role(field) is not Role.INPUT or value is None:
             continue
-        several = {f"{name}.{i}": one for i, one in enumerate(value, start=1)} if isinstance(value, list) else {}
+        several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else {}
         for key, location in (several or {name: value}).items():
             try:
-                found[key] = source(location)
+                by_field[key] = source(location)
             except PosgapError as error:
                 raise PosgapError(f"{key}: {error}") from None
-    return found
+    return by_field
 
 
 @with_config(ConfigDict(extra="allow"))
@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest_of(OnDisk(Path(folder)))
 
 
-def on_this_machine(config: C, found: dict[str, Source]) -> C:
+def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
     """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
 
     Work folders stay what they are; `posgap.storage.folders.Kept` sees to them.
@@ -174,9 +174,9 @@ def on_this_machine(config: C, found: dict[str, Source]) -> C:
         if role(field) is Role.OUTPUT and is_uri(value):
             changed[name] = twin(value)
         elif role(field) is Role.INPUT and isinstance(value, list):
-            changed[name] = [found[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
+            changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
         elif role(field) is Role.INPUT and is_uri(value):
-            changed[name] = (str if field.annotation is str else Path)(found[name].fetch())
+            changed[name] = (str if field.annotation is str else Path)(input_sources[name].fetch())
     return config.model_copy(update=changed)
 
 

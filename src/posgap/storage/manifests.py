@@ -45,8 +45,12 @@ def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict
 
 def listed(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The files that a manifest records; empty for one of before it did."""
-    known = manifest.get("files")
-    return known if isinstance(known, dict) and all(isinstance(each, dict) for each in known.values()) else {}
+    recorded_files = manifest.get("files")
+    return (
+        recorded_files
+        if isinstance(recorded_files, dict) and all(isinstance(each, dict) for each in recorded_files.values())
+        else {}
+    )
 
 
 def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:
@@ -68,9 +72,9 @@ def damage(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     """What of a manifest's files is missing or of another size than it was; empty where nothing is."""
     if "files" not in manifest:
         return "its manifest, of an older posgap, lists no files"
-    for name, known in listed(manifest).items():
+    for name, recorded_files in listed(manifest).items():
         if name not in sizes:
             return f"{name} is missing"
-        if sizes[name] != known.get("size"):
-            return f"{name} has {sizes[name]} bytes, not {known.get('size')}"
+        if sizes[name] != recorded_files.get("size"):
+            return f"{name} has {sizes[name]} bytes, not {recorded_files.get('size')}"
     return ""

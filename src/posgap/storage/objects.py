@@ -59,23 +59,23 @@ def head(uri: str) -> Object | None:
 def listed(uri: str) -> list[Object]:
     """The objects below `uri`, by name."""
     bucket, key = split_uri(uri)
-    prefix, found = f"{key}/" if key else "", []
+    prefix, objects = f"{key}/" if key else "", []
     with explained(uri):
         for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
-            for one in page.get("Contents", ()):
-                name = one["Key"].removeprefix(prefix)
+            for entry in page.get("Contents", ()):
+                name = entry["Key"].removeprefix(prefix)
                 if name.endswith("/") or not name:
                     continue  # a folder's placeholder
                 if name.startswith("/") or re.search(r"(^|/)\.\.?(/|$)|//", name):
-                    raise PosgapError(f"{SCHEME}{bucket}/{one['Key']}: no name for a file; remove this object")
-                found.append(Object(bucket, one["Key"], name, one["Size"], one["ETag"].strip('"')))
-    return found
+                    raise PosgapError(f"{SCHEME}{bucket}/{entry['Key']}: no name for a file; remove this object")
+                objects.append(Object(bucket, entry["Key"], name, entry["Size"], entry["ETag"].strip('"')))
+    return objects
 
 
-def stated_sha256(one: Object) -> str:
+def stated_sha256(stored: Object) -> str:
     """The sha256 in the object's metadata; empty where its uploader gave none."""
-    with explained(one.uri):
-        answer = client().head_object(Bucket=one.bucket, Key=one.key, IfMatch=f'"{one.etag}"')
+    with explained(stored.uri):
+        answer = client().head_object(Bucket=stored.bucket, Key=stored.key, IfMatch=f'"{stored.etag}"')
     return answer["Metadata"].get(SHA256, "")
 
 
@@ -96,7 +96,7 @@ def delete(uris: Iterable[str]) -> None:
         for at in range(0, len(all_of_it), DELETED_AT_ONCE):
             part = all_of_it[at : at + DELETED_AT_ONCE]
             with explained(f"{SCHEME}{bucket}/{part[0]}"):
-                asked = {"Objects": [{"Key": key} for key in part], "Quiet": True}
-                answer = client().delete_objects(Bucket=bucket, Delete=asked)
+                request = {"Objects": [{"Key": key} for key in part], "Quiet": True}
+                answer = client().delete_objects(Bucket=bucket, Delete=request)
             for error in answer.get("Errors", ()):
                 raise PosgapError(f"{SCHEME}{bucket}/{error['Key']}: not deleted: {error['Code']}")

@@ -127,8 +127,12 @@ class Output:
             lock.release()
 
     def _writer(self) -> str:
-        known = read_record(self.home / "writer.json")
-        who = f"process {known.get('process')} on {known.get('machine')}, since {known.get('since')}," if known else ""
+        writer = read_record(self.home / "writer.json")
+        who = (
+            f"process {writer.get('process')} on {writer.get('machine')}, since {writer.get('since')},"
+            if writer
+            else ""
+        )
         return who or "another command"
 
 
@@ -220,8 +224,10 @@ class RunFolder(Output):
 
     def record(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
         """Writes the folder's manifest: those of its files that no stage wrote, and the outputs that these rest on."""
-        known = {"stage": self.verb, "identity": "", "files": recorded(self.out, names)}
-        files.write_json(self.out / MANIFEST, known | {"inputs": {n: _as_input(each) for n, each in outputs.items()}})
+        manifest = {"stage": self.verb, "identity": "", "files": recorded(self.out, names)}
+        files.write_json(
+            self.out / MANIFEST, manifest | {"inputs": {n: _as_input(each) for n, each in outputs.items()}}
+        )
 
 
 class File(Output):

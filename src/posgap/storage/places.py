@@ -43,8 +43,8 @@ def whole(out: Path) -> Path:
 
 
 def _unprintable(text: str) -> str:
-    found = any(unicodedata.category(character) in _UNPRINTABLE for character in text)
-    return "its name holds characters that cannot be printed" if found else ""
+    unprintable = any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+    return "its name holds characters that cannot be printed" if unprintable else ""
 
 
 def _name(out: Path) -> str:
@@ -111,9 +111,9 @@ def _homes() -> set[Path]:
         return homes
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(place: Path, other: Path) -> bool:
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(place, other)
     except (OSError, ValueError):
         return False
 

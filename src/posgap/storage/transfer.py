@@ -26,38 +26,39 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
     from s3transfer.subscribers import BaseSubscriber
 
     class Pinned(BaseSubscriber):
-        def __init__(self, one: Object):
-            self.one = one
+        def __init__(self, stored: Object):
+            self.stored = stored
 
         def on_queued(self, future: Any, **_: Any) -> None:
             # So that s3transfer asks for this size and this ETag, and not for what is there by then.
-            future.meta.provide_transfer_size(self.one.size)
-            future.meta.provide_object_etag(f'"{self.one.etag}"')
+            future.meta.provide_transfer_size(self.stored.size)
+            future.meta.provide_object_etag(f'"{self.stored.etag}"')
 
     if not wanted:
         return
     # Smallest first: an interrupted download then keeps as many whole files as possible.
     ordered = sorted(wanted, key=lambda pair: pair[0].size)
     # Only ranges are asked for by ETag, so even a small object is read as one.
-    with _transfers(f"download of {what}", sum(one.size for one, _ in ordered), threshold=1) as (manager, counting):
+    size = sum(stored.size for stored, _ in ordered)
+    with _transfers(f"download of {what}", size, threshold=1) as (manager, counting):
         futures = [
-            manager.download(one.bucket, one.key, str(path), subscribers=[Pinned(one), counting])
-            for one, path in ordered
+            manager.download(stored.bucket, stored.key, str(path), subscribers=[Pinned(stored), counting])
+            for stored, path in ordered
         ]
-        for future, (one, path) in zip(futures, ordered):
-            with explained(one.uri):
+        for future, (stored, path) in zip(futures, ordered):
+            with explained(stored.uri):
                 future.result()
-            arrived(one, path)
+            arrived(stored, path)
 
 
-def require_sha256(one: Object, path: Path, stated: str) -> str:
+def require_sha256(stored: Object, path: Path, stated: str) -> str:
     """The sha256 of what arrived at `path`; `PosgapError` where the object's metadata stated another."""
-    found = digest(path)
-    if stated not in ("", found):
+    sha256 = digest(path)
+    if stated not in ("", sha256):
         raise PosgapError(
-            f"{one.uri}: checksum mismatch: the sha256 is {found}, and {stated} in its metadata; upload it again"
+            f"{stored.uri}: checksum mismatch: the sha256 is {sha256}, and {stated} in its metadata; upload it again"
         )
-    return found
+    return sha256
 
 
 def upload(files: Sequence[tuple[Path, str, str]], what: str) -> None:

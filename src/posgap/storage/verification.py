@@ -53,20 +53,20 @@ class Verification:
             return
         self.checked.add(place)
         log.info("verifying %s", place)
-        sizes, known = output.sizes(), listed(manifest)
+        sizes, recorded_files = output.sizes(), listed(manifest)
         hashed: Mapping[str, str]
-        self.faults += [f"{place}/{name}: is missing" for name in sorted(known.keys() - sizes.keys())]
+        self.faults += [f"{place}/{name}: is missing" for name in sorted(recorded_files.keys() - sizes.keys())]
         if not manifest.get("identity"):  # the folder of several stages, in which others have their own
-            hashed = output.sha256s(known.keys())
+            hashed = output.sha256s(recorded_files.keys())
             self.count += len(hashed)
         else:
-            more = {name for name in sizes if files.counts(name) and name not in known}
+            more = {name for name in sizes if files.counts(name) and name not in recorded_files}
             self.faults += [f"{place}/{name}: is not in the manifest" for name in sorted(more)]
             hashed = self._hash(output)
-        for name in sorted(known.keys() & sizes.keys()):
-            if sizes[name] != known[name].get("size"):
-                self.faults.append(f"{place}/{name}: has {sizes[name]} bytes, not {known[name].get('size')}")
-            elif hashed[name] != known[name].get("sha256"):
+        for name in sorted(recorded_files.keys() & sizes.keys()):
+            if sizes[name] != recorded_files[name].get("size"):
+                self.faults.append(f"{place}/{name}: has {sizes[name]} bytes, not {recorded_files[name].get('size')}")
+            elif hashed[name] != recorded_files[name].get("sha256"):
                 self.faults.append(f"{place}/{name}: has other content, of sha256 {hashed[name]}")
         inputs = manifest.get("inputs")
         for field, was in (inputs if isinstance(inputs, dict) else {}).items():

@@ -58,23 +58,25 @@ def newest(prefix: str) -> Version:
         return newest(f"{prefix}/")
     if beginning in names:
         return _itself(prefix)
-    found = [version for name in names if (version := parse(prefix, name))]
-    if not found and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
+    versions = [version for name in names if (version := parse(prefix, name))]
+    if not versions and not beginning and INCOMPLETE not in names and set(COMPLETE) & set(names):
         return _itself(prefix)
-    if len(series := {version.series for version in found}) > 1:
+    if len(series := {version.series for version in versions}) > 1:
         named = ", ".join(sorted(series))
         raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
-    if len({version.order[0] for version in found}) > 1:
+    if len({version.order[0] for version in versions}) > 1:
         raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
-    for version in sorted(found, key=lambda version: version.order, reverse=True):
+    for version in sorted(versions, key=lambda version: version.order, reverse=True):
         if version.is_complete():
-            same = [one for one in found if one.order == version.order and one.is_complete()]
+            same = [other for other in versions if other.order == version.order and other.is_complete()]
             if len(same) > 1:
-                named = " and ".join(sorted(str(one.location) for one in same))
+                named = " and ".join(sorted(str(other.location) for other in same))
                 raise PosgapError(f"{prefix}: {named} are one version: remove one, or give more of its name")
             return version
-    told = f"of {len(found)} none is complete" if found else "no file or folder there is named by a date or number"
-    raise PosgapError(f"{prefix}: no data version: {told} ({' or '.join(COMPLETE)} completes a folder)")
+    reason = (
+        f"of {len(versions)} none is complete" if versions else "no file or folder there is named by a date or number"
+    )
+    raise PosgapError(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
 
 
 def _itself(prefix: str) -> Version:
@@ -115,9 +117,9 @@ def _entries(prefix: str) -> Iterator[str]:
     with explained(prefix):
         pages = client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key, Delimiter="/")
         for page in pages:
-            yield from (one["Prefix"][start:] for one in page.get("CommonPrefixes", ()))
+            yield from (entry["Prefix"][start:] for entry in page.get("CommonPrefixes", ()))
             # A folder's placeholder has no name below it.
-            yield from (one["Key"][start:] for one in page.get("Contents", ()) if one["Key"][start:])
+            yield from (entry["Key"][start:] for entry in page.get("Contents", ()) if entry["Key"][start:])
 
 
 def _is_there(folder: Location, name: str) -> bool:

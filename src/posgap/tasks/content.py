@@ -21,10 +21,10 @@ def content(example: AnyExample) -> str:
     these are short (a synthetic fact of two words), different examples share them by chance, and the distractors
     count too. Letters' case, white space and the order of answers and documents make no difference.
     """
-    asked = [[_plain(example.question)], sorted({_plain(answer) for answer in example.answers}), _told(example.gold)]
-    if len("".join(chain.from_iterable(asked))) < UNMISTAKABLE:
-        asked.append(_told(example.distractors))
-    return digest_of(asked)[:DIGITS]
+    parts = [[_plain(example.question)], sorted({_plain(answer) for answer in example.answers}), _told(example.gold)]
+    if len("".join(chain.from_iterable(parts))) < UNMISTAKABLE:
+        parts.append(_told(example.distractors))
+    return digest_of(parts)[:DIGITS]
 
 
 def contents(examples: Iterable[AnyExample]) -> list[str]:
@@ -41,10 +41,10 @@ def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 
     return digest_of(sorted(digest_of(_asked(example, n_docs, shuffle)) for example in examples))
 
 
-def among(examples: Iterable[AnyExample], known: Iterable[str]) -> list[AnyExample]:
-    """Those of the examples whose content is one of `known`."""
-    known = set(known)
-    return [example for example in examples if content(example) in known]
+def among(examples: Iterable[AnyExample], contents: Iterable[str]) -> list[AnyExample]:
+    """Those of the examples whose content is one of `contents`."""
+    contents = set(contents)
+    return [example for example in examples if content(example) in contents]
 
 
 def _asked(example: AnyExample, n_docs: int, shuffle: int) -> list:

@@ -82,17 +82,17 @@ def _links(pipeline_run: str, run: Run) -> dict[str, str]:
     return {name: address for name, address in links.items() if address}
 
 
-def markdown(told: dict[str, Any]) -> str:
+def markdown(outcome: dict[str, Any]) -> str:
     """The outcome for people."""
-    lines = [f"# The run {told['status']}", ""]
-    lines += [f"- **{failed['step'] or 'a step'}**: {failed['error']}" for failed in told["failed"]]
-    lines += [told["skipped"]] if told["skipped"] else []
-    if told["candidates"]:
+    lines = [f"# The run {outcome['status']}", ""]
+    lines += [f"- **{failed['step'] or 'a step'}**: {failed['error']}" for failed in outcome["failed"]]
+    lines += [outcome["skipped"]] if outcome["skipped"] else []
+    if outcome["candidates"]:
         shown = {"label": "candidate", "mean": "mean", "gap": "gap", "gap_value": "gap, upper end", "gate": "gate"}
-        rows = [[str(each.get(name, "")) for name in shown] for each in told["candidates"]]
+        rows = [[str(each.get(name, "")) for name in shown] for each in outcome["candidates"]]
         lines += ["", tables.markdown(list(shown.values()), rows)]
-    if champion := told["champion"]:
+    if champion := outcome["champion"]:
         whose = "of this run" if champion["of_this_run"] else "as before"
         lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]
-    lines += ["", *(f"[{name}]({address})" for name, address in told["links"].items())]
+    lines += ["", *(f"[{name}]({address})" for name, address in outcome["links"].items())]
     return "\n".join(lines).rstrip() + "\n"

@@ -74,8 +74,8 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     former = champion(name)
     if not run.id:
         raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
-    if known := _versions(name, DIGEST, tags[DIGEST]):
-        version = str(known[0].version)
+    if registered := _versions(name, DIGEST, tags[DIGEST]):
+        version = str(registered[0].version)
         for key, value in tags.items():
             ask(partial(_tag, name=name, version=version, key=key, value=value))
     else:

@@ -217,13 +217,13 @@ def _opening(stage: str) -> Opening:
     tags = {"mlflow.user": _user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
     if parent := os.environ.get(PARENT_VARIABLE):
         tags["mlflow.parentRunId"] = parent
-    name, known = experiment()
+    name, experiment_id = experiment()
     return Opening(
         name=stage,
         tags=_texts(tags),
         time=milliseconds(),
         experiment=name,
-        experiment_id=known,
+        experiment_id=experiment_id,
         server=address(),
         joins=os.environ.get("MLFLOW_RUN_ID", ""),
     )

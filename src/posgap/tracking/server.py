@@ -222,13 +222,13 @@ def _explained(error: Exception, uri: str) -> Exception:
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what led to it, as far as that was kept: as causes, contexts, reasons, or arguments."""
-    seen: list[BaseException] = []
+    causes: list[BaseException] = []
     waiting = [error]
     while waiting:
         error = waiting.pop(0)
-        if not isinstance(error, BaseException) or error in seen:
+        if not isinstance(error, BaseException) or error in causes:
             continue
-        seen.append(error)
+        causes.append(error)
         yield error
         waiting += [error.__cause__, error.__context__, getattr(error, "reason", None), *error.args]
 
