@@ -14,7 +14,7 @@ def compare(
     page: dsl.Output[dsl.HTML],
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
-    """Paired differences of a candidate's sweep from a reference's; the page shows in the run."""
+    """Compares a candidate's sweep with a reference's by paired differences. The run page shows the result."""
     arguments = dict(locals())
     from posgap.config import CompareConfig
     from posgap.kfp_steps.arguments import to_config

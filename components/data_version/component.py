@@ -12,8 +12,10 @@ def data_version(
     uri: dsl.OutputPath(str),
     version: dsl.OutputPath(str),
 ) -> bool:
-    """Picks the newest data version; returns whether there is anything to do: data or base model changed since the
-    champion was made, or it does not matter."""
+    """Picks the newest data version, and returns whether there is anything to do.
+
+    There is, if the data or the base model changed since the champion was made, or if that does not matter.
+    """
     arguments = dict(locals())
     from pathlib import Path
 

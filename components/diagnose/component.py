@@ -14,7 +14,7 @@ def diagnose(
     out: dsl.Output[dsl.Artifact],
     report: dsl.Output[dsl.HTML],
 ):
-    """Why the model errs where it does; the report shows in the run page."""
+    """Explains why the model answers wrongly where it does. The run page shows the report."""
     arguments = dict(locals())
     from posgap.config import DiagnoseConfig
     from posgap.kfp_steps.arguments import to_config

@@ -13,7 +13,7 @@ def merge(
     curve: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
 ):
-    """One sweep of its parts, which were swept side by side; the curve shows in the run page."""
+    """Merges the parts of one sweep, which were swept in parallel. The run page shows the curve."""
     arguments = dict(locals())
     from posgap.config import MergeConfig
     from posgap.kfp_steps.arguments import to_config

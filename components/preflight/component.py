@@ -27,7 +27,7 @@ def preflight(
         ("gate", dict),
     ],
 ):
-    """Checks the form and what the run needs before any GPU time is spent, and says what each stage is given."""
+    """Checks the form and the run's prerequisites before any GPU time is spent, and returns each stage's settings."""
     arguments = dict(locals())
     from posgap.config import PreflightConfig
     from posgap.kfp_steps.arguments import to_config

@@ -12,7 +12,7 @@ def report(
     out: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
 ):
-    """Says how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
+    """Reports how the run ended, whatever happened: to MLflow, and to a webhook if there is one."""
     arguments = dict(locals())
     from posgap.config import ReportConfig
     from posgap.kfp_steps.arguments import to_config

@@ -14,7 +14,7 @@ def rollout_compare(
     picture: dsl.Output[dsl.HTML],
     sweep: dsl.Input[dsl.Artifact] = None,
 ):
-    """How far the architecture explains what was measured, and the accuracy by position."""
+    """Compares the predicted influence of each position with the measured one, and with the accuracy by position."""
     arguments = dict(locals())
     from posgap.config import RolloutCompareConfig
     from posgap.kfp_steps.arguments import to_config

@@ -11,7 +11,7 @@ def rollout_experiment(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
 ):
-    """Which cause makes which position bias: attention-only networks in which one at a time is switched on."""
+    """Trains attention-only networks with one cause of position bias at a time, and shows what bias each makes."""
     arguments = dict(locals())
     from posgap.config import RolloutExperimentConfig
     from posgap.kfp_steps.arguments import to_config

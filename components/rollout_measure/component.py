@@ -13,7 +13,7 @@ def rollout_measure(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
 ):
-    """What of each input position reaches the last token of a model, and its residual strengths and attention."""
+    """Measures what each input position contributes to a model's last token, its residual strengths and attention."""
     arguments = dict(locals())
     from posgap.config import RolloutMeasureConfig
     from posgap.kfp_steps.arguments import to_config

@@ -12,7 +12,7 @@ def rollout_predict(
     picture: dsl.Output[dsl.HTML],
     measurement: dsl.Input[dsl.Artifact] = None,
 ):
-    """What of each input position reaches the last token by the architecture alone."""
+    """Predicts from the architecture alone how much of each input position reaches the last token."""
     arguments = dict(locals())
     from posgap.config import RolloutPredictConfig
     from posgap.kfp_steps.arguments import to_config

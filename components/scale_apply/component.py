@@ -12,7 +12,7 @@ def scale_apply(
     scaling: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Model],
 ):
-    """Writes the model with the scaling's factors in its config."""
+    """Writes a copy of the model with the scaling's factors in its config."""
     arguments = dict(locals())
     from posgap.config import ScaleApplyConfig
     from posgap.kfp_steps.arguments import to_config

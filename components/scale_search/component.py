@@ -16,7 +16,7 @@ def scale_search(
     settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):
-    """Searches one RoPE factor per layer under which the model answers best (LPES)."""
+    """Searches for the RoPE factor per layer with which the model answers best (LPES)."""
     arguments = dict(locals())
     from posgap.config import ScaleSearchConfig
     from posgap.kfp_steps.arguments import to_config

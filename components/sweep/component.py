@@ -15,7 +15,7 @@ def sweep(
     metrics: dsl.Output[dsl.Metrics],
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
-    """Accuracy with the gold documents at every position; the curve shows in the run page."""
+    """Measures accuracy with the gold documents at every position. The run page shows the curve."""
     arguments = dict(locals())
     from posgap.config import SweepConfig
     from posgap.kfp_steps.arguments import to_config

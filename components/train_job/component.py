@@ -15,7 +15,7 @@ def train_job(
     metrics: dsl.Output[dsl.Metrics],
     settings: dict = {},  # noqa: B006  KFP reads the default
 ):
-    """Has a TrainJob of Kubeflow Trainer distil the model on several machines, and follows it."""
+    """Starts a TrainJob of Kubeflow Trainer that distils the model on several machines, and follows it to its end."""
     arguments = dict(locals())
     from posgap.config import TrainJobConfig
     from posgap.kfp_steps.arguments import to_config

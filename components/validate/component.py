@@ -15,7 +15,7 @@ def validate(
     settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):
-    """Checks examples with Great Expectations; stops the pipeline, naming the rows, where they fail."""
+    """Checks examples with Great Expectations. Where they fail, it names the rows and stops the pipeline."""
     arguments = dict(locals())
     from posgap.config import ValidateConfig
     from posgap.kfp_steps.arguments import to_config
