@@ -70,6 +70,8 @@ def test_the_refusal_says_what_each_sweep_was_asked_and_how_to_mean_it(swept):
         f"{other.path} and {swept.path}: not asked alike: question (before, not after), shuffle (3, not 0); sweep both "
         "models in one way, or, where the difference is meant, allow it: --allow template,question,shuffle"
     )
+    with pytest.raises(PosgapError, match=f": --allow {','.join(ALLOWABLE)}$"):
+        alike(asked_otherwise(swept, *ALLOWABLE), swept)
     with pytest.raises(PosgapError) as refused:
         alike(asked_otherwise(swept, "n_docs", "shuffle"), swept)
     assert str(refused.value).endswith("n_docs (9, not 5), shuffle (3, not 0); sweep both models in one way")
