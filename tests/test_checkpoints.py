@@ -21,7 +21,7 @@ from s3 import elsewhere, keys
 from torch import nn
 from torch.multiprocessing import start_processes
 
-from posgap.distillation.checkpoints import FILES, Checkpoints, shares
+from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, shares
 from posgap.errors import PosgapError
 from posgap.files import read_object
 from posgap.storage.folders import Kept
@@ -67,6 +67,22 @@ def test_training_goes_on_as_if_nothing_had_been(checkpoints):
     again = Training(checkpoints, 1)
     assert again.load() == HISTORY
     assert torch.equal(again.go_on(4), expected)
+
+
+def test_the_random_numbers_of_every_gpu_go_on_too(checkpoints, monkeypatch):
+    """Read and set by stand-ins, since there need be no GPU where this runs."""
+    drawn = [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([3, 4], dtype=torch.uint8)]
+    restored = []
+    monkeypatch.setattr("torch.cuda.get_rng_state_all", lambda: drawn)
+    monkeypatch.setattr("torch.cuda.set_rng_state_all", restored.extend)
+    training = Training(checkpoints)
+    training.save(1)
+    training.load()
+    assert [state.tolist() for state in restored] == [[1, 2], [3, 4]]
+
+
+def test_what_another_node_has_deleted_already_is_no_fault(checkpoints):
+    _remove(checkpoints.folder / "step-1")
 
 
 def test_without_a_checkpoint_nothing_changes(checkpoints, caplog):

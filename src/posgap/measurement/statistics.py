@@ -22,9 +22,9 @@ def accuracy(correct: np.ndarray) -> np.ndarray:
     return 100 * correct.sum(axis=0) / len(correct)
 
 
-def gap(accuracies: np.ndarray) -> np.ndarray:
-    """Best minus worst placement: `accuracies [..., P]` to `[...]`."""
-    return accuracies.max(axis=-1) - accuracies.min(axis=-1)
+def gap(accuracies: np.ndarray) -> float:
+    """Best minus worst placement, of `accuracies [P]`."""
+    return float(accuracies.max() - accuracies.min())
 
 
 def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
@@ -105,7 +105,7 @@ def paired_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[flo
 
     Both `[E]` or `[E, P]` over the same examples in the same order.
     """
-    difference = candidate.astype(np.float64) - reference.astype(np.float64)
+    difference = np.subtract(candidate, reference, dtype=np.float64)
     rows = difference.reshape(len(difference), -1).mean(axis=1)
     low, high = difference_interval(rows)
     return float(100 * rows.mean()), (float(low), float(high))
@@ -116,7 +116,7 @@ def placement_differences(candidate: np.ndarray, reference: np.ndarray, comparis
 
     `comparisons` of these intervals hold together with 95 % (Bonferroni).
     """
-    return difference_interval(candidate.astype(np.float64) - reference.astype(np.float64), EACH_END / comparisons)
+    return difference_interval(np.subtract(candidate, reference, dtype=np.float64), EACH_END / comparisons)
 
 
 def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = None) -> np.ndarray:
@@ -125,7 +125,7 @@ def pair_bounds(correct: np.ndarray, error: float, less: np.ndarray | None = Non
     Each is too low with chance `error`. Where `less [E]`, from -1 to 1, is taken off every example's difference, a
     difference of differences is bounded, and may reach from -200 to 200.
     """
-    scores, placements = correct.astype(np.float64), correct.shape[1]
+    scores, placements = np.asarray(correct, np.float64), correct.shape[1]
     taken_off, scale = (0.0, 1.0) if less is None else (less[:, None], 2.0)
     above, below, squares = np.empty((3, placements, placements))
     for i in range(placements):
@@ -196,7 +196,8 @@ def extremes_elsewhere(correct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _gap_elsewhere(correct: np.ndarray) -> np.ndarray:
     """Best minus worst placement of each example [E], from -1 to 1, both chosen by the other half of the examples."""
-    best, worst = (np.take_along_axis(correct, at[:, None], axis=1)[:, 0] for at in extremes_elsewhere(correct))
+    rows = np.arange(len(correct))
+    best, worst = (correct[rows, at] for at in extremes_elsewhere(correct))
     return best - worst
 
 
@@ -211,7 +212,7 @@ def gap_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float,
     """
     if candidate.shape[1] < 2:
         return 0.0, (-100.0, 100.0)
-    new, old = candidate.astype(np.float64), reference.astype(np.float64)
+    new, old = np.asarray(candidate, np.float64), np.asarray(reference, np.float64)
     new_gap, old_gap = _gap_elsewhere(new), _gap_elsewhere(old)
     estimate = 100 * (max(0.0, float(new_gap.mean())) - max(0.0, float(old_gap.mean())))
     low = -np.nanmax(pair_bounds(old, EACH_END, less=new_gap))

@@ -160,7 +160,7 @@ def summarize(correct: np.ndarray, placements: list[list[int]], seed: int) -> di
         "ci95": statistics.mean_interval(correct).tolist(),
         "mean": float(accuracy.mean()),
         "mean_ci95": statistics.mean_interval(correct.mean(axis=1)).tolist(),
-        "gap": float(statistics.gap(accuracy)),
+        "gap": statistics.gap(accuracy),
         "gap_ci95": statistics.gap_interval(correct),
         "gap_noise": statistics.gap_noise(correct, np.random.default_rng(seed)),
         "flatness": flatness,
@@ -183,7 +183,7 @@ def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
         figures[name] = {
             "accuracy": float(accuracy.mean()),
             "ci95": statistics.mean_interval(within.mean(axis=1)).tolist(),
-            "gap": float(statistics.gap(accuracy)),
+            "gap": statistics.gap(accuracy),
         }
     return {"categories": categories, "by_category": figures}
 
