@@ -166,7 +166,7 @@ def cochran_q(correct: np.ndarray) -> tuple[float, int, float]:
     """
     placements = correct.shape[1]
     within = ((correct - correct.mean(axis=1, keepdims=True)) ** 2).sum()
-    if placements < 2 or within < 1e-12:
+    if within < 1e-12:
         return 0.0, placements - 1, 1.0
     totals = correct.sum(axis=0)
     q = float((placements - 1) * ((totals - totals.mean()) ** 2).sum() / within)
