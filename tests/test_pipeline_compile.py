@@ -131,5 +131,6 @@ def test_run_ends_with_the_failed_step_s_line(capsys, tmp_path, writing):
 
 
 def test_run_needs_what_has_no_default(capsys, tmp_path, writing):
-    assert fails(capsys, "run", "--out", tmp_path) == "the pipeline needs text: give --param text=..."
-    assert not list(tmp_path.iterdir())
+    for out in (tmp_path, tmp_path / "new"):
+        assert fails(capsys, "run", "--out", out) == "the pipeline needs text: give --param text=..."
+        assert not list(tmp_path.iterdir())

@@ -210,10 +210,18 @@ class RunFolder(Output):
 
     def __enter__(self) -> Self:
         self.claim()
+        self._made = not self.out.exists()
         self.out.mkdir(exist_ok=True)
         if not (self.out / MANIFEST).exists():
             self.record(())
         return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error and os.listdir(self.out) == [MANIFEST]:  # the command was refused, and leaves what it met
+            (self.out / MANIFEST).unlink()
+            if self._made:
+                self.out.rmdir()
+        super().__exit__(kind, error, at)
 
     def require_ours(self) -> None:
         reason = _no_folder(self.out)
