@@ -71,9 +71,7 @@ def tango_refutes(
     """
     b = (2 * n - more + fewer) * difference - more - fewer
     c = fewer * difference * (1 - difference)
-    root = np.sqrt(b**2 + 8 * n * c)
-    # Two forms of one root, neither of which subtracts what is nearly equal.
-    q = np.where(b > 0, 2 * c / np.where(b > 0, b + root, 1), (root - b) / (4 * n))
+    q = (np.sqrt(b**2 + 8 * n * c) - b) / (4 * n)
     strayed = n * difference - more + fewer
     return strayed > -special.ndtri(error) * np.sqrt(n * (2 * q + difference * (1 - difference)))
 
