@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-RECORD = re.compile(r'"(\w+)": "(\w+)"')
+RECORD = re.compile(r'"([\w-]+)": "([\w-]+)"')
 
 
 def retrieve(text: str) -> str:
     """The right answer to a key-value prompt."""
     records, _, question = text.rpartition("Key:")
-    return dict(RECORD.findall(records))[re.search(r'"(\w+)"', question)[1]]
+    return dict(RECORD.findall(records))[re.search(r'"([\w-]+)"', question)[1]]
 
 
 class Endpoint:

@@ -208,6 +208,7 @@ GATE_RULES: Choices["GateRule"] = Choices(
     "posgap.gating.rules:WORST",
     "posgap.gating.rules:REGIONS",
 )
+CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply
 BACKENDS: Choices["Backend"] = Choices(
     "backend",
     "posgap.backends",

@@ -224,6 +224,7 @@ def build() -> click.Group:
     data.add_command(verb("import", config.ImportConfig, "posgap.data.verbs:import_examples"))
     data.add_command(verb("newest", config.NewestConfig, "posgap.data.verbs:newest"))
     root.add_command(data)
+    root.add_command(verb("check", config.CheckConfig, "posgap.check:check"))
     root.add_command(_group("plan", "How many examples it takes.", PLAN))
     groups = {
         "data": data,

@@ -48,6 +48,7 @@ from posgap.config.rollout import (
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
 from posgap.config.tracking import (
+    CheckConfig,
     GateConfig,
     GateReplayConfig,
     PlanGateConfig,
@@ -63,6 +64,7 @@ from posgap.config.tracking import (
 __all__ = [
     "POSITIONAL",
     "BackendConfig",
+    "CheckConfig",
     "ClusterConfig",
     "CompareConfig",
     "CompiledPipeline",

@@ -148,6 +148,7 @@ Place = Annotated[str, Role.PLACE]
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]
 OnThisMachine = AfterValidator(_on_this_machine)
+OptionalReport = Annotated[Path | None, BeforeValidator(location_if_any), OnThisMachine]
 TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]

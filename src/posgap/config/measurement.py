@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from posgap.choices import BACKENDS
+from posgap.choices import BACKENDS, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -18,24 +18,28 @@ from posgap.config.fields import (
     Shard,
 )
 
+MODEL = "Hugging Face model folder or hub name; openai: the model's name at the endpoint"
 ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding"
 
 
-class SweepConfig(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
+class Swept(Parameters):
+    """Which part of a sweep is done, and under what name."""
+
+    positions: Placements = Field(
+        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
+    )
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
+
+
+class SweepConfig(Swept, *BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
 
     `posgap plan sweep` says how many examples it takes.
     """
 
-    model: ModelPath = Field(
-        description="Hugging Face model folder or hub name; openai: the model's name at the endpoint"
-    )
-    positions: Placements = Field(
-        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
-    )
+    model: ModelPath = Field(description=MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
-    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
-    label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
 
 
 class MergeConfig(StageConfig):

@@ -12,14 +12,17 @@ from posgap.config.measurement import ALLOW
 PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
 
 
-class Demands(Config):
-    allow: Allowed = Field([], description=ALLOW)
+class Enough(Config):
     least_examples: int = Field(100, ge=1, description="examples that must have been swept to be judged at all")
     least_placements: int = Field(
         5,
         ge=2,
         description="placements that must have been swept, or as many as there are documents, if fewer",
     )
+
+
+class Demands(Enough):
+    allow: Allowed = Field([], description=ALLOW)
 
 
 def _as_text(value: Any) -> Any:

@@ -1,12 +1,12 @@
 """Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from posgap.choices import GATE_RULES
-from posgap.config.base import Config, StageConfig
+from posgap.choices import BACKENDS, CHECK_RULES, GATE_RULES
+from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     POSITIONAL,
     SECRET,
@@ -17,12 +17,13 @@ from posgap.config.fields import (
     OptionalInputOrRegistered,
     OptionalInputPath,
     OptionalRegisteredName,
+    OptionalReport,
     OutputPath,
     RegisteredName,
     RunId,
 )
-from posgap.config.measurement import ExpectedConfig
-from posgap.config.policy import PUBLIC_KEY, Demands
+from posgap.config.measurement import MODEL, ExpectedConfig, Swept
+from posgap.config.policy import PUBLIC_KEY, Demands, Enough
 
 
 class _Judged(StageConfig):
@@ -47,6 +48,47 @@ class _Judged(StageConfig):
 
 class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  # registered choices' parameters
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
+
+
+class CheckConfig(  # type: ignore[misc]  # registered choices' parameters
+    *CHECK_RULES.bases(), Enough, Swept, *BACKENDS.bases(), BackendConfig
+):
+    """Sweeps a model or an endpoint and judges it, without a base to compare with: one command for any CI.
+
+    Exit code 3: it breaks a rule; 7: there is not enough evidence.
+    """
+
+    examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the other stages do not make their own
+        None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
+    )
+    model: ModelPath = Field(description=MODEL)
+    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked_if_any)] = Field(
+        "", description="backend that generates; empty: openai where there is a base_url, else transformers"
+    )
+    policy: OptionalInputPath = Field(
+        None, description="file of the policy, whose rules then alone decide, as far as they need no base"
+    )
+    n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
+    junit: OptionalReport = Field(None, description="JUnit XML file to write, with a test case for each rule")
+    markdown: OptionalReport = Field(
+        None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
+    )
+    badge: OptionalReport = Field(None, description="JSON file to write, of which shields.io makes a badge")
+    fresh: bool = Field(
+        False, description="ask an endpoint everything again, whatever it answered before; in CI this is usual"
+    )
+    reuse: bool = Field(False, description="in CI too: use what an endpoint answered in an earlier check")
+
+    @property
+    def answered_by(self) -> str:
+        """The name of the backend that answers."""
+        return self.backend or ("openai" if self.base_url else BackendConfig.default("backend"))
+
+    @model_validator(mode="after")
+    def _either_fresh_or_reused(self) -> Self:
+        if self.fresh and self.reuse:
+            raise ValueError("`fresh` and `reuse` exclude each other; leave one out")
+        return self
 
 
 class GateReplayConfig(Config):

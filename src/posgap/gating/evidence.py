@@ -46,7 +46,7 @@ def record_of(evidence: Evidence) -> SweepRecord:
     )
 
 
-def case_of(candidate: Path, base: Path, champion: Path | None, allow: Iterable[str]) -> tuple[Case, list[str]]:
+def case_of(candidate: Path, base: Path | None, champion: Path | None, allow: Iterable[str]) -> tuple[Case, list[str]]:
     """The sweeps to be judged, paired by example, and what was asked otherwise and is allowed.
 
     Raises `PosgapError` where a sweep's figures are not those of its predictions, where the sweeps were not asked
@@ -55,7 +55,7 @@ def case_of(candidate: Path, base: Path, champion: Path | None, allow: Iterable[
     judged, allowed = _read(candidate), list(allow)
     if twice := len(judged.contents) - len(set(judged.contents)):
         raise PosgapError(f"{candidate}: {twice} examples are there twice, and count once; sweep each once")
-    old, otherwise = alike(_read(base), judged, allowed)
+    old, otherwise = alike(_read(base), judged, allowed) if base else (None, [])
     best, best_otherwise = alike(_read(champion), judged, allowed) if champion else (None, [])
     for learner in (judged, best):
         if learner:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import yaml
 
-from posgap.config import Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
+from posgap.config import CheckConfig, Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
 from posgap.config.fields import REGISTRY, registered
 from posgap.errors import PosgapError
 from posgap.files import atomic, digest_of, parsed
@@ -81,7 +81,7 @@ def policy_digest(policy: Policy) -> str:
     return digest_of(policy.model_dump(mode="json"))
 
 
-def policy_of(config: GateConfig) -> Policy:
+def policy_of(config: GateConfig | CheckConfig) -> Policy:
     """The policy that a gate judges by: its file's, or else the one that its options make.
 
     With a file no option has a say: `PosgapError` where one is neither its default nor what the policy says.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, computed_field
 
 from posgap.choices import TASKS, Parameters
+from posgap.errors import PosgapError
 from posgap.files import Record
 from posgap.positions import format_positions
 
@@ -68,19 +69,22 @@ class Ruling(Record):
 
 @dataclass(frozen=True)
 class Case:
-    """The sweeps a gate looks at. Where there is no champion, the base stands in for it.
+    """The sweeps a gate looks at. Where there is no champion, the base stands in for it; a check has neither.
 
     Rules take every figure from the scores, and none that a file says of them.
     """
 
     candidate: "Evidence"
-    base: "Evidence"
-    champion: "Evidence | None"
+    base: "Evidence | None" = None
+    champion: "Evidence | None" = None
 
     @property
     def best(self) -> "Evidence":
-        """The champion, else the base."""
-        return self.champion or self.base
+        """The champion, else the base; raises `PosgapError` where there is neither."""
+        reference = self.champion or self.base
+        if reference is None:
+            raise PosgapError("a rule compares with a base, and a check has none: its GateRule needs a reference")
+        return reference
 
     @property
     def reference(self) -> str:
@@ -99,7 +103,8 @@ class GateRule:
 
     `judge(parameters, case)` gives its ruling. `pass_rate(parameters, assumed, n)` says how often (0 to 1) a flat
     model as good as its reference passes with n examples; None where that is not known. `asked(parameters)` is false
-    where the threshold asks for nothing, so that the rule is left out.
+    where the threshold asks for nothing, so that the rule is left out. `posgap check`, which has neither base nor
+    champion, applies the rules for which `needs_reference` is false: they look at `case.candidate` alone.
     """
 
     name: str
@@ -108,6 +113,7 @@ class GateRule:
     parameters: type[Parameters] = Parameters
     pass_rate: "Callable[[Any, Assumed, int], float] | None" = None
     asked: Callable[[Any], bool] = always
+    needs_reference: bool = True
 
 
 class MaxGap(Parameters):
@@ -292,7 +298,7 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
     return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance)
 
 
-GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap, _gap_rate)
+GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap, _gap_rate, needs_reference=False)
 MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance, _mean_rate)
 ADVANTAGEOUS = GateRule(
     "advantageous",
@@ -307,10 +313,17 @@ USEFUL = GateRule(
     _useful,
     MinMean,
     _useful_rate,
-    lambda p: p.min_mean > 0 or p.closed_book > 0,
+    asked=lambda p: p.min_mean > 0 or p.closed_book > 0,
+    needs_reference=False,
 )
 WORST = GateRule(
-    "worst", "even the worst position is right often enough", _worst, MinWorst, _worst_rate, lambda p: p.min_worst > 0
+    "worst",
+    "even the worst position is right often enough",
+    _worst,
+    MinWorst,
+    _worst_rate,
+    asked=lambda p: p.min_worst > 0,
+    needs_reference=False,
 )
 REGIONS = GateRule(
     "regions",
@@ -318,5 +331,6 @@ REGIONS = GateRule(
     _regions,
     MaxRegionGap,
     _regions_rate,
-    lambda p: p.max_region_gap < 100,
+    asked=lambda p: p.max_region_gap < 100,
+    needs_reference=False,
 )

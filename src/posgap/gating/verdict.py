@@ -1,13 +1,13 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import computed_field
 
 from posgap import tables
-from posgap.choices import GATE_RULES, Parameters
+from posgap.choices import CHECK_RULES, GATE_RULES, Parameters
 from posgap.config import Policy
 from posgap.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.files import Record, read_model
@@ -66,22 +66,27 @@ class Verdict(Record):
     def error(self, what: str) -> PosgapError:
         """Why `what` was not admitted, in one line. The exit code tells a refusal from a want of evidence."""
         if self.outcome == "refused":
-            failed = "; ".join(_against(ruling) for ruling in self.rules if ruling.outcome == "fail")
+            failed = "; ".join(against(ruling) for ruling in self.rules if ruling.outcome == "fail")
             return GateFailed(f"the gate refused {what}: {failed}")
         unsure = [ruling for ruling in self.rules if not ruling.passed]
         needs = [ruling.needs for ruling in unsure if ruling.needs]
         advice = f"; sweep at least {max(needs)} examples" if needs else ""
-        reasons = "; ".join([*map(_against, unsure), *self.lacking]) or "no rule was asked"
+        reasons = "; ".join([*map(against, unsure), *self.lacking]) or "no rule was asked"
         return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
 
 
-def _against(ruling: Ruling) -> str:
+def against(ruling: Ruling) -> str:
+    """The rule's name, figure, bounds and threshold, in a phrase."""
     low, high = ruling.interval
     return f"{ruling.name} {ruling.estimate:.1f} ({low:.1f} to {high:.1f}), threshold {ruling.threshold:g}"
 
 
-def judge(candidate: Path, base: Path, champion: Path | None, policy: Policy) -> Verdict:
-    """Applies the rules, with the thresholds of the policy, to the sweeps at these paths."""
+def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Policy) -> Verdict:
+    """Applies the rules, with the thresholds of the policy, to the sweeps at these paths.
+
+    Without a base, those rules alone that need no reference, as `posgap check` does.
+    """
+    rules = GATE_RULES if base else CHECK_RULES
     case, otherwise = case_of(candidate, base, champion, policy.allow)
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
     return Verdict(
@@ -90,14 +95,14 @@ def judge(candidate: Path, base: Path, champion: Path | None, policy: Policy) ->
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
-        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(policy)],
+        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(policy, rules)],
     )
 
 
-def asked_rules(config: Any) -> list[tuple[GateRule, Parameters]]:
-    """The rules that these parameters ask for, each with its own."""
-    rules = [(rule, rule.parameters.of(config)) for rule in GATE_RULES]
-    return [(rule, parameters) for rule, parameters in rules if rule.asked(parameters)]
+def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tuple[GateRule, Parameters]]:
+    """Those of the rules that these parameters ask for, each with its own."""
+    with_parameters = [(rule, rule.parameters.of(config)) for rule in rules]
+    return [(rule, parameters) for rule, parameters in with_parameters if rule.asked(parameters)]
 
 
 def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
@@ -105,7 +110,8 @@ def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
     ruling, rate = rule.judge(parameters, case), rule.pass_rate
     if ruling.outcome != "unsure" or rate is None:
         return ruling
-    assumed = power.assumed_of_pair(case.candidate.correct, case.best.correct)
+    reference = case.best if rule.needs_reference else case.candidate
+    assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
     needs = power.examples_for_rate(lambda n: rate(parameters, assumed, n), power.USUAL)
     too_few = needs is not None and needs > len(case.candidate.correct)
     return ruling.model_copy(update={"needs": needs}) if too_few else ruling

@@ -19,6 +19,7 @@ def _multihop(name: str, help: str, manner: str) -> Task:
         n_gold=2,
         target=f"{MARKER} {{answer}}.",
         extract=final_answer,
+        synthetic="two-hop",
     )
 
 

@@ -29,6 +29,7 @@ KV = Task(
     target='"{answer}"',
     one_wording=True,
     chance=any_record,
+    synthetic="kv",
 )
 QA = Task(
     name="qa",
@@ -40,4 +41,5 @@ QA = Task(
     render=search_results,
     metric="sub_em",
     max_new_tokens=100,
+    synthetic="needle",
 )

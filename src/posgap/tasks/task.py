@@ -35,7 +35,8 @@ class Task:
     question with the cue for the answer on the line below it. `render` writes the documents. An example has `n_gold`
     gold documents. `target` is the form of a right response, with the field `answer`; `one_wording` says that right
     responses have no other form. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
-    what the prompt offers. `extract` returns the part of a response that is compared with the answers.
+    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `synthetic`
+    names the data of `posgap data make` that the task can ask about; empty where there is none.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Task:
     one_wording: bool = False
     chance: Callable[[int], float] = no_chance
     extract: Callable[[str], str] = str
+    synthetic: str = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
     def prompt(self, example: AnyExample, placement: Placement, order: Order = AS_GIVEN) -> str:

@@ -16,4 +16,4 @@ def judge(parameters, case):
     return Ruling(name="floor", meaning="worst placement", claim="at least", threshold=least, **figures)
 
 
-FLOOR = GateRule("floor", "the worst placement is right often enough", judge, Floor)
+FLOOR = GateRule("floor", "the worst placement is right often enough", judge, Floor, needs_reference=False)

@@ -1,0 +1,103 @@
+"""`posgap check`: a model or an endpoint is swept and judged in one command, without a base to compare with.
+
+It runs the stage `sweep`, whose output is not made again where it is complete, and applies those rules of the gate that
+need no reference.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posgap.choices import BACKENDS, TASKS
+from posgap.config import CheckConfig, SweepConfig
+from posgap.data.made import made_examples
+from posgap.errors import PosgapError
+from posgap.files import remove, work_folder, write_json
+from posgap.gating.ci_reports import Checked, Reports, text
+from posgap.gating.policy import policy_of
+from posgap.gating.verdict import Verdict, judge
+from posgap.locations import below, with_uris
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages.sweep import sweep
+from posgap.storage.cache import fetch
+from posgap.storage.folders import publish_file, twin
+from posgap.storage.outputs import RunFolder
+from posgap.tasks.examples import write_examples
+from posgap.tracking.runs import PARENT_VARIABLE, start_run
+
+CHECK_FILE, MADE_FILE = "check.json", "examples.jsonl"
+
+
+def check(config: CheckConfig) -> Verdict:
+    """Writes a sweep and its verdict, `check.json`, into `config.out`, and the reports that `config` names.
+
+    Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
+    it may.
+    """
+    reports = Reports({"junit": config.junit, "markdown": config.markdown, "badge": config.badge})
+    with RunFolder(config, "check") as output:
+        try:
+            checked = _checked(config, output)
+        except PosgapError as error:
+            reports.write(Checked(config.model, complaint=with_uris(str(error))))
+            raise
+    reports.write(checked)
+    print(text(checked))
+    assert checked.verdict
+    if not checked.verdict.passed:
+        raise checked.verdict.error(config.model)
+    return checked.verdict
+
+
+def _checked(config: CheckConfig, output: RunFolder) -> Checked:
+    remove(output.out / CHECK_FILE)  # that of an earlier check, which says nothing of this one
+    policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
+    folder = below(config.out, "sweep")
+    with start_run("check", {}, output.out) as run:
+        if run.id:
+            os.environ[PARENT_VARIABLE] = run.id
+        with _asked_anew(config):
+            swept = fetch(sweep(_sweep_config(config, output, folder)))
+        verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
+        file = output.out / CHECK_FILE
+        write_json(file, verdict.model_dump(mode="json"))
+        values = {f"{rule.name}_value": rule.value for rule in verdict.rules}
+        run.metrics({"gap": figures.gap, "mean": figures.mean, **values})
+        run.tags({"posgap.gate": verdict.outcome, "posgap.label": figures.label})
+        run.artifact(file)
+        names = [name for name in (CHECK_FILE, MADE_FILE) if (output.out / name).exists()]
+        output.record(names, {"sweep": folder})
+        for name in names:
+            publish_file(output.out / name, below(config.out, name), force=True)
+    return Checked(config.model, verdict, figures)
+
+
+def _sweep_config(config: CheckConfig, output: RunFolder, folder: Path | str) -> SweepConfig:
+    shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
+    examples = config.examples
+    if examples is None:
+        examples = output.out / MADE_FILE
+        write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
+    own = {"out": folder, "examples": examples, "backend": config.answered_by}
+    return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
+
+
+def _is_fresh(config: CheckConfig) -> bool:
+    """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not BACKENDS[config.answered_by].local and not config.reuse and (config.fresh or in_ci)
+
+
+@contextmanager
+def _asked_anew(config: CheckConfig) -> Iterator[None]:
+    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told what goes on."""
+    if not _is_fresh(config):
+        yield
+        return
+    remove(work_folder(twin(below(config.out, "sweep"))))
+    try:
+        yield
+    except (PosgapError, KeyboardInterrupt) as stop:
+        stop.add_note("a fresh check, as in CI, asks everything again: it goes on with --reuse")
+        raise

@@ -1,0 +1,177 @@
+"""What continuous integration shows of a check: JUnit XML, a Markdown summary, the JSON of a badge, and text."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+from posgap.choices import CHECK_RULES
+from posgap.errors import PosgapError
+from posgap.files import atomic, remove
+from posgap.gating.rules import Ruling
+from posgap.gating.verdict import Verdict, against, markdown
+from posgap.measurement.sweeps import Sweep
+from posgap.measurement.text_curve import text_curve
+from posgap.redaction import redacted
+
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file to which the steps of a GitHub job add their summaries
+_COLORS = {"admitted": "brightgreen", "refused": "red", "not enough evidence": "yellow"}
+# All characters but those that XML may hold, and those that move a terminal's cursor: U+0085, U+2028, U+2029 and C1.
+_UNSAFE = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A check of `model`: its verdict and sweep, or, where there are none, the `complaint` why it has none."""
+
+    model: str
+    verdict: Verdict | None = None
+    sweep: Sweep | None = None
+    complaint: str = ""
+
+
+@dataclass(frozen=True)
+class _TestCase:
+    name: str
+    kind: Literal["", "failure", "error"]
+    message: str
+
+
+def junit(checked: Checked) -> str:
+    """JUnit XML with a test case for each rule, and one for whether enough was swept.
+
+    A broken rule is a failure. A rule of which the evidence says neither, and a check that broke off, are errors, as
+    nothing was shown then: CI must not take them for passed, as it takes what is skipped.
+    """
+    cases = _test_cases(checked)
+    counts = {"tests": len(cases), **{f"{kind}s": sum(c.kind == kind for c in cases) for kind in ("failure", "error")}}
+    attributes = {"name": "posgap check", **{name: str(number) for name, number in counts.items()}}
+    suites = ElementTree.Element("testsuites", attributes)
+    suite = ElementTree.SubElement(suites, "testsuite", attributes | {"name": _safe(checked.model), "skipped": "0"})
+    for case in cases:
+        shown = ElementTree.SubElement(suite, "testcase", classname="posgap.check", name=_safe(case.name))
+        if case.kind:
+            fault = ElementTree.SubElement(shown, case.kind, message=_safe(case.message), type=case.kind)
+            fault.text = _safe(case.message)
+        else:
+            ElementTree.SubElement(shown, "system-out").text = _safe(case.message)
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _test_cases(checked: Checked) -> list[_TestCase]:
+    if checked.verdict is None:
+        return [_TestCase("sweep", "error", checked.complaint)]
+    lacking = "; ".join(checked.verdict.lacking)
+    enough = _TestCase("evidence: enough was swept", "error" if lacking else "", lacking or "enough was swept")
+    return [enough, *map(_test_case, checked.verdict.rules)]
+
+
+def _test_case(ruling: Ruling) -> _TestCase:
+    kinds: dict[str, Literal["", "failure", "error"]] = {"pass": "", "fail": "failure", "unsure": "error"}
+    needs = f"; sweep at least {ruling.needs} examples" if ruling.needs else ""
+    message = f"{against(ruling)}; {ruling.sentence}{needs}"
+    return _TestCase(f"{ruling.name}: {CHECK_RULES[ruling.name].help}", kinds[ruling.outcome], message)
+
+
+def step_summary(checked: Checked) -> str:
+    """Markdown with the verdict, the figures and the curve as text: for a step summary, or a comment on a change."""
+    model = _as_code(checked.model)
+    if checked.verdict is None or checked.sweep is None:
+        return f"{_MARKS['markdown']}\n# No verdict on {model}\n\n{_as_code(checked.complaint)}\n"
+    rules = markdown(checked.verdict).partition("\n")[2].strip()
+    heading = f"# {checked.verdict.outcome.capitalize()}: {model}"
+    curve = f"```text\n{text_curve(checked.sweep)}\n```"
+    return f"{_MARKS['markdown']}\n{heading}\n\n{rules}\n\n{_figures(checked.sweep)}\n\n{curve}\n"
+
+
+def text(checked: Checked) -> str:
+    """The same for a terminal: the curve, the figures, and a line for each rule."""
+    assert checked.verdict and checked.sweep
+    rules = [f"{ruling.outcome:<7}{against(ruling)}; {ruling.sentence}" for ruling in checked.verdict.rules]
+    lacking = [f"too little to judge by: {complaint}" for complaint in checked.verdict.lacking]
+    outcome = f"{checked.verdict.outcome}: {' '.join(_safe(checked.model).split())}"
+    return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *lacking, outcome])
+
+
+def badge(checked: Checked) -> str:
+    """The JSON of a badge, as shields.io's endpoint badge reads it (https://shields.io/badges/endpoint-badge)."""
+    shown = {"schemaVersion": 1, "label": "position gap", "message": "no verdict", "color": "lightgrey"}
+    if checked.verdict and checked.sweep:
+        messages = {
+            "admitted": f"at most {checked.sweep.gap_ci95[1]:.1f} points",
+            "refused": f"refused, {checked.sweep.gap:.1f} points",
+        }
+        outcome = checked.verdict.outcome
+        shown |= {"message": messages.get(outcome, outcome), "color": _COLORS[outcome]}
+    return json.dumps(shown, indent=2) + "\n"
+
+
+def _figures(sweep: Sweep) -> str:
+    (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
+    return (
+        f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
+        f"of {sweep.n_examples} examples of the task {sweep.task} with {sweep.n_docs} documents"
+    )
+
+
+_REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary, "badge": badge}
+# What stands in each report, and tells it from a file that somebody else wrote.
+_MARKS = {"junit": 'name="posgap check"', "markdown": "<!-- posgap check -->", "badge": '"label": "position gap"'}
+
+
+class Reports:
+    """The files in which a check is to be reported, by kind.
+
+    A report of an earlier check goes away at once: should this check be killed, nobody takes that one for its report.
+    `PosgapError` where something else is in the place of a report, or two reports have one place.
+    """
+
+    def __init__(self, places: Mapping[str, Path | None]):
+        self.places = {kind: place for kind, place in places.items() if place}
+        if len({place.resolve() for place in self.places.values()}) < len(self.places):
+            raise PosgapError("two of --junit, --markdown and --badge name one file; give each its own")
+        for kind, place in self.places.items():
+            if place.is_dir() or (place.exists() and not self._adds(place) and not _is_report(place, kind)):
+                raise PosgapError(f"--{kind}: {place}: is there, and no report of `posgap check`; name another file")
+        for place in self.places.values():
+            if not self._adds(place):
+                remove(place)
+
+    def write(self, checked: Checked) -> None:
+        """Writes all of them, each whole or not at all."""
+        for kind, place in self.places.items():
+            report = _REPORTS[kind](checked)
+            if self._adds(place):
+                with open(place, "a", encoding="utf-8") as file:
+                    file.write(report)
+                continue
+            with atomic(place) as partial:
+                partial.write_text(report, encoding="utf-8")
+
+    @staticmethod
+    def _adds(place: Path) -> bool:
+        summary = os.environ.get(SUMMARY_VARIABLE)
+        return bool(summary) and place.resolve() == Path(summary).resolve()
+
+
+def _is_report(place: Path, kind: str) -> bool:
+    with open(place, encoding="utf-8", errors="replace") as file:
+        return _MARKS[kind] in file.read(1000)
+
+
+def _safe(words: str) -> str:
+    """The text without secrets, and without characters that break a report or act on a terminal."""
+    return _UNSAFE.sub("\ufffd", redacted(words))
+
+
+def _as_code(words: str) -> str:
+    """The text in one line of Markdown's code, where nothing in it means anything."""
+    line = " ".join(_safe(words).split()) or "-"
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {line} {fence}" if longest else f"{fence}{line}{fence}"

@@ -1,0 +1,32 @@
+"""A sweep's curve as lines of text, for a terminal or a report that shows no pictures."""
+
+from posgap.measurement.sweeps import Sweep
+
+WIDTH = 40  # characters of a bar at 100 %
+MOST_LINES = 60
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def text_curve(sweep: Sweep) -> str:
+    """A line for each placement: its name, a bar, its accuracy and 95 % interval in percent; best and worst are marked.
+
+    Of more than 60 placements, evenly spaced ones are shown, the best and the worst among them.
+    """
+    best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
+    step = -(-len(sweep.placements) // MOST_LINES)
+    shown = sorted({*range(0, len(sweep.placements), step), len(sweep.placements) - 1, best, worst})
+    marks = {best: "  best", worst: "  worst"} if best != worst else {}
+    width = max(len(name) for name in sweep.names)
+    lines = [
+        f"{sweep.names[at]:>{width}} {_bar(sweep.accuracy[at])} {sweep.accuracy[at]:5.1f} "
+        f"({sweep.ci95[at][0]:.1f} to {sweep.ci95[at][1]:.1f}){marks.get(at, '')}"
+        for at in shown
+    ]
+    left_out = len(sweep.placements) - len(shown)
+    return "\n".join([*lines, *([f"and {left_out} placements between these"] if left_out else [])])
+
+
+def _bar(accuracy: float) -> str:
+    """A bar of `WIDTH` characters whose filled part, to an eighth of a character, is the accuracy."""
+    whole, eighths = divmod(round(8 * WIDTH * accuracy / 100), 8)
+    return (_EIGHTHS[8] * whole + _EIGHTHS[eighths] * (eighths > 0)).ljust(WIDTH)

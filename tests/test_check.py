@@ -1,0 +1,252 @@
+"""`posgap check`: a sweep, a verdict without a base, and what CI shows of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from endpoint import RECORD, Endpoint, retrieve, served
+from test_gate import write_sweep
+
+from posgap.choices import CHECK_RULES, GATE_RULES, TASKS
+from posgap.cli import main
+from posgap.config import Policy
+from posgap.data.made import made_examples
+from posgap.errors import PosgapError
+from posgap.files import read_json
+from posgap.gating.ci_reports import Checked, Reports, badge, junit, step_summary, text
+from posgap.gating.replay import replayed
+from posgap.gating.verdict import judge
+from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.text_curve import text_curve
+
+HOSTILE = 'm"]]></testsuite>\x1b[2J\x08<script>|`` x ```\n# Admitted\n@everyone'
+
+
+@pytest.fixture(autouse=True)
+def outside_of_ci(monkeypatch):
+    for name in ("CI", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def check(endpoint, out, *options) -> int:
+    words = ["check", "--base-url", endpoint.url, "--model", "served", "--out", str(out), "--retries", "0"]
+    words += ["--n-docs", "5", "--n-examples", "100", *map(str, options)]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    return stopped.value.code
+
+
+def only_at_the_ends(prompt: str) -> str:
+    """Answers like a model that does not read the middle."""
+    records, _, question = prompt.rpartition("Key:")
+    keys = [key for key, _ in RECORD.findall(records)]
+    at = keys.index(re.search(r'"([\w-]+)"', question)[1])
+    return retrieve(prompt) if at in (0, len(keys) - 1) else "-"
+
+
+def checked(tmp_path, probability, model="served", **options) -> Checked:
+    folder = write_sweep(tmp_path / f"sweep-{len(list(tmp_path.iterdir()))}", probability)
+    verdict = judge(folder, None, None, Policy(**options))
+    return Checked(model, verdict, read_sweep(folder))
+
+
+def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_path, capsys):
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, tmp_path / "flat") == 0
+        shown = capsys.readouterr().out
+    assert "5 " + "█" * 40 + " 100.0" in shown and shown.splitlines()[-1] == "admitted: served"
+    with served(Endpoint(only_at_the_ends)) as endpoint:
+        reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md", "--badge", tmp_path / "b.json"]
+        assert check(endpoint, tmp_path / "biased", *reports) == 3
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[-1].startswith("posgap: error: the gate refused served: gap 100.0 (")
+    verdict = read_json(tmp_path / "biased" / "check.json")
+    assert verdict["outcome"] == "refused" and list(verdict["evidence"]) == ["candidate"]
+    assert [rule["name"] for rule in verdict["rules"]] == ["gap", "useful"]
+    assert read_sweep(tmp_path / "biased" / "sweep").accuracy == [100, 0, 0, 0, 100]
+    assert ElementTree.parse(tmp_path / "j.xml").find(".//failure") is not None
+    assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
+    assert read_json(tmp_path / "b.json")["message"] == "refused, 100.0 points"
+
+
+def test_few_examples_are_no_evidence(tmp_path, capsys):
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, tmp_path / "out", "--limit", 1) == 7
+    assert "1 examples, and the gate asks for 100" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_policy_file_decides_alone(tmp_path, capsys):
+    (policy := tmp_path / "policy.yaml").write_text("max_gap: 5\nleast_examples: 3\n")
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, tmp_path / "out", "--limit", 3, "--policy", policy) == 7
+        assert "threshold 5; sweep at least" in capsys.readouterr().err.splitlines()[-1]
+        asked = len(endpoint.bodies)
+        assert check(endpoint, tmp_path / "out", "--limit", 3, "--policy", policy, "--max-gap", 60) == 2
+        assert len(endpoint.bodies) == asked and not (tmp_path / "out" / "check.json").exists()
+
+
+def test_a_verdict_of_a_check_is_no_verdict_of_a_gate(tmp_path):
+    """Or it could be promoted, though nothing says what the model lost."""
+    with served(Endpoint()) as endpoint:
+        check(endpoint, tmp_path / "out")
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "gate.json").write_bytes((tmp_path / "out" / "check.json").read_bytes())
+    (tmp_path / "out" / "sweep").rename(tmp_path / "gate" / "candidate")
+    with pytest.raises(PosgapError, match="names no sweep of candidate or base"):
+        replayed(tmp_path / "gate")
+
+
+@pytest.mark.parametrize(
+    ("ci", "options", "asked_again"),
+    [("", [], False), ("true", [], True), ("true", ["--reuse"], False), ("false", [], False), ("", ["--fresh"], True)],
+)
+def test_in_ci_an_endpoint_is_asked_again(tmp_path, monkeypatch, ci, options, asked_again):
+    monkeypatch.setenv("CI", ci)
+    with served(Endpoint()) as endpoint:
+        first = check(endpoint, tmp_path / "out", "--limit", 2)
+        asked = len(endpoint.bodies)
+        assert (check(endpoint, tmp_path / "out", "--limit", 2, *options), asked) == (first, 10)
+        assert len(endpoint.bodies) == asked * (2 if asked_again else 1)
+
+
+def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path, monkeypatch, capsys):
+    reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md", "--badge", tmp_path / "b.json"]
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, tmp_path / "out", *reports) == 0
+    endpoint.seen.clear()
+    endpoint.misbehave = lambda prompt, times: (500, {}, "dead") if len(endpoint.seen) > 250 else None
+    monkeypatch.setenv("CI", "true")
+    with served(endpoint):
+        assert check(endpoint, tmp_path / "out", *reports) == 2
+        error = ElementTree.parse(tmp_path / "j.xml").find(".//error")
+        assert "gave up after 1 tries: 500" in error.get("message")
+        assert (tmp_path / "s.md").read_text().startswith("<!-- posgap check -->\n# No verdict on `served`\n")
+        assert read_json(tmp_path / "b.json")["message"] == "no verdict"
+        assert not (tmp_path / "out" / "check.json").exists()
+        assert "asks everything again: it goes on with --reuse" in capsys.readouterr().err.splitlines()[-1]
+        endpoint.misbehave, asked = (lambda prompt, times: None), len(endpoint.bodies)
+        assert check(endpoint, tmp_path / "out", "--reuse") == 0
+        assert len(endpoint.bodies) - asked < 500
+
+
+def test_junit_has_what_its_readers_look_for(tmp_path):
+    """https://github.com/testmoapp/junitxml: the elements, and the attributes that are not optional there."""
+    cases = {
+        "pass": checked(tmp_path, [0.995] * 5),
+        "failure": checked(tmp_path, [1, 0.5, 0.2, 0.5, 1], model=HOSTILE),
+        "error": checked(tmp_path, [0.93, 0.9, 0.9, 0.9, 0.93]),
+    }
+    for kind, of in cases.items():
+        suites = ElementTree.fromstring(junit(of).encode())
+        (suite,) = suites
+        assert (suites.tag, suite.tag, {case.tag for case in suite}) == ("testsuites", "testsuite", {"testcase"})
+        for counted in (suites, suite):
+            assert counted.get("name") and int(counted.get("tests")) == len(suite) == 1 + len(of.verdict.rules)
+            for name in ("failure", "error"):
+                assert int(counted.get(f"{name}s")) == len(suites.findall(f".//{name}"))
+        assert all(case.get("classname") and case.get("name") for case in suite)
+        results = {case.get("name").partition(":")[0]: case[0] for case in suite}
+        assert results["gap"].tag == ("system-out" if kind == "pass" else kind)
+        assert kind == "pass" or results["gap"].get("message") == results["gap"].text
+    assert "; sweep at least " in results["gap"].text
+
+
+def test_what_lacks_is_an_error_in_junit_too(tmp_path):
+    of = checked(tmp_path, [0.995] * 5, least_examples=500)
+    (error,) = ElementTree.fromstring(junit(of).encode()).findall(".//error")
+    assert error.text == "200 examples, and the gate asks for 500"
+    assert of.verdict.outcome == "not enough evidence"
+
+
+def test_a_hostile_name_stays_a_name(tmp_path):
+    of = checked(tmp_path, [0.995] * 5, model=HOSTILE)
+    (suite,) = ElementTree.fromstring(junit(of).encode())
+    assert suite.get("name") == HOSTILE.replace("\x1b", "\ufffd").replace("\x08", "\ufffd")
+    lines = step_summary(of).splitlines()
+    assert lines[1].startswith("# Admitted: ```` m") and lines[1].endswith(" @everyone ````")
+    assert [line for line in lines if line.startswith("#")] == [lines[1]]
+    assert text(of).splitlines()[-1].startswith('admitted: m"]]></testsuite>\ufffd[2J\ufffd<script>')
+    assert "\x1b" not in text(of)
+
+
+def test_a_secret_in_a_complaint_is_not_shown():
+    of = Checked("m", complaint="http://me:hunter22@host/v1: gave up")
+    assert all("hunter22" not in report(of) for report in (junit, step_summary, badge))
+
+
+def test_a_badge_says_what_is_certain(tmp_path):
+    shown = json.loads(badge(admitted := checked(tmp_path, [0.995] * 5)))
+    assert shown == {
+        "schemaVersion": 1,
+        "label": "position gap",
+        "message": f"at most {admitted.sweep.gap_ci95[1]:.1f} points",
+        "color": "brightgreen",
+    }
+    assert json.loads(badge(checked(tmp_path, [0.93, 0.9, 0.9, 0.9, 0.93])))["message"] == "not enough evidence"
+
+
+def test_a_step_summary_is_added_to_and_other_files_are_not_touched(tmp_path, monkeypatch):
+    summary, readme = tmp_path / "summary", tmp_path / "README.md"
+    summary.write_text("from another step\n")
+    readme.write_text("mine\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    for _ in range(2):
+        Reports({"markdown": summary}).write(Checked("m", complaint="no"))
+    assert summary.read_text() == "from another step\n" + 2 * step_summary(Checked("m", complaint="no"))
+    with pytest.raises(PosgapError, match=r"--markdown: .*README.md: is there, and no report of `posgap check`"):
+        Reports({"markdown": readme})
+    with pytest.raises(PosgapError, match="name one file"):
+        Reports({"junit": tmp_path / "a", "badge": tmp_path / "x" / ".." / "a"})
+    assert readme.read_text() == "mine\n"
+
+
+def test_a_curve_as_text_names_best_and_worst_and_stays_short(tmp_path):
+    folder = write_sweep(tmp_path / "sweep", [1.0, 0.6, 0.3, 0.6, 0.9])
+    lines = text_curve(sweep := read_sweep(folder)).splitlines()
+    assert len(lines) == 5 and lines[0].endswith("best") and lines[2].endswith("worst")
+    filled = [line.count("█") for line in lines]
+    assert filled == [int(40 * accuracy / 100) for accuracy in sweep.accuracy]
+    many = {"n_docs": 1000, "placements": [[i + 1] for i in range(1000)], "accuracy": [50.0] * 1000}
+    long = sweep.model_copy(update={**many, "ci95": [(40.0, 60.0)] * 1000})
+    long = long.model_copy(update={"worst": sweep.worst.model_copy(update={"placement": [778]})})
+    shown = text_curve(long).splitlines()
+    assert len(shown) <= 63 and any(line.strip().startswith("778 ") and "worst" in line for line in shown)
+    assert shown[-1] == f"and {1000 - len(shown) + 1} placements between these"
+
+
+def test_a_check_applies_all_rules_that_look_at_the_model_alone(tmp_path):
+    assert {rule.name for rule in GATE_RULES} - {rule.name for rule in CHECK_RULES} == {"mean", "advantageous"}
+    of = checked(tmp_path, [1, 0.9, 0.9, 0.9, 1], min_worst=99, max_region_gap=1)
+    assert {rule.name: rule.outcome for rule in of.verdict.rules} == {
+        "gap": "unsure", "useful": "pass", "worst": "fail", "regions": "fail"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("task", TASKS.names())
+def test_examples_are_made_for_every_task(task):
+    first, again = (list(made_examples(TASKS[task], 4, 6, seed=3)) for _ in range(2))
+    assert first == again and len({example.id for example in first}) == 4
+    assert all(len(e.gold) == TASKS[task].n_gold and len(e.gold) + len(e.distractors) == 6 for e in first)
+
+
+def test_examples_that_cannot_be_made_are_asked_for():
+    with pytest.raises(PosgapError, match="task multihop-cot: field `n_docs`: .* less than or equal to 24"):
+        made_examples(TASKS["multihop-cot"], 4, 40, seed=0)
+
+
+def test_the_command_ends_with_its_code_in_a_process_of_its_own(tmp_path):
+    command = [Path(sys.executable).with_name("posgap"), "check", "--model", "served", "--out", "out", "--n-docs", "5"]
+    command += ["--n-examples", "30", "--least-examples", "30", "--junit", "junit.xml", "--max-gap", "5"]
+    with served(Endpoint()) as endpoint:
+        done = subprocess.run(
+            [*command, "--base-url", endpoint.url],
+            env=os.environ | {"CI": "true"}, cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    assert re.search(r"gap 0\.0 \(0\.0 to 8\.3\), threshold 5; sweep at least \d+ examples$", done.stderr.strip())
+    assert (tmp_path / "junit.xml").exists()
