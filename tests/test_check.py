@@ -9,6 +9,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
+from conftest import ROOT
 from endpoint import RECORD, Endpoint, retrieve, served
 from test_gate import write_sweep
 
@@ -239,14 +241,36 @@ def test_examples_that_cannot_be_made_are_asked_for():
         made_examples(TASKS["multihop-cot"], 4, 40, seed=0)
 
 
-def test_the_command_ends_with_its_code_in_a_process_of_its_own(tmp_path):
-    command = [Path(sys.executable).with_name("posgap"), "check", "--model", "served", "--out", "out", "--n-docs", "5"]
-    command += ["--n-examples", "30", "--least-examples", "30", "--junit", "junit.xml", "--max-gap", "5"]
-    with served(Endpoint()) as endpoint:
+WORKFLOW = ROOT / "infra" / "ci" / "github-workflow.yml"
+
+
+def test_the_workflow_is_the_one_in_the_docs_and_puts_nothing_foreign_into_a_script():
+    assert WORKFLOW.read_text() in (ROOT / "docs" / "ci.md").read_text()
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    (job,) = workflow["jobs"].values()
+    # What others can set, as a pull request's title, would be run as part of a script; as a variable it is not.
+    assert all("${{" not in step.get("run", "") for step in job["steps"])
+    assert workflow["permissions"] == {"contents": "read"} and job["timeout-minutes"]
+
+
+@pytest.mark.parametrize(("answer", "code"), [(retrieve, 0), (only_at_the_ends, 3)])
+def test_the_workflow_s_check_runs_as_it_stands(tmp_path, answer, code):
+    (job,) = yaml.safe_load(WORKFLOW.read_text())["jobs"].values()
+    (step,) = [step for step in job["steps"] if step.get("name") == "Check the position gap"]
+    own = {"CI": "true", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "MODEL": "served", "OPENAI_API_KEY": "k"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    script = step["run"].replace("--n-examples 300", "--n-examples 100")  # enough for this, in a third of the time
+    assert script != step["run"]
+    with served(Endpoint(answer)) as endpoint:
         done = subprocess.run(
-            [*command, "--base-url", endpoint.url],
-            env=os.environ | {"CI": "true"}, cwd=tmp_path, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-    assert done.returncode == 7, done.stderr
-    assert re.search(r"gap 0\.0 \(0\.0 to 8\.3\), threshold 5; sweep at least \d+ examples$", done.stderr.strip())
-    assert (tmp_path / "junit.xml").exists()
+            ["bash", "-e", "-c", script],
+            env=os.environ | own | {"ENDPOINT": endpoint.url, "PATH": path},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    assert done.returncode == code, done.stderr
+    assert endpoint.headers[0]["Authorization"] == "Bearer k"
+    assert "# Admitted: `served`" in (tmp_path / "summary").read_text() or code
+    assert {file.name for file in (tmp_path / "run").iterdir()} >= {"check", "junit.xml", "badge.json"}
