@@ -66,6 +66,15 @@ def test_an_interval_narrows_around_what_all_texts_share():
     assert same["spearman"] == pytest.approx(1) and same["wasserstein"] == pytest.approx(0, abs=1e-12)
 
 
+SWEEP = {
+    "task": "kv", "model": "m", "label": "base", "scaling": None, "metric": "em", "n_docs": 4, "n_examples": 2,
+    "placements": [[1], [2], [3], [4]], "accuracy": [100.0, 50.0, 25.0, 75.0], "ci95": [[0, 100]] * 4, "mean": 62.5,
+    "mean_ci95": [0, 100], "gap": 75.0, "gap_ci95": [0, 100], "gap_noise": 1.0,
+    "worst": {"placement": [3], "accuracy": 25.0}, "examples_digest": "", "model_digest": "", "prompt_digest": "",
+    "asked": ASKED.model_dump(), "settings": {}, "flatness": {"q": 3.0, "df": 3, "p": 0.4},
+}  # fmt: skip
+
+
 @pytest.fixture
 def measured(tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 12)
@@ -78,14 +87,7 @@ def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, meas
     predicted = rollout_predict(
         RolloutPredictConfig(measurement=measured, encoding="measured", residual="measured", out=tmp_path / "predicted")
     )
-    sweep = {
-        "task": "kv", "model": "m", "label": "base", "scaling": None, "metric": "em", "n_docs": 4, "n_examples": 2,
-        "placements": [[1], [2], [3], [4]], "accuracy": [100.0, 50.0, 25.0, 75.0], "ci95": [[0, 100]] * 4, "mean": 62.5,
-        "mean_ci95": [0, 100], "gap": 75.0, "gap_ci95": [0, 100], "gap_noise": 1.0,
-        "worst": {"placement": [3], "accuracy": 25.0}, "examples_digest": "", "model_digest": "", "prompt_digest": "",
-        "asked": ASKED.model_dump(), "settings": {}, "flatness": {"q": 3.0, "df": 3, "p": 0.4},
-    }  # fmt: skip
-    (tmp_path / "sweep.json").write_text(json.dumps(sweep))
+    (tmp_path / "sweep.json").write_text(json.dumps(SWEEP))
     config = RolloutCompareConfig(
         prediction=predicted, measurement=measured, sweep=tmp_path / "sweep.json", influence="rollout",
         out=tmp_path / "compared",
@@ -96,6 +98,25 @@ def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, meas
     assert 0 <= low <= figures["wasserstein"] <= high
     assert "the accuracy of base (gap 75.0) follows the measured shares" in comparison["reading"]
     assert (tmp_path / "compared" / "comparison.png").stat().st_size > 10_000
+
+
+def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_path, measured):
+    """A sweep whose accuracy is the same everywhere, and a prediction whose shares are."""
+    predicted = rollout_predict(RolloutPredictConfig(sequence_length=24, layers=2, heads=1, out=tmp_path / "predicted"))
+    prediction = read_json(predicted / "prediction.json")
+    (tmp_path / "flat.json").write_text(json.dumps({**prediction, "distribution": [1 / 24] * 24}))
+    (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "accuracy": [50.0] * 4, "gap": 0.0}))
+    config = RolloutCompareConfig(
+        prediction=predicted, measurement=measured, sweep=tmp_path / "sweep.json", out=tmp_path / "compared"
+    )
+    comparison = read_json(rollout_compare(config) / "comparison.json")
+    assert comparison["sweep"]["spearman"] == {"predicted": None, "measured": None}
+    assert "the accuracy of base is the same at every position, so nothing can be said" in comparison["reading"]
+    flat = config.model_copy(update={"prediction": tmp_path / "flat.json", "out": tmp_path / "flat"})
+    comparison = read_json(rollout_compare(flat) / "comparison.json")
+    figures = comparison["figures"]["rollout"]
+    assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0
+    assert "cannot be compared in order (no Spearman: one of the two is the same" in comparison["reading"]
 
 
 def test_lengths_that_differ_are_named(tmp_path, measured):

@@ -153,14 +153,16 @@ def test_both_evaluations_find_the_same(config, tmp_path):
 
 
 def test_a_model_card_keeps_its_head_and_its_text(config, tmp_path, model_folder):
-    (model_folder / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    (model_folder / "README.md").write_bytes(b"---\nlicense: mit\n---\n# Caf\xe9, not in UTF-8\n")
     try:
         scale_search(config)
         scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
     finally:
         (model_folder / "README.md").unlink()
     assert re.fullmatch(
-        r"---\nlicense: mit\n---\n> \*\*This model is scaled.*\n\n# Mine\n", (scaled / "README.md").read_text(), re.S
+        rb"---\nlicense: mit\n---\n> \*\*This model is scaled.*\n\n# Caf\xe9, not in UTF-8\n",
+        (scaled / "README.md").read_bytes(),
+        re.S,
     )
 
 

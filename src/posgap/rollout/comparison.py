@@ -15,14 +15,15 @@ def compare(predicted: np.ndarray, texts: np.ndarray, resamples: int, rng: np.ra
     """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N].
 
     Spearman's correlation over positions and the Wasserstein distance in tokens (scipy's definitions),
-    each with the 95 % bootstrap interval over texts; the distance also as a share of the length.
+    each with the 95 % bootstrap interval over texts; the distance also as a share of the length. The correlation,
+    and its interval, are None where one side is the same at every position, so that there is no order to agree on.
     """
     measured = texts.mean(axis=0)
     weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=resamples)
     resampled = weights @ texts / len(texts)
     distances = wasserstein(resampled, predicted)
     return {
-        "spearman": float(spearman(measured, predicted)),
+        "spearman": _if_defined(spearman(measured, predicted)),
         "spearman_ci95": _interval(spearman(resampled, predicted)),
         "wasserstein": float(wasserstein(measured, predicted)),
         "wasserstein_ci95": _interval(distances),
@@ -30,31 +31,58 @@ def compare(predicted: np.ndarray, texts: np.ndarray, resamples: int, rng: np.ra
     }
 
 
-def _interval(resampled: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of figures [resamples]."""
+def _if_defined(figure: np.ndarray) -> float | None:
+    return None if np.isnan(figure) else float(figure)
+
+
+def _interval(resampled: np.ndarray) -> tuple[float, float] | None:
+    """95 % percentile interval of figures [resamples]; None where one of them is not defined."""
+    if np.isnan(resampled).any():
+        return None
     low, high = np.percentile(resampled, [100 * EACH_END, 100 * (1 - EACH_END)])
     return float(low), float(high)
 
 
 def reading(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
     """One sentence on how well the prediction agrees with the measurement."""
-    rank, (low, high) = figures["spearman"], figures["spearman_ci95"]
-    strength = "well" if rank > 0.7 else "in part" if rank > 0.3 else "hardly" if rank > -0.3 else "the wrong way round"
     return (
         f"predicted {describe(predicted)['shape']}, measured ({what}) {describe(measured)['shape']}; the prediction "
-        f"orders the positions {strength} (Spearman {rank:.2f}, {low:.2f} to {high:.2f}) and lies "
+        f"{_order(figures['spearman'], figures['spearman_ci95'])} and lies "
         f"{figures['wasserstein']:.1f} tokens away ({100 * figures['wasserstein_share']:.0f} % of the length)"
     )
 
 
-def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float:
-    """Spearman's correlation of accuracy at each gold position with that document's share of the distribution [N].
+def _order(rank: float | None, interval: tuple[float, float] | None) -> str:
+    """How well the positions are ordered, in words."""
+    if rank is None:
+        return "cannot be compared in order (no Spearman: one of the two is the same at every position)"
+    strength = "well" if rank > 0.7 else "in part" if rank > 0.3 else "hardly" if rank > -0.3 else "the wrong way round"
+    between = f", {interval[0]:.2f} to {interval[1]:.2f}" if interval else ", without an interval"
+    return f"orders the positions {strength} (Spearman {rank:.2f}{between})"
+
+
+def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float | None:
+    """Spearman's correlation of accuracy at each gold position with that document's share of the distribution [N];
+    None where one of the two is the same at every position.
 
     The n documents are assumed to divide the prompt into stretches of equal length.
     """
     edges = np.linspace(0, len(distribution), sweep.n_docs + 1).round().astype(int)
     shares = np.array([distribution[edges[i - 1] : edges[i]].sum() for i in sweep.positions])
-    return float(spearman(np.array(sweep.accuracy), shares))
+    return _if_defined(spearman(np.array(sweep.accuracy), shares))
+
+
+def sweep_reading(sweep: Sweep, predicted: float | None, measured: float | None) -> str:
+    """One sentence on how well a sweep's accuracy follows the predicted and the measured shares, by these
+    correlations."""
+    if predicted is None or measured is None:
+        flat = min(sweep.accuracy) == max(sweep.accuracy)
+        what = f"the accuracy of {sweep.label}" if flat else "one of the two curves of shares"
+        return f"{what} is the same at every position, so nothing can be said of how accuracy follows the shares"
+    return (
+        f"the accuracy of {sweep.label} (gap {sweep.gap:.1f}) follows the measured shares with Spearman "
+        f"{measured:.2f} and the predicted ones with {predicted:.2f}"
+    )
 
 
 def comparison_curves(curves: Mapping[str, np.ndarray], sweep: Sweep | None) -> Figure:

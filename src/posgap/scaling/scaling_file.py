@@ -80,9 +80,10 @@ def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
     write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
     write_training_examples(out, training_examples(model).union(scaling.example_contents))
     card = out / "README.md"
-    front, body = _front_matter(card.read_text(encoding="utf-8") if card.exists() else "")
+    as_it_is: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}  # whoever wrote it, in what encoding
+    front, body = _front_matter(card.read_text(**as_it_is) if card.exists() else "")
     warning = WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY)
-    card.write_text(front + warning + body, encoding="utf-8")
+    card.write_text(front + warning + body, **as_it_is)
 
 
 def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:

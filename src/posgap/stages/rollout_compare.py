@@ -9,7 +9,7 @@ from posgap.config import RolloutCompareConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.measurement.sweeps import read_sweep
-from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_spearman
+from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_reading, sweep_spearman
 from posgap.rollout.files import read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import INFLUENCES
 from posgap.rollout.plots import save
@@ -51,18 +51,15 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
     if sweep:
         by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
-        sentences.append(
-            f"the accuracy of {sweep.label} (gap {sweep.gap:.1f}) follows the measured shares with Spearman "
-            f"{by_curve['measured']:.2f} and the predicted ones with {by_curve['predicted']:.2f}"
-        )
-        run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if np.isfinite(value)})
+        sentences.append(sweep_reading(sweep, **by_curve))
+        run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
     result["reading"] = "; ".join(sentences)
     write_json(out / "comparison.json", result)
     curves = {prediction.label: predicted, f"{measurement.label}, {config.influence.replace('_', ' ')}": chosen}
     save(comparison_curves(curves, sweep), out / "comparison.png")
     for name, agreement in figures.items():
         run.metrics(
-            {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein") if np.isfinite(agreement[key])}
+            {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         )
     run.artifact(out)
     log.info("%s", result["reading"])
