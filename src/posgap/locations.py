@@ -41,6 +41,17 @@ def is_uri(location: object) -> TypeGuard[str]:
     return isinstance(location, str) and location.startswith(SCHEME)
 
 
+def is_hub_name(text: str) -> bool:
+    """Whether this can name a model on the hub: `gpt2`, `owner/model`, `owner/model@revision`. What begins with a
+    folder that is here is meant as a path, as is what the hub takes for no name."""
+    name, _, _ = text.partition("@")
+    owner, slash, _ = name.partition("/")
+    part = r"\w(?:[\w.-]{0,94}\w)?"
+    if not re.fullmatch(rf"({part}/)?{part}", name, re.ASCII) or re.search(r"--|\.\.|\.git$", name):
+        return False
+    return not (slash and Path(owner).is_dir())
+
+
 def as_location(value: Any) -> Any:
     """Returns an S3 URI as text without a slash at its end, and other text as a path.
 

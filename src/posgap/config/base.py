@@ -51,6 +51,10 @@ class Config(BaseModel):
         """The plain parameters by name: all fields but paths and `force`."""
         return {n: f for n, f in cls.model_fields.items() if role(f) is None and n != "force"}
 
+    def is_served(self, name: str) -> bool:
+        """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
+        return False
+
     def recorded(self) -> dict[str, Any]:
         """All fields as JSON values, as manifests keep them: without secrets."""
         values = redacted_value(self.model_dump(mode="json"))
@@ -116,3 +120,6 @@ class BackendConfig(GenerationConfig):
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
         "transformers", description=f"backend that generates; {BACKENDS.described()}"
     )
+
+    def is_served(self, name: str) -> bool:
+        return name == "model" and not BACKENDS[self.backend].local

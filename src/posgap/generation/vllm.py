@@ -1,12 +1,11 @@
 """The vLLM backend of the Generator interface, with prefix caching."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from posgap.errors import PosgapError
 from posgap.generation.batching import Group
 from posgap.generation.generator import Completion, Sampling
-from posgap.models.loading import require_finite_files
+from posgap.models.loading import model_folder, require_finite_files
 
 GROUPS_AT_ONCE = 64  # vLLM queues more than fits; this limits the memory for prompts and the work a kill can lose
 
@@ -25,11 +24,11 @@ class VLLMGenerator:
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
                 "elsewhere and choose --backend openai, or choose --backend transformers"
             ) from None
-        if Path(model).is_dir():
-            require_finite_files(Path(model))  # vLLM itself refuses weights that are missing
+        folder = model_folder(model)
+        require_finite_files(folder)  # vLLM itself refuses weights that are missing
         try:
             self.llm = LLM(
-                model=model,
+                model=str(folder),
                 dtype=dtype,
                 max_model_len=context,
                 seed=seed,

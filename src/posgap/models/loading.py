@@ -1,5 +1,6 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
+import functools
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, get_session, snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -18,21 +19,26 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file, is_flash_attn_2_available
+from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.errors import PosgapError
 from posgap.models.layer_scaling import scale_model
+from posgap.patience import within
 
-_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.md")  # of a model on the hub, no code
+# Of a model on the hub, no code.
+_SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
+_WEIGHTS = "*.safetensors"
+HUB_SECONDS = 60.0  # for a model's small files
+SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 transformers_logging.disable_progress_bar()
 
 
-def _loaded(loader, path: str, what: str, **options):
-    # Of a folder of this machine the hub is asked nothing.
-    local = Path(path).is_dir()
+def _loaded(loader, path: str, what: str, weights: bool = False, **options):
+    folder = model_folder(path, weights)
     try:
-        return loader.from_pretrained(path, trust_remote_code=False, local_files_only=local, **options)
+        # Of a folder of this machine the hub is asked nothing.
+        return loader.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)
     except (PosgapError, MemoryError):
         raise
     except Exception as error:  # readers of many formats, each with exceptions of its own
@@ -72,6 +78,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
             AutoModelForCausalLM,
             path,
             "model",
+            weights=True,
             dtype=kept,
             use_safetensors=True,
             attn_implementation="flash_attention_2" if flash else None,
@@ -134,14 +141,33 @@ def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedM
     return model.to(device)  # type: ignore[arg-type]  # mypy misreads transformers' decorated `to`
 
 
-def model_folder(path: str) -> Path:
-    """The folder of a model: the path itself, or where the hub's files are cached, downloaded if need be."""
+def model_folder(path: str, weights: bool = True) -> Path:
+    """The folder of a model: the path itself, or where the cache has the hub's files of this name, after a download
+    if need be; without `weights`, of the small files alone.
+
+    `NAME@REVISION` is the model at that commit, tag or branch. The hub is asked once a process for each name, so that
+    all parts of a model are of one commit; where it does not answer, or HF_HUB_OFFLINE is set, what the cache has is
+    taken. `PosgapError` where it has nothing.
+    """
     if Path(path).is_dir():
         return Path(path)
     try:
-        return Path(snapshot_download(path, allow_patterns=list(_FILES)))
+        folder = Path(within(HUB_SECONDS, lambda: _snapshot(path, weights=False)))
+        return Path(_snapshot(f"{path.partition('@')[0]}@{folder.name}", weights=True)) if weights else folder
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors, a malformed name a ValueError
-        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        if constants.is_offline_mode():
+            reason = f"HF_HUB_OFFLINE is set, and the cache ({constants.HF_HUB_CACHE}) does not have it"
+        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {reason}") from None
+
+
+@functools.cache
+def _snapshot(name: str, weights: bool) -> str:
+    """The folder of the hub's files in the cache; `name` may end in `@REVISION`."""
+    name, _, revision = name.partition("@")
+    wanted = [*_SMALL, _WEIGHTS] if weights else [*_SMALL]
+    get_session().timeout = SILENCE_SECONDS  # which the library waits through for ever where it only asks
+    return snapshot_download(name, revision=revision or None, allow_patterns=wanted)
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
@@ -153,11 +179,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 def commit_on_hub(path: str) -> str:
     """The commit of a model on the hub, by its name."""
-    try:
-        file = cached_file(path, "config.json") or ""  # a missing one is an OSError
-        return Path(file).parent.name  # .../snapshots/<commit>/config.json
-    except OSError as error:
-        raise PosgapError(f"{path}: no such folder, nor a model on the hub: {str(error).splitlines()[0]}") from None
+    return model_folder(path, weights=False).name  # .../snapshots/<commit>
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from posgap import files
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.locations import Location, is_uri
+from posgap.locations import Location, is_hub_name, is_uri
 from posgap.storage.cache import MANIFEST, look
 from posgap.storage.folders import twin
 from posgap.storage.manifests import entries
@@ -109,15 +109,24 @@ class ByName:
         return self.location
 
 
-def source(location: Location) -> Source:
-    """What there is at a location; text that is neither a URI nor a path names a model on the hub."""
+def source(location: Location, may_be_any_name: bool = False) -> Source:
+    """What there is at a location; text that is neither a URI nor a path names a model on the hub.
+
+    `PosgapError` where there is nothing, or what has no end or can be read only once (a device, a pipe, a whole disk),
+    and where text can name no model on the hub, unless it `may_be_any_name`.
+    """
     if is_uri(location):
         return look(location)
-    if isinstance(location, str) and not Path(location).exists():
+    path = Path(location)
+    if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
+        return OnDisk(path)
+    if path.exists():
+        raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
+    if isinstance(location, str):
+        if not (may_be_any_name or is_hub_name(location)):
+            raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
-    if not Path(location).exists():
-        raise PosgapError(f"{location}: no such file or folder")
-    return OnDisk(Path(location))
+    raise PosgapError(f"{location}: no such file or folder")
 
 
 def sources(config: Config) -> dict[str, Source]:
@@ -132,7 +141,7 @@ def sources(config: Config) -> dict[str, Source]:
         several = {f"{name}.{i}": each for i, each in enumerate(value, start=1)} if isinstance(value, list) else {}
         for key, location in (several or {name: value}).items():
             try:
-                by_field[key] = source(location)
+                by_field[key] = source(location, config.is_served(name))
             except PosgapError as error:
                 raise PosgapError(f"{key}: {error}") from None
     return by_field
