@@ -1,11 +1,14 @@
 """The model registry: aliases `champion` and `previous` of one registered model."""
 
+import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posgap import files
 from posgap.errors import PosgapError
+from posgap.models import flavor
 from posgap.tracking.runs import PIPELINE_TAG, Run
 from posgap.tracking.server import BYTES_PER_SECOND, ONCE, Refused, ask, tries_of_mlflow
 
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 CHAMPION, PREVIOUS = "champion", "previous"
 DIGEST = "posgap.model_digest"  # tag: the model's
+DOWNLOAD_SECONDS = 3600.0  # for the download of a model, whose size MLflow does not tell
 MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
 ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
@@ -80,6 +84,7 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
             ask(partial(_tag, name=name, version=version, key=key, value=value))
     else:
         version = _register(name, model, tags, run)
+    _require_stored(name, version, tags[DIGEST])
     rivals = _versions(name, PIPELINE_TAG, tags[PIPELINE_TAG]) if tags.get(PIPELINE_TAG) else []
     scores = {str(rival.version): float(rival.tags.get(SCORE_TAG, "-inf")) for rival in rivals}
     best = max(scores, key=scores.__getitem__, default=version)
@@ -98,26 +103,45 @@ def _versions(name: str, tag: str, value: str) -> "list[ModelVersion]":
     return ask(lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'")))
 
 
+def bring_model(uri: str, place: Path) -> Path:
+    """Downloads a version's model, `models:/name@champion`, into the folder `place`; returns its Hugging Face folder.
+
+    `PosgapError` where there is none that posgap registered.
+    """
+    import mlflow
+
+    def download(_: "MlflowClient") -> str:
+        with tries_of_mlflow():
+            return mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(place))
+
+    folder = Path(ask(download, ONCE, DOWNLOAD_SECONDS)) / flavor.DATA
+    if not (folder / "config.json").is_file():
+        raise PosgapError(
+            f"{uri}: holds no model that this posgap registered; delete that version, and promote the model again"
+        )
+    return folder
+
+
+def _require_stored(name: str, version: str, model_digest: str) -> None:
+    """`PosgapError` unless the registry gives back the very files of the model that was judged."""
+    uri = f"models:/{name}/{version}"
+    with tempfile.TemporaryDirectory() as place:
+        if files.digest(bring_model(uri, Path(place))) != model_digest:
+            raise PosgapError(
+                f"{uri}: MLflow gives back other files than it was given; no alias was moved, promote again"
+            )
+
+
 def _register(name: str, model: Path, tags: Mapping[str, str], run: Run) -> str:
     import mlflow
-    import torch
-    import transformers
+    from mlflow.models import Model
 
-    from posgap.models.loading import load_model, load_tokenizer
-
-    loaded = {"model": load_model(str(model)), "tokenizer": load_tokenizer(str(model))}
-    versions = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
     size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
 
     def upload(_: "MlflowClient") -> str:
         with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
-            logged = mlflow.transformers.log_model(
-                loaded,
-                name="model",
-                task="text-generation",
-                pip_requirements=[f"{package}=={version}" for package, version in versions.items()],
-            )
-        return logged.model_uri
+            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model}
+            return Model.log(artifact_path=None, name="model", **how).model_uri
 
     def register(_: "MlflowClient") -> str:
         # Where the answer to a first try was lost, the version is there.

@@ -1,0 +1,134 @@
+"""How MLflow keeps a Hugging Face folder: its files byte for byte, and loaders that scale what is scaled.
+
+A logged model has the folder below `data/model`. `mlflow.pyfunc.load_model` and `mlflow models serve` load it as
+`posgap.load_model` does. `mlflow.transformers.load_model` loads a model that is not scaled. A scaled one, which
+transformers would load without its factors, is refused there, in a line that says what to use.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posgap import __version__
+from posgap.models import CONFIG_KEY
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow.models import Model
+
+NAME = "posgap"
+DATA = "data/model"
+MAX_NEW_TOKENS = 64
+# MLflow reads the type of the parameters first, and quotes what is none.
+_REFUSED = "of a model whose layers are scaled: use posgap.load_model or mlflow.pyfunc.load_model, which scale it"
+_COMPONENTS = "components/tokenizer"  # where MLflow looks for what is no model
+_OF_MODEL = (".safetensors", ".safetensors.index.json")
+
+
+def save_model(path: str, mlflow_model: "Model", folder: Path, **_: Any) -> None:
+    """Writes the logged model that `mlflow.models.Model.log` uploads, of the Hugging Face folder `folder`.
+
+    The weights are not loaded; where the disk has hard links they are not copied either.
+    """
+    import mlflow
+    import torch
+    import transformers
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+
+    from posgap.models.loading import load_config
+
+    config = load_config(str(folder))
+    versions = {
+        "posgap": __version__,
+        "torch": torch.__version__.split("+")[0],
+        "transformers": transformers.__version__,
+    }
+    with tempfile.TemporaryDirectory() as parent:
+        (empty := Path(parent) / Path(DATA).name).mkdir()
+        mlflow.pyfunc.save_model(
+            path,
+            loader_module=__name__,
+            data_path=str(empty),
+            mlflow_model=mlflow_model,
+            pip_requirements=[f"{package}=={version}" for package, version in versions.items()],
+            signature=ModelSignature(
+                inputs=Schema([ColSpec("string")]),
+                outputs=Schema([ColSpec("string")]),
+                params=ParamSchema([ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)]),
+            ),
+        )
+    _link(folder, Path(path) / DATA)
+    scaled = getattr(config, CONFIG_KEY, None) is not None
+    mlflow_model.add_flavor(NAME, version=__version__, data=DATA, scaled=scaled)
+    if scaled:
+        mlflow_model.add_flavor(
+            "transformers", task="text-generation", torch_dtype=_REFUSED, pipeline_model_type=_REFUSED, model_binary=""
+        )
+    else:
+        tokenizer = Path(path) / _COMPONENTS
+        _link(folder, tokenizer, leave=_OF_MODEL)
+        mlflow_model.add_flavor("transformers", **_as_mlflow_has_it(config, tokenizer))
+    mlflow_model.save(str(Path(path) / "MLmodel"))
+
+
+def _as_mlflow_has_it(config: Any, tokenizer: Path) -> dict[str, Any]:
+    """What MLflow's own flavor for transformers says of a model and its tokenizer."""
+    import transformers
+
+    from posgap.models.loading import load_tokenizer
+
+    return {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "transformers_version": transformers.__version__,
+        "pipeline_model_type": config.architectures[0],
+        "source_model_name": "",
+        "model_binary": DATA,
+        "torch_dtype": str(config.dtype),
+        "components": ["tokenizer"],
+        "tokenizer_type": type(load_tokenizer(str(tokenizer))).__name__,
+    }
+
+
+def _link(folder: Path, target: Path, leave: tuple[str, ...] = ()) -> None:
+    """Brings the files of a folder to another one."""
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(leave)):
+        place = target / file.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(file.resolve(), place)
+        except OSError:
+            shutil.copyfile(file, place)
+
+
+class Served:
+    """A model that answers prompts, for MLflow's scoring server."""
+
+    def __init__(self, folder: str):
+        from posgap.models.loading import load_model, load_tokenizer
+
+        self.model, self.tokenizer = load_model(folder), load_tokenizer(folder)
+
+    def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
+        """The greedy continuation of each prompt, of at most `max_new_tokens` tokens.
+
+        `model_input` has the prompts in its one column; they are read as they are, without a chat template.
+        """
+        most = int((params or {}).get("max_new_tokens", MAX_NEW_TOKENS))
+        return [self._continued(prompt, most) for prompt in model_input.iloc[:, 0]]
+
+    def _continued(self, prompt: str, most: int) -> str:
+        read = self.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(self.model.device)
+        written = self.model.generate(
+            **read, max_new_tokens=most, do_sample=False, pad_token_id=self.tokenizer.pad_token_id
+        )
+        return self.tokenizer.decode(written[0, read["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def _load_pyfunc(path: str) -> Served:
+    """What MLflow calls to load the model at `path`."""
+    return Served(path)

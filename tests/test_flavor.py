@@ -1,0 +1,112 @@
+"""A registered model is the folder that was swept; each way to load it gives the swept model's logits, or refuses."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model
+
+import posgap
+from posgap.files import digest
+from posgap.models import flavor
+from posgap.models.layer_scaling import scale_model
+from posgap.models.loading import load_model, load_tokenizer, save_model
+
+IDS = torch.arange(5, 25)[None]
+PROMPT = "<bos> find key :"
+
+
+@pytest.fixture(scope="module")
+def scaled_folder(model_folder, tmp_path_factory):
+    """The tiny model with factors that change its logits."""
+    folder = tmp_path_factory.mktemp("scaled") / "model"
+    save_model(scale_model(load_model(str(model_folder)), [1.7, 1.2]), load_tokenizer(str(model_folder)), folder)
+    (folder / "manifest.json").write_text('{"stage": "scale_apply"}')
+    return folder
+
+
+@pytest.fixture(params=["plain", "scaled", "bfloat16"])
+def folder(request, model_folder, scaled_folder, tmp_path):
+    """A model's folder of each kind."""
+    if request.param == "bfloat16":
+        save_model(load_model(str(model_folder)).bfloat16(), load_tokenizer(str(model_folder)), tmp_path / "bfloat16")
+    return {"plain": model_folder, "scaled": scaled_folder, "bfloat16": tmp_path / "bfloat16"}[request.param]
+
+
+@pytest.fixture
+def registered(tmp_path):
+    """Registers a folder; returns its URI in the registry."""
+    experiment = mlflow.MlflowClient().create_experiment("flavor", (tmp_path / "artifacts").as_uri())
+    return partial(_registered, experiment)
+
+
+def _registered(experiment: str, folder: Path) -> str:
+    with mlflow.start_run(experiment_id=experiment):
+        logged = Model.log(artifact_path=None, name="model", flavor=flavor, flavor_name=flavor.NAME, folder=folder)
+    return f"models:/tiny/{mlflow.register_model(logged.model_uri, 'tiny').version}"
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model.float()(IDS).logits
+
+
+def test_what_is_registered_is_the_folder_byte_for_byte(folder, tmp_path, registered):
+    place = mlflow.artifacts.download_artifacts(artifact_uri=registered(folder), dst_path=str(tmp_path / "back"))
+    stored = tmp_path / "back" / flavor.DATA
+    assert digest(stored) == digest(folder)
+    assert {path.name for path in stored.iterdir()} == {path.name for path in folder.iterdir()}
+    requirements = (tmp_path / "back" / "requirements.txt").read_text()
+    assert f"posgap=={posgap.__version__}" in requirements and place
+
+
+def test_every_loader_gives_the_swept_logits_or_refuses(folder, scaled_folder, registered):
+    uri, swept = registered(folder), logits(load_model(str(folder)))
+    served = mlflow.pyfunc.load_model(uri)
+    assert torch.equal(logits(served._model_impl.model), swept)
+    assert torch.equal(logits(posgap.load_model(uri)), swept)
+    if folder == scaled_folder:
+        for options in ({}, {"return_type": "components"}):
+            with pytest.raises(MlflowException, match=r"whose layers are scaled: use posgap\.load_model"):
+                mlflow.transformers.load_model(uri, **options)
+        # Nor does a type of one's own get it past that.
+        with pytest.raises(ValueError, match="Unrecognized model"):
+            mlflow.transformers.load_model(uri, torch_dtype=torch.float32)
+    else:
+        parts = mlflow.transformers.load_model(uri, return_type="components")
+        assert torch.equal(logits(parts["model"]), swept)
+        assert parts["tokenizer"](PROMPT) == load_tokenizer(str(folder))(PROMPT)
+
+
+def test_served_prompts_are_continued_as_the_model_does(folder, registered):
+    uri, model, tokenizer = registered(folder), load_model(str(folder)), load_tokenizer(str(folder))
+    read = tokenizer(PROMPT, return_tensors="pt", return_token_type_ids=False)
+    written = model.generate(**read, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, read["input_ids"].shape[1] :]
+    answers = mlflow.pyfunc.load_model(uri).predict([PROMPT, PROMPT], params={"max_new_tokens": 5})
+    assert answers == [tokenizer.decode(written, skip_special_tokens=True)] * 2
+
+
+def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("posgap.models.loading.load_model", None)
+    model = Model()
+    flavor.save_model(str(tmp_path / "logged"), model, model_folder)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "logged" / flavor.DATA / name).stat().st_ino == (model_folder / name).stat().st_ino
+    assert model.flavors["posgap"]["scaled"] is False
+
+
+@pytest.mark.slow
+def test_mlflow_models_serve_answers_scaled(scaled_folder, tmp_path, registered):
+    """The scoring server's own command, which reads a request from a file."""
+    uri = registered(scaled_folder)
+    (tmp_path / "asked.json").write_text(f'{{"inputs": ["{PROMPT}"], "params": {{"max_new_tokens": 3}}}}')
+    words = ["-m", "mlflow", "models", "predict", "-m", uri, "--env-manager", "local", "-i", tmp_path / "asked.json"]
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=True)
+    expected = mlflow.pyfunc.load_model(uri).predict([PROMPT], params={"max_new_tokens": 3})
+    assert json.loads(done.stdout)["predictions"] == expected
