@@ -11,13 +11,14 @@ def gate(
     candidate: dsl.Input[dsl.Artifact],
     base: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
+    page: dsl.Output[dsl.HTML],
     rules: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     champion: dsl.Input[dsl.Artifact] = None,
     policy: dsl.Input[dsl.Artifact] = None,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ) -> bool:
-    """Decides whether the candidate may enter the registry; returns the verdict."""
+    """Decides whether the candidate may enter the registry; returns the verdict. The run page shows why."""
     arguments = dict(locals())
     from posgap.config import GateConfig
     from posgap.kfp_steps.arguments import to_config
@@ -25,4 +26,4 @@ def gate(
     from posgap.stages.gate import gate
 
     gate(to_config(GateConfig, arguments))
-    return show_gate(out, rules, metrics)
+    return show_gate(out, page, rules, metrics)

@@ -15,6 +15,7 @@ from posgap.data.made import made_examples
 from posgap.errors import PosgapError
 from posgap.files import remove, work_folder, write_json
 from posgap.gating.ci_reports import Checked, Reports, text
+from posgap.gating.decision_page import write_decision
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge
 from posgap.locations import below, with_uris
@@ -26,11 +27,11 @@ from posgap.storage.outputs import RunFolder
 from posgap.tasks.examples import write_examples
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
-CHECK_FILE, MADE_FILE = "check.json", "examples.jsonl"
+CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
 
 
 def check(config: CheckConfig) -> Verdict:
-    """Writes a sweep and its verdict, `check.json`, into `config.out`, and the reports that `config` names.
+    """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`, and the reports it names.
 
     Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
     it may.
@@ -51,7 +52,8 @@ def check(config: CheckConfig) -> Verdict:
 
 
 def _checked(config: CheckConfig, output: RunFolder) -> Checked:
-    remove(output.out / CHECK_FILE)  # that of an earlier check, which says nothing of this one
+    for name in (CHECK_FILE, PAGE_FILE):
+        remove(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
     folder = below(config.out, "sweep")
     with start_run("check", {}, output.out) as run:
@@ -66,7 +68,8 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         run.metrics({"gap": figures.gap, "mean": figures.mean, **values})
         run.tags({"posgap.gate": verdict.outcome, "posgap.label": figures.label})
         run.artifact(file)
-        names = [name for name in (CHECK_FILE, MADE_FILE) if (output.out / name).exists()]
+        write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE)
+        names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
         output.record(names, {"sweep": folder})
         for name in names:
             publish_file(output.out / name, below(config.out, name), force=True)

@@ -104,7 +104,8 @@ class GateRule:
     `judge(parameters, case)` gives its ruling. `pass_rate(parameters, assumed, n)` says how often (0 to 1) a flat
     model as good as its reference passes with n examples; None where that is not known. `asked(parameters)` is false
     where the threshold asks for nothing, so that the rule is left out. `posgap check`, which has neither base nor
-    champion, applies the rules for which `needs_reference` is false: they look at `case.candidate` alone.
+    champion, applies the rules for which `needs_reference` is false: they look at `case.candidate` alone. `help` says
+    what the rule asks, as a whole clause, and `broken` what is the matter where it is broken.
     """
 
     name: str
@@ -114,6 +115,7 @@ class GateRule:
     pass_rate: "Callable[[Any, Assumed, int], float] | None" = None
     asked: Callable[[Any], bool] = always
     needs_reference: bool = True
+    broken: str = ""
 
 
 class MaxGap(Parameters):
@@ -298,14 +300,30 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
     return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance)
 
 
-GAP = GateRule("gap", "no position is much worse than another", _gap, MaxGap, _gap_rate, needs_reference=False)
-MEAN = GateRule("mean", "nothing was lost on average", _mean, MeanTolerance, _mean_rate)
+GAP = GateRule(
+    "gap",
+    "no position is much worse than another",
+    _gap,
+    MaxGap,
+    _gap_rate,
+    needs_reference=False,
+    broken="some positions are much worse than others",
+)
+MEAN = GateRule(
+    "mean",
+    "nothing was lost on average",
+    _mean,
+    MeanTolerance,
+    _mean_rate,
+    broken="accuracy was lost on average",
+)
 ADVANTAGEOUS = GateRule(
     "advantageous",
     "nothing was lost where the reference answers best",
     _advantageous,
     AdvantageousTolerance,
     _advantageous_rate,
+    broken="accuracy was lost where the reference answers best",
 )
 USEFUL = GateRule(
     "useful",
@@ -315,6 +333,7 @@ USEFUL = GateRule(
     _useful_rate,
     asked=lambda p: p.min_mean > 0 or p.closed_book > 0,
     needs_reference=False,
+    broken="its mean is too low to be of use",
 )
 WORST = GateRule(
     "worst",
@@ -324,6 +343,7 @@ WORST = GateRule(
     _worst_rate,
     asked=lambda p: p.min_worst > 0,
     needs_reference=False,
+    broken="the worst position is right too rarely",
 )
 REGIONS = GateRule(
     "regions",
@@ -333,4 +353,5 @@ REGIONS = GateRule(
     _regions_rate,
     asked=lambda p: p.max_region_gap < 100,
     needs_reference=False,
+    broken="the beginning, the middle or the end is much worse than the rest",
 )

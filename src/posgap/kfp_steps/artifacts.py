@@ -133,11 +133,13 @@ def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
     describe(out, reading=reading)
 
 
-def show_gate(out: Any, rules: Any, metrics: Any) -> bool:
-    """Shows the gate's rules as a table and as metrics, and returns whether the model passed."""
+def show_gate(out: Any, page: Any, rules: Any, metrics: Any) -> bool:
+    """Shows the gate's page, and its rules as a table and as metrics, and returns whether the model passed."""
+    from posgap.gating.decision_page import GATE_PAGE
     from posgap.gating.verdict import markdown, read_verdict
 
     verdict = read_verdict(Path(out.path))
+    shutil.copyfile(Path(out.path) / GATE_PAGE, page.path)
     Path(rules.path).write_text(markdown(verdict), encoding="utf-8")
     measure(metrics, passed=verdict.passed, **{rule.name: rule.value for rule in verdict.rules})
     describe(out, passed=verdict.passed)

@@ -56,28 +56,42 @@ def page(
     comparison: Comparison | None = None,
 ) -> str:
     """The page as text; it needs nothing beside itself."""
+    alike = len({tuple(s.names) for s in sweeps}) == 1
+    return (
+        templates("posgap.measurement")
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            sweeps=sweeps,
+            cases=cases,
+            diagnosis=diagnosis,
+            comparison=comparison,
+            version=__version__,
+            rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else [],
+            categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
+            difference_axes=_difference_axes(comparison) if comparison else [],
+            **charts(sweeps),
+        )
+    )
+
+
+def templates(package: str) -> jinja2.Environment:
+    """The templates of pages in the folder `templates` of a package, which may include those of this one."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("posgap.measurement"),
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, "posgap.measurement")]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"positions": format_positions, "reading": reading, "p_value": p_value}
-    alike = len({tuple(s.names) for s in sweeps}) == 1
-    return environment.get_template("report.html.j2").render(
-        title=title,
-        sweeps=sweeps,
-        cases=cases,
-        diagnosis=diagnosis,
-        comparison=comparison,
-        version=__version__,
-        rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else [],
-        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
-        axes=[(width, _ticks(max(s.n_docs for s in sweeps), width)) for width in _WIDTHS],
-        difference_axes=_difference_axes(comparison) if comparison else [],
-        grids=[_grid(s) for s in sweeps if s.categories],
-    )
+    return environment
+
+
+def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
+    """What the template `accuracy.html.j2` needs beside `sweeps`: the axes of curves, or the grids of pairs."""
+    axes = [(width, _ticks(max(s.n_docs for s in sweeps), width)) for width in _WIDTHS]
+    return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories]}
 
 
 def _ticks(n_docs: int, width: int) -> list[int]:

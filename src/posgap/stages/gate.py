@@ -6,6 +6,7 @@ from pathlib import Path
 from posgap.config import GateConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
+from posgap.gating.decision_page import GATE_PAGE, write_decision
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 def gate(config: GateConfig) -> Location:
     """Writes `gate.json` (each rule with threshold, value and outcome, and the verdict), the same for people as
-    `gate.md`, and copies of what it rests on, by which it can be judged again.
+    `gate.md` and, with the curves, `gate.html`, and copies of what it rests on, by which it can be judged again.
 
     The policy of the registered model that `config` names is asked for each time. Where the environment holds a key
     the verdict's signature lies beside it.
@@ -39,8 +40,11 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     if key := signing_key():
         sign(out / GATE_FILE, key)
     (out / "gate.md").write_text(markdown(verdict), encoding="utf-8")
-    keep([("candidate", config.candidate), ("base", config.base), ("champion", config.champion)], out)
-    swept = read_sweep(config.candidate)
+    judged = {"candidate": config.candidate, "base": config.base, "champion": config.champion}
+    keep(judged.items(), out)
+    sweeps = {role: read_sweep(path) for role, path in judged.items() if path}
+    write_decision(verdict, sweeps, out / GATE_PAGE)
+    swept = sweeps["candidate"]
     run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})
     run.tags(
         {"posgap.gate": verdict.outcome, "posgap.label": swept.label, "posgap.policy_digest": verdict.policy_digest}

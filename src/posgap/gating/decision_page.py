@@ -1,0 +1,145 @@
+"""The page of a verdict, for those who decide: what came of it and why, in words, with the curve, on one HTML page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from posgap import __version__
+from posgap.choices import GATE_RULES
+from posgap.files import atomic
+from posgap.gating.rules import Ruling
+from posgap.gating.verdict import Verdict
+from posgap.measurement.report import charts, templates
+from posgap.measurement.sweeps import Sweep
+from posgap.positions import format_positions
+
+GATE_PAGE = "gate.html"
+
+
+def write_decision(verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path) -> None:
+    """Writes the page. `sweeps` has those of `candidate`, and of `base` and `champion` where there are any."""
+    with atomic(html) as partial:
+        partial.write_text(decision_page(verdict, sweeps), encoding="utf-8")
+
+
+def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep]) -> str:
+    """The page as text; it needs nothing beside itself."""
+    candidate = sweeps["candidate"]
+    shown = [sweep.model_copy(update={"label": _name(role, sweep)}) for role, sweep in sweeps.items()]
+    alike = len({tuple(sweep.names) for sweep in shown}) == 1
+    return (
+        templates("posgap.gating")
+        .get_template("decision.html.j2")
+        .render(
+            verdict=verdict,
+            candidate=candidate,
+            sweeps=shown,
+            headline=f"{candidate.label}: {verdict.outcome}",
+            reason=reason(verdict, candidate),
+            rows=[_row(ruling) for ruling in verdict.rules],
+            ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
+            more=more_examples(verdict, candidate),
+            by_placement=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in shown))) if alike else [],
+            version=__version__,
+            **charts(shown),
+        )
+    )
+
+
+def reason(verdict: Verdict, candidate: Sweep) -> str:
+    """Why the verdict is what it is, in one sentence."""
+    name = candidate.label
+    if verdict.outcome == "refused":
+        broken = [_broken(ruling) for ruling in verdict.rules if ruling.outcome == "fail"]
+        return f"{name} was refused, because {_listed(broken)}."
+    if verdict.outcome == "admitted":
+        holding = [GATE_RULES[ruling.name].help for ruling in verdict.rules]
+        return f"{name} was admitted: it is certain that {_listed(holding)}."
+    if verdict.lacking:
+        return f"{name} was not admitted, because there is too little to judge by: {_listed(verdict.lacking)}."
+    open_questions = [f"whether {GATE_RULES[r.name].help}" for r in verdict.rules if r.outcome == "unsure"]
+    return f"{name} was not admitted, because it cannot be told {_listed(open_questions) or 'anything'}."
+
+
+def more_examples(verdict: Verdict, candidate: Sweep) -> str:
+    """Whether more examples would decide it, and how many, in one sentence; empty where nothing is left to decide."""
+    if verdict.outcome == "refused":
+        return "More examples would hardly change this: what speaks against the model is certain already."
+    if verdict.outcome == "admitted":
+        return ""
+    if needs := [ruling.needs for ruling in verdict.rules if ruling.needs]:
+        return (
+            f"{candidate.n_examples} examples are too few to tell. With {max(needs)} of them a model that is flat and "
+            "has lost nothing would be admitted in 80 % of all cases."
+        )
+    if any(ruling.outcome == "unsure" for ruling in verdict.rules):
+        return (
+            f"{candidate.n_examples} examples are enough for a model that is flat and has lost nothing. This one is "
+            "too close to what is allowed: rather than more examples, it takes a better model."
+        )
+    return ""
+
+
+def _name(role: str, sweep: Sweep) -> str:
+    """The sweep's label, with its role where the label does not say it."""
+    return sweep.label if sweep.label == role else f"{sweep.label} ({role})"
+
+
+def _broken(ruling: Ruling) -> str:
+    rule, (low, high) = GATE_RULES[ruling.name], ruling.interval
+    certain = f"at least {low:.1f}" if ruling.claim == "at most" else f"at most {high:.1f}"
+    figures = f"{ruling.meaning}: {certain} for certain, and {ruling.claim} {ruling.threshold:g} is allowed"
+    return f"{rule.broken or f'it does not hold that {rule.help}'} ({figures})"
+
+
+def _listed(clauses: list[str]) -> str:
+    *others, last = clauses or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+@dataclass(frozen=True)
+class _Row:
+    asks: str
+    measured: str
+    allowed: str
+    estimate: float
+    interval: tuple[float, float]
+    outcome: str
+    result: str
+
+
+def _row(ruling: Ruling) -> _Row:
+    """A rule as the table shows it: what is asked, what was measured, and what came of it by how much."""
+    low, high = ruling.interval
+    at_most = ruling.claim == "at most"
+    spare = ruling.threshold - high if at_most else low - ruling.threshold
+    excess = low - ruling.threshold if at_most else ruling.threshold - high
+    results = {
+        "pass": f"holds, with {spare:.1f} points to spare",
+        "fail": f"broken by at least {excess:.1f} points",
+        "unsure": "cannot be told",
+    }
+    return _Row(
+        asks=GATE_RULES[ruling.name].help,
+        measured=ruling.meaning,
+        allowed=f"{ruling.claim} {ruling.threshold:g}",
+        estimate=ruling.estimate,
+        interval=ruling.interval,
+        outcome=ruling.outcome,
+        result=results[ruling.outcome],
+    )
+
+
+def _ends(role: str, sweep: Sweep) -> str:
+    """Where a model is best and worst, in a sentence."""
+    who = f"The {role}" if sweep.label == role else f"The {role}, {sweep.label},"
+    best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
+    if sweep.accuracy[best] == sweep.accuracy[worst]:
+        return f"{who} reaches an accuracy of {sweep.accuracy[best]:.1f} %, wherever the answer stands."
+    kind = "positions" if sweep.categories else "position"
+    low, high = (
+        f"{sweep.accuracy[at]:.1f} % ({sweep.ci95[at][0]:.1f} to {sweep.ci95[at][1]:.1f}) with the answer at {kind} "
+        f"{format_positions(sweep.placements[at])}"
+        for at in (worst, best)
+    )
+    return f"{who} reaches an accuracy of {high}, its best, and of {low}, its worst."
