@@ -70,10 +70,10 @@ def test_everything_is_made_on_the_device_that_is_asked_for():
         cache = PrefixCache(2, CPU)
         for prompts in ([[1, 2], [1, 2, 3]], [[1, 3], [1, 2, 4]]):
             ids, mask = cache.read(prompts, PAD)
-            read_on(cache, ids)
+            held = read_on(cache, ids)
             assert ids.device == mask.device == CPU
         cache.select([1])
-        assert cache.states.layers[0].keys.device == CPU
+        assert cache.states.layers[0].keys[0, 0, :, 0].tolist() == held[1].tolist()
         ids, mask = cache.read([[1, 2, 3]], PAD)
         assert ids.device == mask.device == CPU
         assert ids[mask.bool()].tolist() == [PAD, PAD, 3]
