@@ -137,6 +137,14 @@ def test_what_is_claimed_of_the_candidate_alone_is_read_from_it_alone(tmp_path):
     assert asked["regions"].interval == pytest.approx(statistics.gap_interval(pooled))
 
 
+def test_without_a_base_the_rules_that_compare_with_none_judge_alike(tmp_path):
+    folder = write_sweep(tmp_path / "a", wrong(10, 20, 40, 20, 10))
+    policy = Policy(max_gap=18, min_worst=70, max_region_gap=15)
+    alone, beside = (judge(folder, base, None, policy).rules for base in (None, folder))
+    assert [rule.name for rule in alone] == ["gap", "useful", "worst", "regions"]
+    assert alone == [rule for rule in beside if rule.name not in ("mean", "advantageous")]
+
+
 def test_every_claim_is_a_sentence(tmp_path):
     one_half, other_half = np.arange(N) % 2 == 0, np.arange(N) % 2 == 1
     outcomes = np.zeros((N, 10))

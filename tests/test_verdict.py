@@ -10,9 +10,9 @@ from test_gate import ASKED, N, write_sweep
 
 from posgap.choices import Parameters
 from posgap.config import Policy
-from posgap.files import digest, write_json
+from posgap.files import digest, digest_of, write_json
 from posgap.gating.rules import Case, GateRule, Ruling
-from posgap.gating.verdict import Verdict, _ruling, asked_rules, judge, markdown, read_verdict
+from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, markdown, read_verdict
 from posgap.measurement.sweeps import Evidence
 
 GOOD = [0.995] * 5
@@ -107,6 +107,17 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
     for role, record in reached.evidence.items():
         assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
     assert judge(folders["candidate"], folders["base"], None, policy).evidence.keys() == {"candidate", "base"}
+    alone = judge(folders["candidate"], None, None, policy)
+    assert alone.evidence.keys() == {"candidate"} and [rule.name for rule in alone.rules] == ["gap", "useful"]
+    assert digests(alone) == {
+        "candidate": {
+            "model": digest(model_folder),
+            "examples": "e",
+            "settings": digest_of({}),
+            "sweep.json": digest(folders["candidate"] / "sweep.json"),
+            "predictions.jsonl": digest(folders["candidate"] / "predictions.jsonl"),
+        }
+    }
     few = judge(*folders.values(), policy.model_copy(update={"least_examples": 201}))
     assert few.lacking == ["200 examples, and the gate asks for 201"] and few.outcome == "not enough evidence"
     write_json(tmp_path / "gate.json", json.loads(reached.model_dump_json()))
