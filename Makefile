@@ -13,12 +13,13 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 WORKERS ?= 1
+CHAOS_SECONDS ?= 600
 IMAGES ?= cpu gpu-train gpu-serve
 CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types mutants lint mlproject components manifests pipeline images images-check containers screenshot clean
+.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -46,6 +47,10 @@ types: $(VENV)/.installed-test
 mutants: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(SURVIVORS),--survivors)
+
+# Faults of every kind, with other moments and values each time; writes their table into docs/reliability.md.
+chaos: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject

@@ -8,6 +8,7 @@ import copy
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 import click
 import pytest
 from conftest import kv_example
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from posgap.cli import build, main
@@ -25,6 +26,7 @@ from posgap.files import write_json, write_jsonl
 from posgap.tasks.examples import write_examples
 
 SECONDS = float(os.environ.get("POSGAP_CHAOS_SECONDS", "0"))
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONGEST = 120  # seconds of a command; the slowest takes ten on a busy machine
 SECRET = "hunter22"
 # What trains for minutes or asks other machines once its options are right: one option is always wrong.
@@ -146,8 +148,9 @@ def limited(seconds: int, what: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def ends_well(words: list) -> None:
-    """Types a command, which must end as the head of cli.py says: with a code it knows, and one line where it fails."""
+def ends_well(words: list) -> int:
+    """Types a command, which must end as the head of cli.py says: with a code it knows, and one line where it fails.
+    Returns the code."""
     command = " ".join(repr(str(word))[:200] for word in words)
     with limited(LONGEST, command):
         code, shown = typed(words)
@@ -156,6 +159,7 @@ def ends_well(words: list) -> None:
     assert not any(bad in shown for bad in ("Traceback", "internal error", SECRET)), account
     assert code in (0, 2, 3, 7) or (code == 1 and words[:2] in (["pipeline", "lint"], ["verify"])), account
     assert len(errors) == (code != 0) or words[0] == "verify", account
+    return code
 
 
 def again_and_again(attempt: Callable[[st.DataObject], None], times: int) -> None:
@@ -171,8 +175,9 @@ def again_and_again(attempt: Callable[[st.DataObject], None], times: int) -> Non
     end = time.monotonic() + SECONDS
     if not SECONDS:
         few(given(st.data())(attempt))()
+    draw = random.Random(SEED)
     while time.monotonic() < end:
-        settings(few, derandomize=False)(given(st.data())(attempt))()
+        settings(few, derandomize=False)(seed(draw.getrandbits(64))(given(st.data())(attempt)))()
 
 
 def values_of(
@@ -188,7 +193,8 @@ def values_of(
     return st.sampled_from(HOSTILE.get(parameter.type.name, HOSTILE["text"]))
 
 
-def test_any_verb_with_any_values_ends_in_one_line(valid, hostile, elsewhere):
+def test_any_verb_with_any_values_ends_in_one_line(valid, hostile, elsewhere, record_property):
+    ends: list[int] = []
     numbers = iter(range(10**9))
 
     def attempt(data):
@@ -207,9 +213,10 @@ def test_any_verb_with_any_values_ends_in_one_line(valid, hostile, elsewhere):
                 words.append(parameter.opts[0])
             else:
                 words.append(f"{parameter.opts[0]}={value}")
-        ends_well([*words, *(["--no-such-option"] if verb in NEVER_RIGHT else [])])
+        ends.append(ends_well([*words, *(["--no-such-option"] if verb in NEVER_RIGHT else [])]))
 
     again_and_again(attempt, 100)
+    record_property("commands", len(ends))
 
 
 # What reads a folder, and how: {} is the folder whose file is not as it was written.
@@ -255,7 +262,8 @@ def changed(value, way: tuple, to: object):
     return value
 
 
-def test_a_file_that_is_not_as_it_was_written_is_refused_in_one_line(valid, elsewhere):
+def test_a_file_that_is_not_as_it_was_written_is_refused_in_one_line(valid, elsewhere, record_property):
+    ends: list[int] = []
     numbers = iter(range(10**9))
     commands = [(file, reader) for file, readers in READERS.items() for reader in readers]
 
@@ -278,6 +286,7 @@ def test_a_file_that_is_not_as_it_was_written_is_refused_in_one_line(valid, else
         else:
             write_json(there / name, content)
         words = reader.replace("{}", str(there)).format(**valid).split()
-        ends_well([*words, *([] if words[0] == "plan" or words[1] == "replay" else ["--out", out])])
+        ends.append(ends_well([*words, *([] if words[0] == "plan" or words[1] == "replay" else ["--out", out])]))
 
     again_and_again(attempt, 40)
+    record_property("commands", len(ends))

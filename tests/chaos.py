@@ -1,0 +1,126 @@
+"""`make chaos`: the tests of faults with other moments and values each time, until the time is up.
+
+It writes what was tried, what was expected and what happened into the table of docs/reliability.md, which nothing else
+writes, and ends with 1 where anything happened that was not expected.
+"""
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- written by make chaos -->", "<!-- until here -->"
+FUZZ_SECONDS = 30  # of a round, for each of the two fuzzers
+LONGEST = 900  # seconds of a round
+HEALED = "the next command heals it: the same bytes, nothing left beside them, no run left RUNNING"
+REFUSED = "a documented exit code and at most one line; no traceback, no secret"
+# What is tried, by the test that does it, what is expected, and the unit of what is counted where that is not the test.
+TRIED = {
+    "test_a_command_killed_at_any_moment_is_healed_by_the_next": ("SIGKILL: {}", HEALED, "kills"),
+    "test_any_verb_with_any_values_ends_in_one_line": ("any verb with hostile values", REFUSED, "commands"),
+    "test_a_file_that_is_not_as_it_was_written_is_refused_in_one_line": (
+        "files with changed fields", REFUSED, "commands"),
+    "test_whatever_the_server_does_the_stage_ends_and_its_run_is_complete_in_the_end": (
+        "MLflow, from some request on: {}",
+        "the stage ends with its output; once MLflow is back, it has the whole run", ""),
+    "test_a_server_that_errs_now_and_then_is_borne": (
+        "MLflow, at 3 of 10 requests: some fault", "borne: the run is complete", ""),
+    "test_the_registry_s_answer_is_one_line_whatever_the_server_does": (
+        "MLflow's registry, always: {}", "one line, exit code 2", ""),
+    "test_what_s3_does_for_ever_is_one_line_and_harms_nothing": (
+        "S3, from some request on: {}", "one line; the files here are whole, and the same command goes on", ""),
+    "test_an_s3_that_errs_now_and_then_is_borne": (
+        "S3, at 3 of 10 requests: some fault", "borne: what arrives is whole", ""),
+    "test_ten_requests_that_s3_asks_to_slow_down_are_borne": ("S3: ten times 503 SlowDown", "borne", ""),
+    "test_a_hub_that_hangs_is_waited_for_briefly": ("the Hugging Face hub never answers", "one line, in time", ""),
+}  # fmt: skip
+FILES = ("test_kills.py", "test_fuzz.py", "test_tracking.py", "test_s3_faults.py", "test_hub.py")
+
+
+@dataclass
+class Row:
+    """How often something was tried, and what happened otherwise than expected."""
+
+    expected: str
+    tried: int = 0
+    unit: str = ""
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def happened(self) -> str:
+        return f"as expected, {self.tried} {self.unit or 'times'}" if not self.faults else "; ".join(self.faults)
+
+
+def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str], str]]:
+    """One round: test, its parameter, what it counted, and what went wrong."""
+    report = folder / f"{seed}.xml"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:xdist",
+        f"--junit-xml={report}",
+        "-k",
+        " or ".join(TRIED),
+    ]
+    environment = os.environ | {
+        "CHAOS_SEED": str(seed),
+        "POSGAP_CHAOS_SECONDS": str(FUZZ_SECONDS),
+        "OMP_NUM_THREADS": "1",
+    }
+    subprocess.run([*command, *FILES], cwd=ROOT / "tests", env=environment, timeout=LONGEST)
+    for case in ElementTree.parse(report).iter("testcase"):
+        name, _, parameter = case.get("name", "").rstrip("]").partition("[")
+        counted = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}
+        fault = next((each.get("message", "") for kind in ("failure", "error") for each in case.iter(kind)), "")
+        yield name, parameter, counted, fault
+
+
+def table(rows: dict[str, Row]) -> str:
+    """The rows in Markdown."""
+    lines = ["| fault | expected | what happened |", "|---|---|---|"]
+    cells = ([what, row.expected, row.happened.replace("|", "\\|")] for what, row in sorted(rows.items()))
+    return "\n".join([*lines, *(f"| {' | '.join(cell)} |" for cell in cells)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    rows: dict[str, Row] = {}
+    began, rounds = time.monotonic(), 0
+    with tempfile.TemporaryDirectory(prefix="posgap-chaos-") as folder:
+        while time.monotonic() - began < arguments.seconds:
+            for name, parameter, counted, fault in results(arguments.seed + rounds, Path(folder)):
+                what, expected, unit = TRIED[name]
+                row = rows.setdefault(what.format(parameter), Row(expected, unit=unit))
+                row.tried += int(counted.get(unit, 0)) if unit else 1
+                if fault:
+                    print(f"chaos: seed {arguments.seed + rounds}: {name}[{parameter}]: {fault}", file=sys.stderr)
+                    row.faults.append(f"seed {arguments.seed + rounds}: {fault.splitlines()[0][:200]}")
+            rounds += 1
+    minutes = (time.monotonic() - began) / 60
+    date = datetime.datetime.now(datetime.UTC).date()
+    about = f"{date:%d %B %Y}: {rounds} rounds in {minutes:.0f} minutes, seeds from {arguments.seed}."
+    page, text = PAGE.read_text(encoding="utf-8"), f"{BEGIN}\n{about}\n\n{table(rows)}\n{END}"
+    page, places = re.subn(f"{BEGIN}.*{END}", lambda _: text, page, flags=re.DOTALL)
+    assert places == 1, f"{PAGE}: no place for the table"
+    PAGE.write_text(page, encoding="utf-8")
+    return int(not rows or any(row.faults for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Stages as processes of their own, killed at any moment: the same command heals, and nothing of it can be told after.
+
+`CHAOS_SEED` chooses the moments. With `POSGAP_CHAOS_SECONDS` more commands are tried, each killed three times in a row.
+"""
+
+import multiprocessing
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from conftest import kv_example
+from endpoint import Endpoint, served
+
+from posgap.files import HOME_PREFIX
+from posgap.tasks.examples import write_examples
+
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+LONG = "POSGAP_CHAOS_SECONDS" in os.environ
+KILLS = 3 if LONG else 1
+LONGEST = 120  # seconds of a command
+# Its processes are copies of one that has loaded what takes long, and that has done nothing else.
+SERVER = multiprocessing.get_context("forkserver")
+SLOW = [
+    f"posgap.stages.{stage}" for stage in ("sweep", "teacher", "distill", "scale_search", "merge", "gate", "report")
+]
+SLOW += ["posgap.cli", "posgap.generation.transformers", "posgap.measurement.report", "posgap.measurement.plots"]
+SLOW += [
+    "posgap.tracking.runs",
+    "mlflow",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "transformers.models.llama.modeling_llama",
+]
+SERVER.set_forkserver_preload(SLOW)
+
+PROMPTS = "--examples {here}/examples.jsonl --model {model} --n-docs 4 --max-new-tokens 2"
+# Before anything is killed.
+PREPARED = {
+    "first": f"sweep {PROMPTS} --limit 8 --shard 1/2",
+    "second": f"sweep {PROMPTS} --limit 8 --shard 2/2",
+    "responses": f"teacher {PROMPTS} --advantageous 1 --keep-incorrect",
+}
+# Each with the exit code at which it ends; the first four in every run of the tests, all in `make chaos`.
+COMMANDS = {
+    "sweep": (f"sweep {PROMPTS} --batch-tokens 400", 0),
+    "sweep, endpoint": ("sweep --examples {here}/examples.jsonl --model served --backend openai --base-url {url} "
+                        "--n-docs 4 --concurrency 2", 0),
+    "distill": ("distill --examples {here}/examples.jsonl --model {model} --responses {here}/responses --k 2 "
+                "--batch-size 16 --save-steps 2", 0),
+    "merge": ("merge {here}/first {here}/second", 0),
+    "teacher": (f"teacher {PROMPTS} --advantageous 1 --keep-incorrect", 0),
+    "scale search": (f"scale search {PROMPTS} --evaluation generation --population 6 --generations 3", 0),
+    "gate": ("gate --candidate {here}/first --base {here}/first", 7),
+    "report": ("report --pipeline-run run-1 --state SUCCEEDED", 0),
+    "data make": ("data make kv --n-examples 3000", 0),
+}  # fmt: skip
+
+
+def process(words: list[str], log: Path, environment: dict[str, str]) -> None:
+    """What a process of its own does: the command, with what it shows in a file."""
+    os.environ.update(environment)
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    from posgap.cli import main
+
+    main(words)
+
+
+Run = Callable[..., int | None]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory, model_folder, empty_store) -> Iterator[Path]:
+    """A folder with what the commands read."""
+    folder = tmp_path_factory.mktemp("kills")
+    write_examples(folder / "examples.jsonl", [kv_example(i, 8) for i in range(48)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        shutil.copy(empty_store, folder / "mlflow.db")
+        for name, words in PREPARED.items():
+            assert run(folder, words.format(here=folder, model=model_folder), folder / name) == 0, shown(folder)
+    yield folder
+
+
+def run(folder: Path, words: str, out: Path, seconds: float = LONGEST) -> int | None:
+    """The exit code of a command, which is killed after so many seconds; None where it was."""
+    variables = ("MLFLOW_TRACKING_URI", "POSGAP_CACHE", "OMP_NUM_THREADS")
+    environment = {name: os.environ[name] for name in variables if name in os.environ}
+    child = SERVER.Process(target=process, args=([*words.split(), "--out", str(out)], folder / "log", environment))
+    child.start()
+    child.join(seconds)
+    if child.is_alive():
+        child.kill()
+        child.join()
+    return None if child.exitcode == -9 else child.exitcode
+
+
+def shown(folder: Path) -> str:
+    return (folder / "log").read_text()[-3000:]
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """What an output holds, but for its manifest, which has times and run ids."""
+    if out.is_file():
+        return {"": out.read_bytes()}
+    return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*")
+            if file.is_file() and file.name != "manifest.json"}  # fmt: skip
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with served(Endpoint(seconds=0.005)) as endpoint:
+        yield endpoint.url
+
+
+@pytest.mark.parametrize("name", list(COMMANDS) if LONG else list(COMMANDS)[:4])
+def test_a_command_killed_at_any_moment_is_healed_by_the_next(name, here, model_folder, url, tmp_path, record_property):
+    words, code = COMMANDS[name]
+    words = words.format(here=here, model=model_folder, url=url)
+    draw, began = random.Random(f"{SEED} {name}"), time.monotonic()
+    assert run(tmp_path, words, tmp_path / "undisturbed") == code, shown(tmp_path)
+    seconds = time.monotonic() - began
+    moments = [draw.uniform(0, seconds) for _ in range(KILLS)]
+    out = tmp_path / "killed" / "out"
+    ends = [run(tmp_path, words, out, moment) for moment in moments]
+    assert set(ends) <= {None, code}, shown(tmp_path)
+    assert run(tmp_path, words, out) == code, shown(tmp_path)
+    assert content(out) == content(tmp_path / "undisturbed")
+    # The outbox of a run that had nothing to tell yet is kept for a minute: its process might just have begun.
+    left = [path for path in tmp_path.rglob(f"{HOME_PREFIX}*/**/*") if path.is_file() and path.stat().st_size]
+    assert left == [], shown(tmp_path)
+    runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert "RUNNING" not in {each.info.status for each in runs}
+    record_property("kills", ends.count(None))
