@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+import time
 
 import pytest
 from fault_proxy import FAULTS, FINE, faulty
@@ -76,4 +77,21 @@ def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, 
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE
     publish(folder, f"{bucket}/out")
     elsewhere(tmp_path, monkeypatch)
+    assert files.digest(fetch(f"{bucket}/out")) == digest
+
+
+def test_a_download_at_a_byte_a_second_is_given_up(proxy, bucket, folder, tmp_path, monkeypatch):
+    """Each byte comes in time, and all of them never do."""
+    digest = files.digest(folder)
+    publish(folder, f"{bucket}/out")
+    elsewhere(tmp_path, monkeypatch)
+    proxy.fault = lambda number, method, path: FAULTS["drip"] if method == "GET" and "a.bin" in path else FINE
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "READ_SECONDS", 1.5)
+        patch.setattr(client, "SLOWEST", 1 << 18)
+        began = time.monotonic()
+        with pytest.raises(PosgapError, match=f"^{bucket}/out/a.bin: S3 cannot be reached"):
+            fetch(f"{bucket}/out")
+        assert time.monotonic() - began < 60
+    proxy.heal()
     assert files.digest(fetch(f"{bucket}/out")) == digest

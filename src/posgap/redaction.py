@@ -17,9 +17,9 @@ _VARIABLE = re.compile(rf"(?:.*_)?(?:PG|DB)?(?:{_NAME}|{_TOKEN})|POSGAP_WEBHOOK_
 # name=value, "name": "value", and name: value where the value has a digit, as words of a sentence have not.
 _GIVEN = r"""["']?(?:\s*=\s*|(?<=["'])\s*:\s*|:\s*(?=[^\s"']*\d))["']?"""
 _VALUE = r"""[^\s"'&;,)\]}]+"""
+_USER = re.compile(r"""(?<=://)[^/\s"'?#]*@""")  # of an address, with the password
 _FORMS = (
-    # What stands between :// and @ in an address.
-    (re.compile(r"""(?<=://)[^/\s"'?#]+(?=@)"""), HIDDEN),
+    (_USER, f"{HIDDEN}@"),
     (re.compile(r"\b((?:Authorization\W{1,4}\w+|Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1{HIDDEN}"),
     (re.compile(rf"({_NAME}{_GIVEN}){_VALUE}", re.IGNORECASE), rf"\1{HIDDEN}"),
     # A mere number after it counts tokens of a text.
@@ -38,6 +38,11 @@ def redacted(text: str) -> str:
     for form, hidden in _FORMS:
         text = form.sub(hidden, text)
     return text
+
+
+def without_user(address: str) -> str:
+    """The address without a user and a password, so that it can be shown, compared and opened."""
+    return _USER.sub("", address)
 
 
 def redacted_value(value: Any) -> Any:

@@ -19,6 +19,8 @@ PATIENCE = Patience(seconds=60, longest_wait=15)  # of a request; a server that 
 UNREACHED = Patience(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
 READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
 BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
+SLOWEST = 1 << 15  # bytes a second of a download, of which several go on side by side
+_AT_ONCE = 1 << 20  # bytes
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or the pod's role"
 _REFUSALS = {
     "NoSuchBucket": "there is no such bucket",
@@ -60,11 +62,42 @@ def _send(session: Any, request: Any, **_: Any) -> Any:
     """Sends a request, within a deadline for all of it; what is downloaded is read later, and has its own."""
     from botocore.exceptions import ReadTimeoutError
 
-    limit = READ_SECONDS + int(request.headers.get("Content-Length") or 0) / BYTES_PER_SECOND
     try:
-        return within(limit, lambda: session.send(request))
+        answer = within(_seconds_for(request, BYTES_PER_SECOND), lambda: session.send(request))
     except TimeoutError as error:
         raise ReadTimeoutError(endpoint_url=request.url, error=error) from None
+    if request.stream_output:
+        answer.raw = _Timely(answer.raw, _seconds_for(answer, SLOWEST), request.url)
+    return answer
+
+
+def _seconds_for(message: Any, rate: int) -> float:
+    """How long a request, or what an answer brings, may take at so many bytes a second."""
+    return READ_SECONDS + int(message.headers.get("Content-Length") or 0) / rate
+
+
+class _Timely:
+    """What is downloaded, within a deadline for all of it: a timeout of a socket begins anew with every byte."""
+
+    def __init__(self, raw: Any, seconds: float, url: str):
+        self._raw, self._end, self._url = raw, time.monotonic() + seconds, url
+
+    def read(self, amt: int | None = None, **_: Any) -> bytes:
+        """At most `amt` bytes, and fewer at the end only."""
+        from botocore.exceptions import ReadTimeoutError
+
+        content = bytearray()
+        while amt is None or len(content) < amt:
+            if time.monotonic() > self._end:
+                raise ReadTimeoutError(endpoint_url=self._url)
+            more = self._raw.read1(_AT_ONCE if amt is None else amt - len(content))
+            if not more:
+                break
+            content += more
+        return bytes(content)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
 
 
 class _Tries:

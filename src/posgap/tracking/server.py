@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from posgap import files
 from posgap.errors import PosgapError
 from posgap.patience import Passing, Patience, Waits, retrying, within
-from posgap.redaction import redacted
+from posgap.redaction import redacted, without_user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -65,12 +65,7 @@ def address() -> str:
     """The tracking server's address, as MLflow understands the environment; without a password."""
     import mlflow
 
-    return without_password(mlflow.get_tracking_uri())
-
-
-def without_password(text: str) -> str:
-    """The text with nothing between `://` and `@`."""
-    return re.sub(r"://[^/@\s]*@", "://", text)
+    return without_user(mlflow.get_tracking_uri())
 
 
 def ask(call: "Callable[[MlflowClient], T]", patience: Patience = VERB, seconds: float = CALL_SECONDS) -> T:
