@@ -171,3 +171,5 @@ def test_a_plan_from_assumptions_and_from_a_sweep(capsys, tmp_path):
     assert code == 0 and "over 5 placements, a correlation of 0.0" in shown
     code, out, _ = run(capsys, "sweep", "--help")
     assert code == 0 and "`posgap plan sweep` says how many examples it takes" in out
+    code, _, shown = run(capsys, "plan", "sweep", "--detect", "1e-308")  # as many as no number can say
+    assert code == 2 and "--detect: Input should be greater than or equal to 0.01" in shown

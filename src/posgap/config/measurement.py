@@ -66,7 +66,7 @@ class ExpectedConfig(Config):
 class PlanConfig(ExpectedConfig):
     """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
 
-    detect: float = Field(3.0, gt=0, le=100, description="size of the gap or difference to detect, in points")
+    detect: float = Field(3.0, ge=0.01, le=100, description="size of the gap or difference to detect, in points")
     power: float = Field(
         0.8, gt=0.05, lt=1, description="statistical power: probability of detecting a gap of this size"
     )
