@@ -187,7 +187,8 @@ def test_a_verdict_has_three_outcomes():
     assert [v.passed for v in (verdict("pass"), verdict("unsure"), verdict("fail"), verdict())] == [True, *[False] * 3]
     assert [verdict(*v).error("m").exit_code for v in (["fail"], ["unsure"], [])] == [3, 7, 7]
     assert str(verdict("fail", "unsure").error("m")) == "the gate refused m: r 5.0 (2.0 to 8.0), threshold 1"
-    assert str(verdict("unsure", "pass", "unsure").error("m")).endswith("threshold 5; sweep at least 200 examples")
+    unsure = verdict("unsure", "pass", "unsure").model_copy(update={"needs": 250})
+    assert str(unsure.error("m")).endswith("threshold 5; sweep at least 250 examples")
 
 
 def test_what_a_file_says_of_its_outcome_is_not_believed():

@@ -11,8 +11,10 @@ from test_gate import ASKED, N, write_sweep
 from posgap.choices import Parameters
 from posgap.config import Policy
 from posgap.files import digest, digest_of, write_json
+from posgap.gating.evidence import case_of
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, markdown, read_verdict
+from posgap.measurement.power import assumed_of_pair
 from posgap.measurement.sweeps import Evidence
 
 GOOD = [0.995] * 5
@@ -36,7 +38,7 @@ PASSED, FAILED = ruling("wide", 12.5), ruling("narrow", 1)
 UNSURE, MORE_UNSURE = ruling("gap", 5, needs=300), ruling("mean", 4, needs=200)
 
 
-def verdict(*rules: Ruling, lacking=(), otherwise=()) -> Verdict:
+def verdict(*rules: Ruling, lacking=(), otherwise=(), needs=None) -> Verdict:
     return Verdict(
         model_digest="",
         lacking=list(lacking),
@@ -44,6 +46,7 @@ def verdict(*rules: Ruling, lacking=(), otherwise=()) -> Verdict:
         policy=Policy(),
         evidence={},
         rules=list(rules),
+        needs=needs,
     )
 
 
@@ -69,6 +72,8 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
     both = verdict(PASSED, lacking=lacking, otherwise=otherwise)
     assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}"
     assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}"
+    more = "\nWith 420 examples a model that is flat and has lost nothing would be admitted in 80 % of all cases.\n"
+    assert markdown(verdict(PASSED, lacking=lacking, needs=420)) == f"# Not enough evidence\n{table}{little}{more}"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +84,9 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
             "the gate refused m: narrow 5.0 (2.0 to 8.0), threshold 1; worst 5.0 (2.0 to 8.0), threshold 0",
         ),
         (
-            verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), lacking=["few", "holes"]),
+            verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), lacking=["few", "holes"], needs=420),
             "there is not enough evidence to admit m: mean 5.0 (2.0 to 8.0), threshold 4; gap 5.0 (2.0 to 8.0), "
-            "threshold 5; worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 300 examples",
+            "threshold 5; worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 420 examples",
         ),
         (verdict(PASSED, lacking=["few"]), "there is not enough evidence to admit m: few"),
         (verdict(), "there is not enough evidence to admit m: no rule was asked"),
@@ -144,6 +149,23 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
     assert rules["mean"].needs == math.ceil(99 * Z**2)
     assert rules["gap"].needs is rules["advantageous"].needs is rules["useful"].needs is None
+
+
+def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp_path):
+    """Two rules that are passed in 80 % each are both passed in less."""
+    rng = np.random.default_rng(8)
+    one, other = (write_sweep(tmp_path / name, (rng.random((N, 5)) < 0.9).astype(float)) for name in ("one", "other"))
+    policy = Policy(max_gap=6, mean_tolerance=1, advantageous_tolerance=4)
+    reached = judge(one, other, None, policy)
+    assert reached.outcome == "not enough evidence"
+    case, _ = case_of(one, other, None, [])
+    assumed = assumed_of_pair(case.candidate.correct, case.best.correct)
+
+    def rate(n: int) -> float:
+        return math.prod(rule.pass_rate(parameters, assumed, n) for rule, parameters in asked_rules(policy))
+
+    assert rate(reached.needs - 1) < 0.8 <= rate(reached.needs)
+    assert reached.needs > max(rule.needs for rule in reached.rules if rule.needs)
 
 
 def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_with_these(tmp_path):

@@ -8,7 +8,7 @@ from posgap import __version__
 from posgap.choices import GATE_RULES
 from posgap.files import atomic
 from posgap.gating.rules import Ruling
-from posgap.gating.verdict import Verdict
+from posgap.gating.verdict import MORE, Verdict
 from posgap.measurement.report import charts, templates
 from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
@@ -67,11 +67,8 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
         return "More examples would hardly change this: what speaks against the model is certain already."
     if verdict.outcome == "admitted":
         return ""
-    if needs := [ruling.needs for ruling in verdict.rules if ruling.needs]:
-        return (
-            f"{candidate.n_examples} examples are too few to tell. With {max(needs)} of them a model that is flat and "
-            "has lost nothing would be admitted in 80 % of all cases."
-        )
+    if verdict.needs:
+        return f"{candidate.n_examples} examples are too few to tell. {MORE.format(needs=verdict.needs)}"
     if any(ruling.outcome == "unsure" for ruling in verdict.rules):
         return (
             f"{candidate.n_examples} examples are enough for a model that is flat and has lost nothing. This one is "

@@ -157,7 +157,7 @@ def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
     variance = assumed.between_models + 2 * assumed.own_variance / assumed.placements
-    return power.equal_rate(n, parameters.mean_tolerance / 100, variance)
+    return power.equal_rate(n, parameters.mean_tolerance / 100, variance, assumed.placements)
 
 
 class AdvantageousTolerance(Parameters):
@@ -296,8 +296,8 @@ def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
 def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float:
     from posgap.measurement import power
 
-    variance = assumed.own_variance / max(1, assumed.placements // 3)
-    return power.flat_rate(n, parameters.max_region_gap / 100, 3, variance)
+    pooled = max(1, assumed.placements // 3)
+    return power.flat_rate(n, parameters.max_region_gap / 100, 3, assumed.own_variance / pooled, pooled)
 
 
 GAP = GateRule(

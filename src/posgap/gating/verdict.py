@@ -1,5 +1,6 @@
 """The gate's verdict: what its rules say of a candidate, together."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.measurement import power
 
 GATE_FILE = "gate.json"
+MORE = "With {needs} examples a model that is flat and has lost nothing would be admitted in 80 % of all cases."
 
 
 Outcome = Literal["admitted", "refused", "not enough evidence"]
@@ -35,7 +37,8 @@ class Verdict(Record):
 
     `lacking` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
     them, and does. `policy` is what was demanded. `evidence` has the digests of the sweeps of `candidate`, `base` and
-    `champion`.
+    `champion`. `needs` says, where no rule is broken and some are unsure, with how many examples a flat model that lost
+    nothing would be admitted in 80 %, if that is more than there were.
     """
 
     model_digest: str
@@ -44,6 +47,7 @@ class Verdict(Record):
     policy: Policy
     evidence: dict[str, SweepRecord]
     rules: list[Ruling]
+    needs: int | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -69,8 +73,7 @@ class Verdict(Record):
             failed = "; ".join(against(ruling) for ruling in self.rules if ruling.outcome == "fail")
             return GateFailed(f"the gate refused {what}: {failed}")
         unsure = [ruling for ruling in self.rules if not ruling.passed]
-        needs = [ruling.needs for ruling in unsure if ruling.needs]
-        advice = f"; sweep at least {max(needs)} examples" if needs else ""
+        advice = f"; sweep at least {self.needs} examples" if self.needs else ""
         reasons = "; ".join([*map(against, unsure), *self.lacking]) or "no rule was asked"
         return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
 
@@ -89,13 +92,16 @@ def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Pol
     rules = GATE_RULES if base else CHECK_RULES
     case, otherwise = case_of(candidate, base, champion, policy.allow)
     sweeps = {"candidate": case.candidate, "base": case.base, "champion": case.champion}
+    asked = asked_rules(policy, rules)
+    rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
         lacking=lacking(case.candidate.sweep, policy),
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
-        rules=[_ruling(rule, parameters, case) for rule, parameters in asked_rules(policy, rules)],
+        rules=rulings,
+        needs=_needed(asked, case) if outcome_of(rulings) == "not enough evidence" else None,
     )
 
 
@@ -107,14 +113,20 @@ def asked_rules(config: Any, rules: Iterable[GateRule] = GATE_RULES) -> list[tup
 
 def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
     """The rule's ruling, with the number of examples that it needs where these were too few."""
-    ruling, rate = rule.judge(parameters, case), rule.pass_rate
-    if ruling.outcome != "unsure" or rate is None:
+    ruling = rule.judge(parameters, case)
+    if ruling.outcome != "unsure":
         return ruling
-    reference = case.best if rule.needs_reference else case.candidate
+    return ruling.model_copy(update={"needs": _needed([(rule, parameters)], case)})
+
+
+def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case) -> int | None:
+    """With how many examples a flat model that lost nothing passes all of these rules in 80 %; None where these were as
+    many, or no number is known to be enough."""
+    rates = [(rule.pass_rate, parameters) for rule, parameters in rules if rule.pass_rate]
+    reference = case.champion or case.base or case.candidate
     assumed = power.assumed_of_pair(case.candidate.correct, reference.correct)
-    needs = power.examples_for_rate(lambda n: rate(parameters, assumed, n), power.USUAL)
-    too_few = needs is not None and needs > len(case.candidate.correct)
-    return ruling.model_copy(update={"needs": needs}) if too_few else ruling
+    needs = power.examples_for_rate(lambda n: math.prod(rate(p, assumed, n) for rate, p in rates), power.USUAL)
+    return needs if needs and needs > len(case.candidate.correct) else None
 
 
 def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
@@ -150,5 +162,6 @@ def markdown(verdict: Verdict) -> str:
     table = tables.markdown(columns, rows, left=2)
     otherwise = verdict.asked_otherwise
     little = f"\nThere is too little to judge by: {'; '.join(verdict.lacking)}.\n" if verdict.lacking else ""
+    more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
-    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{note}"
+    return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{note}"

@@ -19,7 +19,7 @@ from scipy import special
 from posgap.config import PlanConfig
 from posgap.config.measurement import ExpectedConfig
 from posgap.errors import PosgapError
-from posgap.measurement.statistics import CONFIDENCE, LEVEL, tango_refutes
+from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
 
@@ -69,28 +69,32 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     return math.ceil(z**2 * variance / difference**2)
 
 
-def _largest_passing(n: int, limit: float, variance: float) -> float:
+def _largest_passing(n: int, limit: float, variance: float, pooled: int) -> float:
     """The largest paired difference (a share) whose upper 95 % bound is at most `limit`, of n examples.
 
-    `variance` is that of an example's difference, of which half is taken to be in either direction.
+    `variance` is that of an example's difference, of which half is taken to be in either direction. Of rights and
+    wrongs it is the mean absolute difference too. Where scores are means over `pooled` placements, that is taken to
+    be a normal distribution's, and the sample counts as larger, as in `statistics.difference_interval`.
     """
+    absolute = variance if pooled == 1 else min(pooled * variance, math.sqrt(2 * variance / math.pi))
+    size = n * (n * absolute + VARIANCE_OF_TWO) / (n * variance + VARIANCE_OF_TWO)
     low, high = -1.0, limit
     for _ in range(40):
         middle = (low + high) / 2
-        either = max(variance, abs(middle)) / 2
-        more, fewer = np.array(n * (either + middle / 2)), np.array(n * (either - middle / 2))
-        passes = tango_refutes(limit, more, fewer, n, LEVEL)
+        either = max(absolute, abs(middle)) / 2
+        more, fewer = np.array(size * (either + middle / 2)), np.array(size * (either - middle / 2))
+        passes = tango_refutes(limit, more, fewer, size, LEVEL)
         low, high = (middle, high) if passes else (low, middle)
     return low
 
 
-def flat_rate(n: int, limit: float, placements: int, own_variance: float) -> float:
+def flat_rate(n: int, limit: float, placements: int, own_variance: float, pooled: int = 1) -> float:
     """How often (0 to 1) the gap's upper end is at most `limit` (a share) for a flat model and n examples.
 
     The placements' own errors are taken to be normal, and their range to pass up to the difference of a pair that
-    just passes.
+    just passes. Where regions are compared, they take the place of `placements`, and each is a mean over `pooled`.
     """
-    largest = _largest_passing(n, limit, 2 * own_variance)
+    largest = _largest_passing(n, limit, 2 * own_variance, pooled)
     if largest < 0:
         return 0.0
     return _range_chance(largest / math.sqrt(own_variance / n), placements) if own_variance > 0 else 1.0
@@ -104,18 +108,18 @@ def _range_chance(width: float, size: int) -> float:
     return float(min(1.0, chances.sum() * (least[1] - least[0])))
 
 
-def equal_rate(n: int, tolerance: float, variance: float) -> float:
+def equal_rate(n: int, tolerance: float, variance: float, pooled: int = 1) -> float:
     """How often (0 to 1) a model that lost nothing is shown by n examples to have lost at most `tolerance` (a share).
 
-    `variance` is that of an example's paired difference.
+    `variance` is that of an example's paired difference, of means over `pooled` placements.
     """
-    largest = _largest_passing(n, min(1.0, tolerance), variance)
+    largest = _largest_passing(n, min(1.0, tolerance), variance, pooled)
     return float(special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
 
 
 def above_rate(n: int, least: float, mean: float, variance: float) -> float:
     """How often (0 to 1) the lower 95 % bound of a mean is at least `least` (shares), of n examples' scores."""
-    ratio = (n * variance + 0.5) / (n * mean * (1 - mean) + 0.5)
+    ratio = (n * variance + VARIANCE_OF_TWO) / (n * mean * (1 - mean) + VARIANCE_OF_TWO)
     margin = mean - least + special.ndtri(LEVEL) * math.sqrt(least * (1 - least) * ratio / n)
     return float(special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
 
@@ -186,11 +190,22 @@ def assumed_of_config(config: ExpectedConfig) -> Assumed:
 
 
 def assumed_of_pair(correct: np.ndarray, reference: np.ndarray) -> Assumed:
-    """What a model's scores [E, P] and those of another model of the same examples show."""
+    """What a model's scores [E, P] and those of another model of the same examples show.
+
+    Examples' means hold what is their placements' alone too, which two models do not share: the agreement is that of
+    the means, divided by the share of their variance that is the examples' (Spearman's correction for attenuation).
+    """
     correlation = correlation_of_placements(correct)
     means = np.stack([correct.mean(axis=1), reference.mean(axis=1)])
-    agreement = np.corrcoef(means)[0, 1] if (means.std(axis=1) > 0).all() else 1.0
+    shared = math.prod(_share_of_examples(scores) for scores in (correct, reference))
+    agreement = np.corrcoef(means)[0, 1] / math.sqrt(shared) if shared and (means.std(axis=1) > 0).all() else 1.0
     return Assumed(correct.shape[1], float(correct.mean()), correlation, float(np.clip(agreement, 0, 1)))
+
+
+def _share_of_examples(correct: np.ndarray) -> float:
+    """The share of the variance of examples' means, of `correct [E, P]`, that is the examples' (Spearman-Brown)."""
+    correlation, placements = correlation_of_placements(correct), correct.shape[1]
+    return placements * correlation / (1 + (placements - 1) * correlation)
 
 
 def correlation_of_placements(correct: np.ndarray) -> float:

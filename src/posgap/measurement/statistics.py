@@ -14,7 +14,7 @@ EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wron
 # Means of several placements, and scores between 0 and 1, vary less than rights and wrongs. How much less is
 # estimated, as if two more examples, a right and a wrong one, stood among the sample: their sum of squares about
 # their mean is this. So few examples that happen to agree are not taken for certainty.
-_VARIANCE_OF_TWO = 0.5
+VARIANCE_OF_TWO = 0.5
 
 
 def accuracy(correct: np.ndarray) -> np.ndarray:
@@ -36,7 +36,7 @@ def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
     z = -special.ndtri(error)
     share = scores.mean(axis=0)
     rights_and_wrongs = len(scores) * share * (1 - share)
-    ratio = (((scores - share) ** 2).sum(axis=0) + _VARIANCE_OF_TWO) / (rights_and_wrongs + _VARIANCE_OF_TWO)
+    ratio = (((scores - share) ** 2).sum(axis=0) + VARIANCE_OF_TWO) / (rights_and_wrongs + VARIANCE_OF_TWO)
     n = len(scores) / ratio
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
@@ -83,7 +83,7 @@ def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray,
     and wrongs it is Tango's. Other differences have a smaller variance than rights and wrongs of the same positive
     and negative parts, and count as so many more examples.
     """
-    ratio = (squares + _VARIANCE_OF_TWO) / (above + below + _VARIANCE_OF_TWO)
+    ratio = (squares + VARIANCE_OF_TWO) / (above + below + VARIANCE_OF_TWO)
     return tango_bound(above / ratio, below / ratio, n / ratio, error)
 
 
