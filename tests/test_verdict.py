@@ -149,6 +149,16 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
     assert rules["mean"].needs == math.ceil(99 * Z**2)
     assert rules["gap"].needs is rules["advantageous"].needs is rules["useful"].needs is None
+    assert judge(right, None, None, Policy(max_gap=1)).rules[0].needs == math.ceil(99 * Z**2)
+
+
+def test_models_that_err_on_other_examples_need_more_of_them(tmp_path):
+    wrong = np.arange(N)[:, None].repeat(5, axis=1) // 20  # the first twenty, the next twenty ...
+    new, alike, apart = (write_sweep(tmp_path / f, wrong != i) for f, i in (("new", 0), ("alike", 0), ("apart", 1)))
+    needs = [judge(new, base, None, Policy(mean_tolerance=1)).rules[1].needs for base in (alike, apart)]
+    assert needs[0] == math.ceil(99 * Z**2)
+    # A difference of two such models varies by 0.18: the number is that of a paired test with 80 % power.
+    assert needs[1] == pytest.approx(0.18 * ((Z + stats.norm.isf(0.2)) / 0.01) ** 2, rel=0.02)
 
 
 def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp_path):
@@ -172,9 +182,10 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
     outcomes = np.ones((N, 5))
     outcomes[:8, 4] = 0  # an uneven model: it is not the number of examples that it lacks
     uneven = write_sweep(tmp_path / "uneven", outcomes)
-    reached = judge(uneven, uneven, None, Policy(max_gap=6))
-    assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs is None
-    assert "sweep at least" not in str(reached.error("m"))
+    for max_gap, needs in ((6, None), (4.27, None), (4.2, 205)):  # with 4.27 it would have needed 200, as there are
+        reached = judge(uneven, uneven, None, Policy(max_gap=max_gap))
+        assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs == needs
+        assert ("sweep at least" in str(reached.error("m"))) == (needs is not None)
 
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
