@@ -13,6 +13,7 @@ from huggingface_hub import constants
 
 from posgap.cli import main
 from posgap.errors import PosgapError
+from posgap.files import digest
 from posgap.locations import is_hub_name
 from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_model, load_tokenizer
@@ -87,6 +88,7 @@ def test_a_mistyped_path_asks_the_hub_nothing(hub, tmp_path, capsys):
 
 
 def test_all_of_a_model_comes_from_one_commit_of_the_hub_which_is_asked_for_it_once(hub):
+    hub.files |= {"consolidated.safetensors": b"all of it again", "onnx/model.safetensors": b"and again"}
     tokenizer, config = load_tokenizer(NAME), load_config(NAME)
     assert len(tokenizer) == config.vocab_size and commit_on_hub(NAME) == COMMIT
     asked = asked_again(hub)
@@ -95,6 +97,7 @@ def test_all_of_a_model_comes_from_one_commit_of_the_hub_which_is_asked_for_it_o
     load_model(NAME)
     asked = asked_again(hub)
     assert any("GET" in request and "model.safetensors" in request for request in asked)
+    assert not any(name in request for request in asked for name in ("consolidated", "onnx/"))
     assert not any("GET" in request and "tokenizer.json" in request for request in asked)
     load_model(NAME)
     assert not any("/resolve/" in request for request in asked_again(hub))
@@ -135,13 +138,13 @@ def test_a_hub_that_hangs_is_waited_for_briefly(hub, monkeypatch):
 
 
 def test_a_model_on_disk_is_promoted_without_the_hub(model_folder, tmp_path, monkeypatch):
-    """Not even for the card and the licence of the model on the hub that its config says it was saved from."""
+    """Not even for what the hub says of the model that its config names."""
     asked = []
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or 1 / 0)
     model = Path(shutil.copytree(model_folder, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "_name_or_path": NAME}))
     with start_run("promote", {}, tmp_path / "out") as run:
-        crown("a-model", model, {DIGEST: "d"}, run)
+        crown("a-model", model, {DIGEST: digest(model)}, run)
     assert str(champion("a-model").version) == "1"
     assert asked == []

@@ -29,6 +29,7 @@ from posgap.patience import within
 # Of a model on the hub, no code.
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
+_OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 transformers_logging.disable_progress_bar()
@@ -167,7 +168,7 @@ def _snapshot(name: str, weights: bool) -> str:
     name, _, revision = name.partition("@")
     wanted = [*_SMALL, _WEIGHTS] if weights else [*_SMALL]
     get_session().timeout = SILENCE_SECONDS  # which the library waits through for ever where it only asks
-    return snapshot_download(name, revision=revision or None, allow_patterns=wanted)
+    return snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=[*_OTHER_WEIGHTS])
 
 
 def checkpoint_activations(model: PreTrainedModel) -> None:
