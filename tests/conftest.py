@@ -56,13 +56,14 @@ def empty_store() -> Path:
 
 @pytest.fixture(autouse=True)
 def own_tracking(tmp_path, empty_store, monkeypatch):
-    """Each test has an MLflow database of its own and belongs to no other run."""
+    """Each test has an MLflow database and a cache of its own and belongs to no other run."""
     for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "POSGAP_PARENT_RUN_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
     beside = tmp_path.with_name(f"{tmp_path.name}-mlflow")
     beside.mkdir()
     shutil.copy(empty_store, beside / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{beside}/mlflow.db")
+    monkeypatch.setenv("POSGAP_CACHE", f"{beside}/cache")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
+from posgap.admission import admit
 from posgap.cli import main
 from posgap.config import GateConfig, PromoteConfig
 from posgap.errors import GateFailed, PosgapError
@@ -165,7 +166,7 @@ def test_the_mlproject_entry_point_joins_the_run_of_mlflow(tmp_path, base):
 
 def promotion(tmp_path, name, model, base, probability=0.995, again=""):
     swept = write_sweep(tmp_path / f"sweep-{name}{again}", [probability] * 5, model=model)
-    gate(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base))
+    admit(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base, champion="registry:tiny"))
     return PromoteConfig(
         out=tmp_path / f"promote-{name}{again}",
         model=str(model),
@@ -222,10 +223,11 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
 
     def promoted(name, again=""):
         candidate = promotion(tmp_path, name, tmp_path / name, base, probability[name], again)
+        lax = {"max_gap": 30, "advantageous_tolerance": 20, "mean_tolerance": 10}
         passed = GateConfig(
-            out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, max_gap=30, advantageous_tolerance=20
+            out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, champion="registry:tiny", **lax
         )
-        promote(candidate.model_copy(update={"gate": gate(passed)}))
+        promote(candidate.model_copy(update={"gate": admit(passed)}))
         return read_json(candidate.out / "promotion.json")
 
     for name in order:

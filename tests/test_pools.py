@@ -14,7 +14,16 @@ from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
 
 CLUSTER = ClusterConfig()
-TRAINED, GENERATED = {"distill"}, {"sweep base", "sweep scaled", "sweep distilled", "teacher", "scale-search"}
+TRAINED = {"distill"}
+GENERATED = {
+    "sweep base",
+    "sweep scaled",
+    "sweep distilled",
+    "teacher",
+    "scale-search",
+    "gate scaled",
+    "gate distilled",
+}
 UNCACHED = {
     "preflight",
     "data-version",

@@ -2,11 +2,11 @@
 
 from kfp import dsl
 
-from posgap.components.wrapper import component
+from posgap.components.wrapper import SERVE, component
 from posgap.config import GateConfig
 
 
-@component(GateConfig)
+@component(GateConfig, SERVE)
 def gate(
     candidate: dsl.Input[dsl.Artifact],
     base: dsl.Input[dsl.Artifact],
@@ -15,15 +15,17 @@ def gate(
     rules: dsl.Output[dsl.Markdown],
     metrics: dsl.Output[dsl.Metrics],
     champion: dsl.Input[dsl.Artifact] = None,
+    examples: dsl.Input[dsl.Artifact] = None,
     policy: dsl.Input[dsl.Artifact] = None,
     settings: dict = {},  # noqa: B006  KFP reads the default
 ) -> bool:
-    """Decides whether the candidate may enter the registry; returns the verdict. The run page shows why."""
+    """Decides whether the candidate may enter the registry, against its champion; returns the verdict. The run page
+    shows why."""
     arguments = dict(locals())
+    from posgap.admission import admit
     from posgap.config import GateConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_gate
-    from posgap.stages.gate import gate
 
-    gate(to_config(GateConfig, arguments))
+    admit(to_config(GateConfig, arguments))
     return show_gate(out, page, rules, metrics)

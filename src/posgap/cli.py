@@ -171,11 +171,11 @@ SCHEDULE: Verbs = {
 
 
 def _gate(parsed: config.GateConfig) -> None:
+    from posgap.admission import admit
     from posgap.gating.verdict import read_verdict
-    from posgap.stages.gate import gate
     from posgap.storage.cache import fetch
 
-    verdict = read_verdict(fetch(gate(parsed)))
+    verdict = read_verdict(fetch(admit(parsed)))
     if not verdict.passed:
         raise verdict.error(str(parsed.candidate))
 

@@ -29,15 +29,21 @@ from posgap.config.policy import PUBLIC_KEY, Demands, Enough
 class _Judged(StageConfig):
     candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
     base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
-    champion: OptionalInputPath = Field(
-        None, description="sweep of the current champion, to compare with; empty: the base"
+    champion: OptionalInputOrRegistered = Field(
+        None,
+        description="sweep of the current champion, to compare with, or registry:NAME, which is swept if need be; "
+        "empty: the champion of --name, else the base",
+    )
+    examples: OptionalInputPath = Field(
+        None, description="examples to sweep the registry's champion on; empty: those of the candidate's sweep"
     )
     policy: OptionalInputOrRegistered = Field(
         None,
         description="file of the policy, or registry:NAME; it then alone decides; empty: the options below",
     )
     name: OptionalRegisteredName = Field(
-        "", description="registered model that the candidate is for, whose policy decides, if it has one; empty: none"
+        "",
+        description="registered model that the candidate is for: judge by its policy and against its champion, if any",
     )
     signer: str = Field(
         "",

@@ -9,9 +9,9 @@ from posgap.errors import PosgapError
 from posgap.files import digest, write_json
 from posgap.gating.evidence import record_of
 from posgap.gating.policy import policy_digest, registered_policy
-from posgap.gating.replay import judged_by, replayed
+from posgap.gating.replay import judged_by, keep, replayed
 from posgap.gating.signature import require_signed
-from posgap.gating.verdict import GATE_FILE, digests
+from posgap.gating.verdict import GATE_FILE, Verdict, digests
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -31,7 +31,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     Where several candidates of one pipeline run are promoted, the alias ends at the one whose mean is
     highest at the lower end of its interval. Where the name has a policy of its own, the kept evidence is judged by
     that too. Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where
-    sweep and model do not belong together, or a signature is missing that a policy asks for.
+    sweep and model do not belong together, the verdict is on another champion than that of today, or a signature is
+    missing that a policy asks for.
     """
     verdict, evidence = replayed(config.gate), Evidence(config.sweep)
     judged, given = verdict.evidence["candidate"].files, record_of(evidence).files
@@ -55,6 +56,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
+    _require_current(config, verdict, model_digest)
     made_by = read_manifest(Path(config.model))
     tags = {
         "posgap.gap": f"{swept.gap:.2f}",
@@ -65,9 +67,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         "posgap.base_model": str(made_by.get("config", {}).get("model", with_uris(config.model))),
         "posgap.data_digest": swept.examples_digest,
         "posgap.model_digest": model_digest,
+        registry.PROMOTION_RUN: run.id,
         registry.POLICY: (own or verdict.policy).model_dump_json(),
         "posgap.policy_digest": policy_digest(own or verdict.policy),
-        "posgap.evidence": json.dumps(digests(verdict) | {"verdict": digest(config.gate / GATE_FILE)}),
+        registry.EVIDENCE: json.dumps(digests(verdict) | {"verdict": digest(config.gate / GATE_FILE)}),
         registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
@@ -81,4 +84,21 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         out / PROMOTION_FILE,
         {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
     )
+    keep([(registry.PROMOTED_SWEEP, config.sweep)], out)
     run.artifact(out)
+
+
+def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str) -> None:
+    """`PosgapError` where the verdict compares the model with another than the champion of today."""
+    champion, judged = registry.to_beat(config.name), verdict.evidence.get("champion")
+    if champion is None:
+        return
+    # A version that posgap did not register has no digest; that some champion was judged is all that can be asked.
+    held = champion.tags.get(registry.DIGEST)
+    if held == model_digest or (judged and held in (None, judged.model_digest)):
+        return
+    against = f"another champion, {judged.label}" if judged else "no champion"
+    raise PosgapError(
+        f"{config.gate}: compares the model with {against}, and that of {config.name} is version {champion.version}; "
+        f"gate again with --name {config.name}"
+    )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from posgap import files
 from posgap.errors import PosgapError
+from posgap.json_text import parse
 from posgap.models import flavor
-from posgap.tracking.runs import PIPELINE_TAG, Run
+from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.server import BYTES_PER_SECOND, ONCE, Refused, ask, tries_of_mlflow
 
 if TYPE_CHECKING:
@@ -23,13 +24,33 @@ MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
 ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
 POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
+PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
+PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
+EVIDENCE = "posgap.evidence"  # tag: JSON, digests of all that admitted a version
 MOST_CHARACTERS = 5000  # of a registered model's tag, in MLflow's database
 
 
 def champion(name: str) -> "ModelVersion | None":
     """The version under the alias `champion`, or None; `TrackingError` where MLflow does not say."""
+    return _under(name, CHAMPION)
+
+
+def to_beat(name: str) -> "ModelVersion | None":
+    """The version that a candidate is compared with: the champion, or, where that is a candidate of this same pipeline
+    run, the champion before the run; None where there is none.
+
+    Candidates of one run are compared with each other when all of them are registered (`crown`).
+    """
+    return next((version for version in (champion(name), _under(name, PREVIOUS)) if not _of_this_run(version)), None)
+
+
+def _of_this_run(version: "ModelVersion | None") -> bool:
+    return version is not None and bool(pipeline_run()) and version.tags.get(PIPELINE_TAG) == pipeline_run()
+
+
+def _under(name: str, alias: str) -> "ModelVersion | None":
     try:
-        return ask(lambda client: client.get_model_version_by_alias(name, CHAMPION))
+        return ask(lambda client: client.get_model_version_by_alias(name, alias))
     except Refused as error:
         if error.is_missing or error.is_wrong:
             return None
@@ -66,6 +87,28 @@ def _create(name: str) -> None:
         ask(lambda client: client.get_registered_model(name))  # made by another command, or by a try without an answer
 
 
+def judged(version: "ModelVersion") -> dict[str, str]:
+    """The sha256s of the files of the sweep with which a version was admitted, by name; empty where it does not say."""
+    try:
+        evidence = parse(version.tags.get(EVIDENCE, "{}"), EVIDENCE)
+        return {name: sha for name, sha in evidence["candidate"].items() if "." in name}
+    except (PosgapError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def bring(run: str, path: str, folder: Path) -> bool:
+    """Downloads the files of a run below `path` into a folder; false where it has none."""
+    try:
+        if not ask(lambda client: client.list_artifacts(run, path)):
+            return False
+        ask(lambda client: client.download_artifacts(run, path, str(folder)), seconds=MODEL_SECONDS)
+    except Refused as error:
+        if error.is_missing or error.is_wrong:
+            return False
+        raise
+    return True
+
+
 def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[str, str]:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
@@ -73,7 +116,8 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     Candidates of one run come side by side: each looks at all of them when it is in the registry
     itself, so that the last one sees all, and the alias ends at the best in whatever order they come.
     The champion before the run becomes `previous`. Aliases move last, `previous` before `champion`,
-    so that an interruption leaves a champion in place.
+    so that an interruption leaves a champion in place. `PosgapError`, and no alias moves, where somebody else's
+    candidate has become the champion meanwhile.
     """
     former = champion(name)
     if not run.id:
@@ -88,6 +132,12 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     rivals = _versions(name, PIPELINE_TAG, tags[PIPELINE_TAG]) if tags.get(PIPELINE_TAG) else []
     scores = {str(rival.version): float(rival.tags.get(SCORE_TAG, "-inf")) for rival in rivals}
     best = max(scores, key=scores.__getitem__, default=version)
+    meanwhile = champion(name)
+    if meanwhile and not _of_this_run(meanwhile) and meanwhile.version != (former and former.version):
+        raise PosgapError(
+            f"{name}: version {meanwhile.version} has become the champion meanwhile, so that no alias was moved to "
+            f"version {version}; gate it again, against that"
+        )
     if former is None or str(former.version) != best:
         if former is not None and str(former.version) not in scores:
             ask(lambda client: client.set_registered_model_alias(name, PREVIOUS, former.version))

@@ -1,0 +1,249 @@
+"""The champion that the registry has: a candidate is judged against it, on the same examples."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import mlflow
+import pytest
+from conftest import kv_example
+from test_gate import base, copy_of, write_sweep  # noqa: F401  `base` is a fixture
+
+from posgap.admission import admit
+from posgap.config import GateConfig, MergeConfig, PromoteConfig, SweepConfig
+from posgap.demo import tiny_model
+from posgap.errors import GateFailed, PosgapError
+from posgap.files import digest, write_json
+from posgap.gating.replay import replayed
+from posgap.gating.verdict import read_verdict
+from posgap.measurement.sweeps import read_sweep
+from posgap.models.loading import save_model
+from posgap.stages.merge import merge
+from posgap.stages.promote import promote
+from posgap.stages.sweep import sweep
+from posgap.storage.lineage import write_training_examples
+from posgap.tasks.examples import write_examples
+from posgap.tracking import registry
+
+
+@pytest.fixture
+def client():
+    return mlflow.MlflowClient()
+
+
+def gated(tmp_path, word, swept, base, **options):  # noqa: F811
+    return admit(GateConfig(out=tmp_path / f"gate-{word}", candidate=swept, base=base, **options))
+
+
+def promoted(tmp_path, name, model, swept, folder):
+    return promote(
+        PromoteConfig(out=tmp_path / f"promote-{name}", model=str(model), gate=folder, sweep=swept, name="tiny")
+    )
+
+
+@pytest.fixture
+def champion(tmp_path, base, model_folder):  # noqa: F811
+    """A model that is nearly always right, which is the champion of `tiny`; the folder of its sweep."""
+    model = copy_of(model_folder, tmp_path / "good")
+    swept = write_sweep(tmp_path / "sweep-good", [0.995] * 5, model=model)
+    promoted(tmp_path, "good", model, swept, gated(tmp_path, "good", swept, base, name="tiny"))
+    return swept
+
+
+def test_a_second_run_does_not_replace_a_better_champion(tmp_path, champion, model_folder, client):
+    """Against the base alone the worse model would be admitted, and would have become the champion."""
+    worse, poor = copy_of(model_folder, tmp_path / "worse"), write_sweep(tmp_path / "poor", [0.9, 0.4, 0.2, 0.4, 0.8])
+    swept = write_sweep(tmp_path / "sweep-worse", [0.96] * 5, model=worse, seed=1)
+    assert read_verdict(gated(tmp_path, "alone", swept, poor)).passed
+    refused = gated(tmp_path, "worse", swept, poor, name="tiny")
+    verdict = read_verdict(refused)
+    assert not verdict.passed and "mean against the champion" in verdict.rules[1].meaning
+    assert verdict.evidence["champion"].model_digest == read_sweep(champion).model_digest
+    assert replayed(refused) == verdict
+    with pytest.raises(PosgapError, match="compares the model with no champion, and that of tiny is version 1; gate"):
+        promoted(tmp_path, "alone", worse, swept, tmp_path / "gate-alone")
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
+
+
+def test_the_champion_is_named_by_its_registry_too(tmp_path, base, champion):  # noqa: F811
+    swept = write_sweep(tmp_path / "sweep-new", [0.99] * 5)
+    by_champion = read_verdict(gated(tmp_path, "1", swept, base, champion="registry:tiny"))
+    assert by_champion.rules == read_verdict(gated(tmp_path, "2", swept, base, name="tiny")).rules
+    assert by_champion.evidence.keys() == {"candidate", "base", "champion"}
+    # A folder that is given is what it is compared with.
+    other = write_sweep(tmp_path / "other", [0.9] * 5)
+    by_folder = read_verdict(gated(tmp_path, "3", swept, base, champion=other, name="tiny"))
+    assert by_folder.evidence["champion"].files["sweep.json"] == digest(other / "sweep.json")
+
+
+def test_without_a_champion_it_says_so_and_judges_against_the_base(tmp_path, base, caplog):  # noqa: F811
+    caplog.set_level(logging.INFO)
+    verdict = read_verdict(gated(tmp_path, "1", write_sweep(tmp_path / "new", [0.995] * 5), base, name="tiny"))
+    assert verdict.passed and "mean against the base" in verdict.rules[1].meaning
+    assert "tiny has no champion: the candidate is judged against the base" in caplog.text
+
+
+def test_a_random_model_against_a_random_base_is_refused(tmp_path):
+    """Nothing is lost, no position is worse than another, and it knows nothing."""
+    random = write_sweep(tmp_path / "random", [0.0] * 5)
+    verdict = read_verdict(gated(tmp_path, "1", random, random, name="tiny"))
+    assert [rule.name for rule in verdict.rules if not rule.passed] == ["useful"]
+    assert isinstance(verdict.error("it"), GateFailed)
+
+
+def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champion, model_folder, client):  # noqa: F811
+    swept = {}
+    for name in ("second", "third"):
+        swept[name] = write_sweep(tmp_path / f"sweep-{name}", [0.995] * 5, model=copy_of(model_folder, tmp_path / name))
+        gated(tmp_path, name, swept[name], base, name="tiny")
+    promoted(tmp_path, "second", tmp_path / "second", swept["second"], tmp_path / "gate-second")
+    with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
+        promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
+    again = gated(tmp_path, "third-again", swept["third"], base, name="tiny")
+    promoted(tmp_path, "third", tmp_path / "third", swept["third"], again)
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == "3"
+
+
+def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, model_folder, client, monkeypatch):  # noqa: F811
+    model = copy_of(model_folder, tmp_path / "slow")
+    swept = write_sweep(tmp_path / "sweep-slow", [0.995] * 5, model=model)
+    folder = gated(tmp_path, "slow", swept, base, name="tiny")
+    register = registry._register
+
+    def while_another_is_faster(name, *rest):
+        other = client.create_model_version(name, "file:///other")
+        client.set_registered_model_alias(name, "champion", other.version)
+        return register(name, *rest)
+
+    monkeypatch.setattr(registry, "_register", while_another_is_faster)
+    with pytest.raises(PosgapError, match="tiny: version 2 has become the champion meanwhile, so that no alias was"):
+        promoted(tmp_path, "slow", model, swept, folder)
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
+
+
+def test_candidates_of_a_run_face_the_one_before_it(tmp_path, base, champion, model_folder, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("POSGAP_PIPELINE_RUN", "run-7")
+    for name in ("first", "second"):
+        model = copy_of(model_folder, tmp_path / name)
+        swept = write_sweep(tmp_path / f"sweep-{name}", [0.995] * 5, model=model)
+        folder = gated(tmp_path, name, swept, base, name="tiny")
+        assert read_verdict(folder).evidence["champion"].model_digest == read_sweep(champion).model_digest
+        promoted(tmp_path, name, model, swept, folder)
+    assert registry.to_beat("tiny").version == registry._under("tiny", "previous").version
+
+
+@pytest.fixture
+def real(tmp_path):
+    """Sweeps of real models: a function of a name, a seed and options, that gives model and sweep."""
+    write_examples(tmp_path / "old.jsonl", [kv_example(i) for i in range(4)])
+    write_examples(tmp_path / "new.jsonl", [kv_example(50 + i) for i in range(4)])
+
+    def made(name, seed, examples="old", **options):
+        model = tmp_path / f"model-{name}"
+        if not model.is_dir():
+            save_model(tiny_model.untrained(seed), tiny_model.tokenizer(), model)
+            write_training_examples(model, [f"{seed:016x}"])
+        options = {"n_docs": 4, "max_new_tokens": 2, "label": name} | options
+        out = tmp_path / f"{name}-{examples}"
+        return model, sweep(SweepConfig(examples=tmp_path / f"{examples}.jsonl", model=str(model), out=out, **options))
+
+    return made
+
+
+LAX = {"max_gap": 100, "mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1}
+LAX |= {"least_placements": 2}
+
+
+@pytest.fixture
+def real_champion(tmp_path, real):
+    model, swept = real("champion", 0)
+    promoted(tmp_path, "champion", model, swept, gated(tmp_path, "champion", swept, swept, name="tiny", **LAX))
+    return model, swept
+
+
+def test_a_champion_that_was_swept_on_other_examples_is_swept_on_these(tmp_path, real, real_champion, caplog):
+    caplog.set_level(logging.INFO)
+    model, _ = real_champion
+    shutil.move(model, tmp_path / "elsewhere")  # the registry's copy is what is swept
+    _, candidate = real("candidate", 1, "new", question="both", shuffle=3)
+    for number in range(2):
+        verdict = read_verdict(gated(tmp_path, str(number), candidate, candidate, name="tiny", **LAX))
+    swept = tmp_path / "gate-0" / "champion"
+    assert read_sweep(swept).asked == read_sweep(candidate).asked and read_sweep(swept).label == "champion"
+    assert json.loads((swept / "training_examples.json").read_text()) == ["0" * 16]
+    # What is swept is the model that was registered, and once is enough.
+    of_original = sweep(
+        SweepConfig(
+            **read_sweep(candidate).settings | {"label": "champion"},
+            examples=tmp_path / "new.jsonl",
+            model=str(tmp_path / "elsewhere"),
+            out=tmp_path / "again",
+        )
+    )
+    assert digest(swept / "predictions.jsonl") == digest(of_original / "predictions.jsonl")
+    assert verdict.evidence["champion"].files["sweep.json"] == digest(swept / "sweep.json")
+    assert caplog.text.count("sweep: started") == 3  # the candidate's, the champion's, the original's
+    promoted(tmp_path, "candidate", tmp_path / "model-candidate", candidate, tmp_path / "gate-1")
+
+
+def test_parts_that_were_merged_say_where_their_examples_are(tmp_path, real, real_champion):
+    parts = [real(f"part{i}", 1, "new", positions=[p], label="x")[1] for i, p in enumerate(("1", "4"))]
+    merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
+    verdict = read_verdict(gated(tmp_path, "1", merged, merged, name="tiny", **LAX))
+    assert verdict.evidence["champion"].examples_digest == read_sweep(merged).examples_digest
+    assert read_sweep(tmp_path / "gate-1" / "champion").positions == [1, 4]
+
+
+def test_examples_that_are_gone_are_asked_for(tmp_path, real, real_champion):
+    _, candidate = real("candidate", 1, "new")
+    shutil.move(tmp_path / "new.jsonl", tmp_path / "moved.jsonl")
+    with pytest.raises(PosgapError, match="new.jsonl: no such file"):
+        gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
+    (candidate / "manifest.json").unlink()
+    with pytest.raises(PosgapError, match="does not say where these are; give them with --examples"):
+        gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
+    examples = tmp_path / "moved.jsonl"
+    assert read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", examples=examples, **LAX)).passed
+    with pytest.raises(PosgapError, match="not asked alike: examples"):
+        gated(tmp_path, "2", candidate, candidate, name="tiny", examples=tmp_path / "old.jsonl", **LAX)
+
+
+def test_a_champion_cannot_be_swept_at_the_candidate_s_endpoint(tmp_path, real, real_champion):
+    _, candidate = real("candidate", 1, "new")
+    asked = json.loads((candidate / "sweep.json").read_text())
+    write_json(candidate / "sweep.json", asked | {"settings": asked["settings"] | {"backend": "openai"}})
+    with pytest.raises(PosgapError, match="the candidate was swept at an endpoint, where the champion is not"):
+        gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX)
+
+
+@pytest.mark.parametrize("change", ["edited", "gone", "tags"])
+def test_a_kept_sweep_that_is_not_the_promoted_one_is_not_taken(tmp_path, real, real_champion, client, change, caplog):
+    version = client.get_model_version_by_alias("tiny", "champion")
+    run = client.get_run(version.tags["posgap.promotion_run"])
+    kept = Path(run.info.artifact_uri.removeprefix("file://")) / "sweep"
+    if change == "edited":
+        file = kept / "predictions.jsonl"
+        file.write_text(file.read_text().replace('"correct": true', '"correct": false'))
+        (kept / "sweep.json").write_text((kept / "sweep.json").read_text() + " ")
+    elif change == "gone":
+        shutil.rmtree(kept)
+    else:
+        client.set_model_version_tag("tiny", version.version, "posgap.evidence", "[1")
+    _, candidate = real("candidate", 1)
+    verdict = read_verdict(gated(tmp_path, "1", candidate, candidate, name="tiny", **LAX))
+    assert "MLflow has not the sweep that it was promoted with" in caplog.text
+    assert verdict.evidence["champion"].label == "champion"  # swept again
+    right = real_champion[1] / "predictions.jsonl"
+    assert verdict.evidence["champion"].files["predictions.jsonl"] == digest(right)
+
+
+def test_a_registered_model_of_another_kind_is_refused_in_a_line(tmp_path, base, client):  # noqa: F811
+    client.create_registered_model("tiny")
+    (tmp_path / "artifact").mkdir()
+    (tmp_path / "artifact" / "MLmodel").write_text("flavors: {}\n")
+    version = client.create_model_version("tiny", (tmp_path / "artifact").as_uri())
+    client.set_registered_model_alias("tiny", "champion", version.version)
+    with pytest.raises(PosgapError) as refused:
+        gated(tmp_path, "1", base, base, name="tiny", examples=tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
