@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import mlflow
 import pytest
 
-from posgap.config import GateConfig
+from posgap.config import GateConfig, Policy
 from posgap.demo.summary import steps
 from posgap.files import read_json
+from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_scores, read_sweep
 from posgap.pipelines import smoke
@@ -85,7 +86,9 @@ def test_training_never_saw_the_evaluation_records(demo):
 
 def test_the_gate_admits_the_distilled_model_and_refuses_the_base(demo, tmp_path):
     base, candidate = demo.steps["merge_base"], demo.steps["merge_candidate"]
-    assert read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base))).outcome == "admitted"
+    verdict = read_verdict(demo.steps["gate"])
+    assert verdict.policy == Policy() and verdict.outcome == "admitted" and "champion" not in verdict.evidence
+    assert read_verdict(gate(GateConfig(out=tmp_path / "1", candidate=candidate, base=base))) == verdict
     refused = read_verdict(gate(GateConfig(out=tmp_path / "2", candidate=base, base=base)))
     assert refused.outcome == "refused"
     assert [rule.name for rule in refused.rules if not rule.passed] == ["gap"]
@@ -155,3 +158,7 @@ def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):
     assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
     summary = read_json(demo.out / "summary.json")
     assert summary["candidate"] == demo.summary["candidate"]
+    # The champion is the first demo's model, whose sweep is at hand.
+    (folder,) = again.glob("**/gate*/out")
+    verdict = replayed(folder)
+    assert verdict.passed and verdict.evidence["champion"].files == verdict.evidence["candidate"].files
