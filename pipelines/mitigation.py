@@ -84,8 +84,7 @@ def _measure_and_mitigate(
         pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
         asked = {"examples": held_out, "name": registered_name, "settings": given["gate"]}
-        # It may have to sweep the champion.
-        decision = pools.inference(gate(candidate=after, base=before, **asked)).set_caching_options(False)
+        decision = pools.gate(gate(candidate=after, base=before, **asked)).set_caching_options(False)
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
             crowned = promote(

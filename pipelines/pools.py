@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from posgap.components.wrapper import image
 from posgap.config import ClusterConfig, PoolConfig
 from posgap.errors import PosgapError, first_fault
+from posgap.gating import signature
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
@@ -81,6 +82,13 @@ class Pools:
         """Places a step that generates responses, or searches by generating."""
         pool = self.cluster.inference
         return self._place(task, pool, self.nodes_inference, True, pool.accelerators)
+
+    def gate(self, task: PipelineTask) -> PipelineTask:
+        """Places a gate, which may have to sweep the champion, and alone has the key that signs verdicts."""
+        if self.cluster.signing_secret:
+            key = {signature.VARIABLE: signature.VARIABLE}
+            kubernetes.use_secret_as_env(task, self.cluster.signing_secret, key, optional=True)
+        return self.inference(task)
 
     def train(self, task: PipelineTask) -> PipelineTask:
         """Places a step that trains."""

@@ -15,15 +15,8 @@ from posgap.pipelines.steps import tree
 
 CLUSTER = ClusterConfig()
 TRAINED = {"distill"}
-GENERATED = {
-    "sweep base",
-    "sweep scaled",
-    "sweep distilled",
-    "teacher",
-    "scale-search",
-    "gate scaled",
-    "gate distilled",
-}
+GATES = {"gate scaled", "gate distilled"}  # which sweep the champion, if need be
+GENERATED = {"sweep base", "sweep scaled", "sweep distilled", "teacher", "scale-search"} | GATES
 UNCACHED = {
     "preflight",
     "data-version",
@@ -77,7 +70,8 @@ def test_every_step_has_user_environment_secrets_and_the_run_s_id(steps):
         assert environment["configMapName"] == "posgap-env" and environment["optional"]
         assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {entry["envVar"] for entry in environment["keyToEnv"]}
         secrets = {entry["secretName"]: [k["envVar"] for k in entry["keyToEnv"]] for entry in settings["secretAsEnv"]}
-        assert secrets == CLUSTER.secrets and all(entry["optional"] for entry in settings["secretAsEnv"])
+        signing = {"posgap-signing": ["POSGAP_SIGNING_KEY"]} if name in GATES else {}
+        assert secrets == CLUSTER.secrets | signing and all(entry["optional"] for entry in settings["secretAsEnv"])
         run = {"name": "POSGAP_PIPELINE_RUN", "fieldPath": "metadata.labels['pipeline/runid']"}
         assert settings["fieldPathAsEnv"] == [run], name
 

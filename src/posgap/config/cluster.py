@@ -66,6 +66,10 @@ class ClusterConfig(Config):
         },
         description="secrets, with the keys that become environment variables of every step; each may be missing",
     )
+    signing_secret: str = Field(
+        "posgap-signing",
+        description="secret whose POSGAP_SIGNING_KEY signs verdicts, for the gate alone; may be missing; empty: none",
+    )
 
 
 class PreflightConfig(StageConfig):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # they may hold a password
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 # MLflow's own tries again are not shown, wait for as long as a server asks, and make a second run of one whose
