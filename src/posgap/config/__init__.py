@@ -51,6 +51,7 @@ from posgap.config.tracking import (
     CheckConfig,
     GateConfig,
     GateReplayConfig,
+    HistoryConfig,
     PlanGateConfig,
     PolicyDefaultConfig,
     PolicyKeygenConfig,
@@ -58,6 +59,7 @@ from posgap.config.tracking import (
     PolicyShowConfig,
     PromoteConfig,
     ReportConfig,
+    RollbackConfig,
     SyncConfig,
 )
 
@@ -78,6 +80,7 @@ __all__ = [
     "GateConfig",
     "GateReplayConfig",
     "GenerationConfig",
+    "HistoryConfig",
     "ImportConfig",
     "MakeKVConfig",
     "MakeNeedleConfig",
@@ -105,6 +108,7 @@ __all__ = [
     "PromptConfig",
     "ReportConfig",
     "Role",
+    "RollbackConfig",
     "RolloutCompareConfig",
     "RolloutExperimentConfig",
     "RolloutMeasureConfig",

@@ -128,6 +128,18 @@ class PolicyKeygenConfig(Config):
     out: Annotated[OutputPath, OnThisMachine] = Field(description="file to write the private key to")
 
 
+class HistoryConfig(Config):
+    """Prints every version of a registered model with its figures, and which version was champion when and why."""
+
+    name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
+
+
+class RollbackConfig(HistoryConfig):
+    """Makes the previous champion the champion again; `history` then says so, and why."""
+
+    reason: str = Field(pattern=r"^[^\r\n]{1,300}$", description="why, in one line")
+
+
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
     """How many examples the gate needs so that a flat model which lost nothing is admitted."""
 

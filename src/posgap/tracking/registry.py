@@ -1,10 +1,14 @@
 """The model registry: aliases `champion` and `previous` of one registered model."""
 
+import json
 import tempfile
+import time
+import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posgap import files
 from posgap.errors import PosgapError
@@ -15,7 +19,7 @@ from posgap.tracking.server import BYTES_PER_SECOND, ONCE, Refused, ask, tries_o
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 CHAMPION, PREVIOUS = "champion", "previous"
 DIGEST = "posgap.model_digest"  # tag: the model's
@@ -27,6 +31,8 @@ POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version 
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 EVIDENCE = "posgap.evidence"  # tag: JSON, digests of all that admitted a version
+CHANGE = "posgap.champion."  # beginning of tags of a registered model, one more whenever its champion changes
+WHEN = "%Y-%m-%d %H:%M:%S"  # in UTC
 MOST_CHARACTERS = 5000  # of a registered model's tag, in MLflow's database
 
 
@@ -35,13 +41,18 @@ def champion(name: str) -> "ModelVersion | None":
     return _under(name, CHAMPION)
 
 
+def previous(name: str) -> "ModelVersion | None":
+    """The version under the alias `previous`, or None; `TrackingError` where MLflow does not say."""
+    return _under(name, PREVIOUS)
+
+
 def to_beat(name: str) -> "ModelVersion | None":
     """The version that a candidate is compared with: the champion, or, where that is a candidate of this same pipeline
     run, the champion before the run; None where there is none.
 
     Candidates of one run are compared with each other when all of them are registered (`crown`).
     """
-    return next((version for version in (champion(name), _under(name, PREVIOUS)) if not _of_this_run(version)), None)
+    return next((version for version in (champion(name), previous(name)) if not _of_this_run(version)), None)
 
 
 def _of_this_run(version: "ModelVersion | None") -> bool:
@@ -59,23 +70,30 @@ def _under(name: str, alias: str) -> "ModelVersion | None":
 
 def policy(name: str) -> str:
     """The text of a registered model's policy; empty where it has none, or there is no such model."""
+    model = registered_model(name)
+    return model.tags.get(POLICY, "") if model else ""
+
+
+def registered_model(name: str) -> "RegisteredModel | None":
+    """The registered model of this name, or None; `TrackingError` where MLflow does not say."""
     try:
-        return ask(lambda client: client.get_registered_model(name)).tags.get(POLICY, "")
+        return ask(lambda client: client.get_registered_model(name))
     except Refused as error:
         if error.is_missing:
-            return ""
+            return None
         raise
+
+
+def versions(name: str) -> "list[ModelVersion]":
+    """All versions of a registered model."""
+    return ask(lambda client: list(client.search_model_versions(f"name='{name}'")))
 
 
 def set_policy(name: str, text: str) -> None:
     """Keeps the text of a policy on a registered model, which is made where there is none yet."""
     if len(text) > MOST_CHARACTERS:
         raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MOST_CHARACTERS}")
-    try:
-        ask(lambda client: client.get_registered_model(name))
-    except Refused as error:
-        if not error.is_missing:
-            raise
+    if registered_model(name) is None:
         _create(name)
     ask(lambda client: client.set_registered_model_tag(name, POLICY, text))
 
@@ -139,10 +157,37 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
             f"version {version}; gate it again, against that"
         )
     if former is None or str(former.version) != best:
-        if former is not None and str(former.version) not in scores:
-            ask(lambda client: client.set_registered_model_alias(name, PREVIOUS, former.version))
-        ask(lambda client: client.set_registered_model_alias(name, CHAMPION, best))
+        outside = former is not None and str(former.version) not in scores
+        set_champion(name, best, former, "promoted", former_is_previous=outside)
     return version, best
+
+
+def set_champion(
+    name: str, version: str, former: "ModelVersion | None", why: str, former_is_previous: bool = True
+) -> None:
+    """Moves the alias `champion` to a version, and before that `previous` to the former champion, if there is one.
+
+    The registered model gets a tag that says so: one of its own, so that nobody writes over another's.
+    """
+    if former is not None and former_is_previous:
+        ask(lambda client: client.set_registered_model_alias(name, PREVIOUS, former.version))
+    ask(lambda client: client.set_registered_model_alias(name, CHAMPION, version))
+    seconds = time.time()
+    change = {
+        "at": datetime.fromtimestamp(seconds, UTC).strftime(WHEN),
+        "version": version,
+        "before": str(former.version) if former else "",
+        "why": why,
+    }
+    tag = f"{CHANGE}{int(1000 * seconds)}-{uuid.uuid4().hex[:8]}"
+    ask(lambda client: client.set_registered_model_tag(name, tag, json.dumps(change)))
+
+
+def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
+    """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
+    moments = {tag: tag.removeprefix(CHANGE).partition("-")[0] for tag in model.tags if tag.startswith(CHANGE)}
+    ours = sorted((int(moment), tag) for tag, moment in moments.items() if moment.isdigit())
+    return [parse(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in ours]
 
 
 def _tag(client: "MlflowClient", name: str, version: str, key: str, value: str) -> None:

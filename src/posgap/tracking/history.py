@@ -1,0 +1,54 @@
+"""What became of a registered model: its versions, which was champion when and why, and the way back."""
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from posgap import tables
+from posgap.config import HistoryConfig, RollbackConfig
+from posgap.errors import PosgapError
+from posgap.tracking import registry
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+log = logging.getLogger(__name__)
+_VERSION = ["version", "registered (UTC)", "aliases", "method", "gap", "gap at most", "mean", "policy", "data"]
+
+
+def show(config: HistoryConfig) -> None:
+    """Prints, as Markdown, a table of the versions of a registered model and one of the changes of its champion."""
+    model = registry.registered_model(config.name)
+    if model is None:
+        raise PosgapError(f"{config.name}: no registered model of this name in MLflow")
+    aliases: dict[str, list[str]] = {}
+    for alias, number in model.aliases.items():
+        aliases.setdefault(str(number), []).append(alias)
+    versions = sorted(registry.versions(config.name), key=lambda version: int(version.version))
+    rows = [_row(version, aliases.get(str(version.version), [])) for version in versions]
+    click.echo(tables.markdown(_VERSION, rows, left=4))
+    if changes := registry.changes(model):
+        shown = [[str(change.get(key, "")) for key in ("at", "before", "version", "why")] for change in changes]
+        click.echo(f"\n{tables.markdown(['since (UTC)', 'before', 'champion', 'why'], shown, left=4)}")
+
+
+def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
+    tags = version.tags
+    registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(registry.WHEN)
+    figures = [tags.get(f"posgap.{name}", "") for name in ("gap", "gap_ci95_high", "mean")]
+    digests = [tags.get(f"posgap.{name}_digest", "")[:12] for name in ("policy", "data")]
+    method = tags.get("posgap.method", "")
+    return [str(version.version), registered, ", ".join(sorted(aliases)), method, *figures, *digests]
+
+
+def rollback(config: RollbackConfig) -> None:
+    """Makes the previous champion the champion again, and the present one the previous one."""
+    former, target = registry.champion(config.name), registry.previous(config.name)
+    if former is None or target is None:
+        missing = registry.CHAMPION if former is None else registry.PREVIOUS
+        raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
+    registry.set_champion(config.name, str(target.version), former, f"rolled back: {config.reason}")
+    words = "%s: version %s is the champion again, and version %s the previous one"
+    log.info(words, config.name, target.version, former.version)
