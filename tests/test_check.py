@@ -198,13 +198,43 @@ def test_a_step_summary_is_added_to_and_other_files_are_not_touched(tmp_path, mo
     readme.write_text("mine\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     for _ in range(2):
-        Reports({"markdown": summary}).write(Checked("m", complaint="no"))
+        Reports({"markdown": summary}, tmp_path / "out").write(Checked("m", complaint="no"))
     assert summary.read_text() == "from another step\n" + 2 * step_summary(Checked("m", complaint="no"))
     with pytest.raises(PosgapError, match=r"--markdown: .*README.md: is there, and no report of `posgap check`"):
-        Reports({"markdown": readme})
+        Reports({"markdown": readme}, tmp_path / "out")
     with pytest.raises(PosgapError, match="name one file"):
-        Reports({"junit": tmp_path / "a", "badge": tmp_path / "x" / ".." / "a"})
+        Reports({"junit": tmp_path / "a", "badge": tmp_path / "x" / ".." / "a"}, tmp_path / "out")
     assert readme.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "complaint"),
+    [
+        ("out", "is, or lies in, the output folder"),
+        ("out/sweep/junit.xml", "is, or lies in, the output folder"),
+        ("folder", "is there, and no report"),
+        ("file/junit.xml", "file: File exists"),
+        ("s3://bucket/junit.xml", "must be on this machine"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_asked(
+    tmp_path, monkeypatch, capsys, place, complaint
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with served(Endpoint()) as endpoint:
+        assert check(endpoint, "out", "--junit", place) == 2
+        assert complaint in capsys.readouterr().err.splitlines()[-1] and not endpoint.bodies
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("positions", ["1", "2,3"])
+def test_a_check_of_few_positions_shows_nothing(tmp_path, positions):
+    with served(Endpoint()) as endpoint:
+        options = ["--positions", positions, "--limit", 3, "--max-region-gap", 5, "--min-worst", 1]
+        assert check(endpoint, tmp_path / "out", *options) == 7
+    assert any("placements" in words for words in read_json(tmp_path / "out" / "check.json")["lacking"])
 
 
 def test_a_curve_as_text_names_best_and_worst_and_stays_short(tmp_path):

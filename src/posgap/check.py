@@ -36,7 +36,8 @@ def check(config: CheckConfig) -> Verdict:
     Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
     it may.
     """
-    reports = Reports({"junit": config.junit, "markdown": config.markdown, "badge": config.badge})
+    places = {"junit": config.junit, "markdown": config.markdown, "badge": config.badge}
+    reports = Reports(places, twin(config.out))
     with RunFolder(config, "check") as output:
         try:
             checked = _checked(config, output)

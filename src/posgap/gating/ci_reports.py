@@ -128,17 +128,22 @@ class Reports:
     """The files in which a check is to be reported, by kind.
 
     A report of an earlier check goes away at once: should this check be killed, nobody takes that one for its report.
-    `PosgapError` where something else is in the place of a report, or two reports have one place.
+    `PosgapError` where something else is in the place of a report, where two reports have one place, and where one
+    lies in `out`, the folder of the check's output.
     """
 
-    def __init__(self, places: Mapping[str, Path | None]):
+    def __init__(self, places: Mapping[str, Path | None], out: Path):
         self.places = {kind: place for kind, place in places.items() if place}
+        for kind, place in self.places.items():
+            if out.resolve() in (place.resolve(), *place.resolve().parents):
+                raise PosgapError(f"--{kind}: {place}: is, or lies in, the output folder {out}; write beside it")
         if len({place.resolve() for place in self.places.values()}) < len(self.places):
             raise PosgapError("two of --junit, --markdown and --badge name one file; give each its own")
         for kind, place in self.places.items():
             if place.is_dir() or (place.exists() and not self._adds(place) and not _is_report(place, kind)):
                 raise PosgapError(f"--{kind}: {place}: is there, and no report of `posgap check`; name another file")
         for place in self.places.values():
+            place.parent.mkdir(parents=True, exist_ok=True)  # where it cannot be written, that is said before any work
             if not self._adds(place):
                 remove(place)
 
