@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
-from s3 import elsewhere, keys
+from s3 import elsewhere, keys, put
 from torch import nn
 from torch.multiprocessing import start_processes
 
@@ -169,6 +169,18 @@ def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
     flip(training.checkpoints.folder / "step-3" / "training.pt")
     again = Training(Checkpoints(Kept(remote)))
     assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
+
+
+def test_what_is_damaged_in_s3_too_is_deleted_there_and_training_goes_on_from_the_one_before(remote):
+    checkpoints = Checkpoints(Kept(remote))
+    at_nine = two_steps(checkpoints)
+    file = checkpoints.folder / "step-10" / "training.pt"
+    flip(file)
+    put(f"{remote}/step-10/training.pt", file.read_bytes())
+    put(f"{remote}/step-2/history.jsonl")
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.load() == HISTORY[:1] and torch.equal(again.go_on(0), at_nine)
+    assert in_s3(remote) == ["step-2/history.jsonl"]
 
 
 def test_where_no_checkpoint_is_whole_a_warning_says_so(checkpoints, caplog):
