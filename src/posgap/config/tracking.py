@@ -56,8 +56,12 @@ class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  
     """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
 
 
-class CheckConfig(  # type: ignore[misc]  # registered choices' parameters
-    *CHECK_RULES.bases(), Enough, Swept, *BACKENDS.bases(), BackendConfig
+class CheckConfig(
+    *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
+    Enough,
+    Swept,
+    *BACKENDS.bases(),  # type: ignore[misc]
+    BackendConfig,
 ):
     """Sweeps a model or an endpoint and judges it, without a base to compare with: one command for any CI.
 

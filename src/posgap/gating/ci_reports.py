@@ -160,7 +160,7 @@ class Reports:
 
     @staticmethod
     def _adds(place: Path) -> bool:
-        summary = os.environ.get(SUMMARY_VARIABLE)
+        summary = os.environ.get(SUMMARY_VARIABLE, "")
         return bool(summary) and place.resolve() == Path(summary).resolve()
 
 

@@ -45,7 +45,7 @@ def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
     return 100 * np.stack([low, high], axis=-1)
 
 
-def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error: float) -> np.ndarray:
+def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | float, error: float) -> np.ndarray:
     """Upper bound, a share, of the difference of two proportions of the same n examples (Tango 1998).
 
     `more` examples are right in the first way only and `fewer` in the second only; arrays of one shape. The bound
@@ -62,7 +62,7 @@ def tango_bound(more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error:
 
 
 def tango_refutes(
-    difference: np.ndarray | float, more: np.ndarray, fewer: np.ndarray, n: np.ndarray | int, error: float
+    difference: np.ndarray | float, more: np.ndarray, fewer: np.ndarray, n: np.ndarray | float, error: float
 ) -> np.ndarray:
     """Whether a difference D, larger than the one seen, is refuted at the level `error` by Tango's score test (1998).
 

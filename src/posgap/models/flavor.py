@@ -111,7 +111,8 @@ class Served:
     def __init__(self, folder: str):
         from posgap.models.loading import load_model, load_tokenizer
 
-        self.model, self.tokenizer = load_model(folder), load_tokenizer(folder)
+        self.model: Any = load_model(folder)
+        self.tokenizer = load_tokenizer(folder)
 
     def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
         """The greedy continuation of each prompt, of at most `max_new_tokens` tokens.
@@ -126,7 +127,7 @@ class Served:
         written = self.model.generate(
             **read, max_new_tokens=most, do_sample=False, pad_token_id=self.tokenizer.pad_token_id
         )
-        return self.tokenizer.decode(written[0, read["input_ids"].shape[1] :], skip_special_tokens=True)
+        return str(self.tokenizer.decode(written[0, read["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 def _load_pyfunc(path: str) -> Served:
