@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make chaos -->", "<!-- until here -->"
-FUZZ_SECONDS = 30  # of a round, for each of the two fuzzers
+FUZZ_SECONDS = 60  # of a round, for each of the two fuzzers
 LONGEST = 900  # seconds of a round
 HEALED = "the next command heals it: the same bytes, nothing left beside them, no run left RUNNING"
 REFUSED = "a documented exit code and at most one line; no traceback, no secret"
@@ -58,7 +58,8 @@ class Row:
 
     @property
     def happened(self) -> str:
-        return f"as expected, {self.tried} {self.unit or 'times'}" if not self.faults else "; ".join(self.faults)
+        often = f"{self.tried} {self.unit or 'times'}" if self.unit or self.tried > 1 else "once"
+        return f"as expected ({often})" if not self.faults else "; ".join(self.faults)
 
 
 def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str], str]]:
@@ -114,7 +115,7 @@ def main() -> int:
             rounds += 1
     minutes = (time.monotonic() - began) / 60
     date = datetime.datetime.now(datetime.UTC).date()
-    about = f"{date:%d %B %Y}: {rounds} rounds in {minutes:.0f} minutes, seeds from {arguments.seed}."
+    about = f"{date:%d %B %Y}: {minutes:.0f} minutes, seeds {arguments.seed} to {arguments.seed + rounds - 1}."
     page, text = PAGE.read_text(encoding="utf-8"), f"{BEGIN}\n{about}\n\n{table(rows)}\n{END}"
     page, places = re.subn(f"{BEGIN}.*{END}", lambda _: text, page, flags=re.DOTALL)
     assert places == 1, f"{PAGE}: no place for the table"

@@ -12,12 +12,13 @@ from hub import COMMIT, NAME, TAG, hub_with
 from huggingface_hub import constants
 
 from posgap.cli import main
+from posgap.config import SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import digest
 from posgap.locations import is_hub_name
 from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_model, load_tokenizer
-from posgap.storage.inputs import ByName, OnDisk, source
+from posgap.storage.inputs import ByName, OnDisk, source, sources
 from posgap.tasks.examples import write_examples
 from posgap.tracking.registry import DIGEST, champion, crown
 from posgap.tracking.runs import start_run
@@ -59,6 +60,15 @@ def test_what_can_only_be_a_path_is_never_taken_for_a_name(tmp_path, monkeypatch
         assert source(text) == ByName(text)
     assert source("accounts/a/models/b", may_be_any_name=True) == ByName("accounts/a/models/b")
     assert source("run") == OnDisk(Path("run"))
+
+
+def test_a_server_elsewhere_may_call_its_models_as_it_likes(tmp_path):
+    (tmp_path / "examples.jsonl").touch()
+    asked = {"examples": tmp_path / "examples.jsonl", "model": "accounts/a/models/b", "out": tmp_path / "out"}
+    there = sources(SweepConfig(**asked, backend="openai", base_url="http://127.0.0.1:9/v1"))
+    assert there["model"] == ByName("accounts/a/models/b")
+    with pytest.raises(PosgapError, match="^model: accounts/a/models/b: no such folder"):
+        sources(SweepConfig(**asked))
 
 
 @pytest.mark.parametrize("place", ["/dev/zero", "/", "pipe"])
