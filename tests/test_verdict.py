@@ -182,10 +182,13 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
     outcomes = np.ones((N, 5))
     outcomes[:8, 4] = 0  # an uneven model: it is not the number of examples that it lacks
     uneven = write_sweep(tmp_path / "uneven", outcomes)
-    for max_gap, needs in ((6, None), (4.27, None), (4.2, 205)):  # with 4.27 it would have needed 200, as there are
+    # With 4.27 the gap alone would have needed 200, as there are, and all rules together 201.
+    for max_gap, of_gap, of_all in ((6, None, None), (4.27, None, 201), (4.2, 205, 206)):
         reached = judge(uneven, uneven, None, Policy(max_gap=max_gap))
-        assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs == needs
-        assert ("sweep at least" in str(reached.error("m"))) == (needs is not None)
+        assert reached.rules[0].outcome == "unsure" and reached.rules[0].needs == of_gap
+        assert reached.needs == of_all
+        advice = f"; sweep at least {of_all} examples" if of_all else "threshold 6"
+        assert str(reached.error("m")).endswith(advice)
 
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
