@@ -189,6 +189,9 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
         assert reached.needs == of_all
         advice = f"; sweep at least {of_all} examples" if of_all else "threshold 6"
         assert str(reached.error("m")).endswith(advice)
+    refused = judge(uneven, uneven, None, Policy(max_gap=0))
+    assert refused.outcome == "refused" and refused.needs is None  # no number of examples makes up for it
+    assert judge(uneven, uneven, None, Policy(max_gap=50)).needs is None
 
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):
