@@ -83,7 +83,9 @@ def _sweep_config(config: CheckConfig, output: RunFolder, folder: Path | str) ->
     if examples is None:
         examples = output.out / MADE_FILE
         write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
-    own = {"out": folder, "examples": examples, "backend": config.answered_by}
+    # What an endpoint serves is known by its name alone.
+    label = config.label or ("" if BACKENDS[config.answered_by].local else config.model)
+    own = {"out": folder, "examples": examples, "backend": config.answered_by, "label": label}
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
 

@@ -101,7 +101,7 @@ def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Pol
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
         rules=rulings,
-        needs=_needed(asked, case) if outcome_of(rulings) == "not enough evidence" else None,
+        needs=_needed_for_all(asked, rulings, case, policy.least_examples),
     )
 
 
@@ -117,6 +117,16 @@ def _ruling(rule: GateRule, parameters: Parameters, case: Case) -> Ruling:
     if ruling.outcome != "unsure":
         return ruling
     return ruling.model_copy(update={"needs": _needed([(rule, parameters)], case)})
+
+
+def _needed_for_all(
+    asked: Sequence[tuple[GateRule, Parameters]], rulings: Sequence[Ruling], case: Case, least: int
+) -> int | None:
+    """The verdict's `needs`, which are no fewer than the `least` examples that the policy asks for."""
+    outcome = outcome_of(rulings)
+    needs = _needed(asked, case) if outcome == "not enough evidence" else None
+    too_few = outcome != "refused" and len(case.candidate.correct) < least
+    return max(needs or 0, least) if too_few else needs
 
 
 def _needed(rules: Sequence[tuple[GateRule, Parameters]], case: Case) -> int | None:
