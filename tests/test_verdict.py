@@ -189,7 +189,9 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
         assert reached.needs == of_all
         advice = f"; sweep at least {of_all} examples" if of_all else "threshold 6"
         assert str(reached.error("m")).endswith(advice)
-    refused = judge(uneven, uneven, None, Policy(max_gap=0))
+    outcomes[:60, 4] = 0
+    worse = write_sweep(tmp_path / "worse", outcomes)
+    refused = judge(worse, worse, None, Policy(max_gap=5))
     assert refused.outcome == "refused" and refused.needs is None  # no number of examples makes up for it
     assert judge(uneven, uneven, None, Policy(max_gap=50)).needs is None
 
