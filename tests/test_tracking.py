@@ -138,6 +138,14 @@ def test_a_server_that_errs_now_and_then_is_borne(tracked, tmp_path, caplog):
     assert_whole(run, tmp_path / "out")
 
 
+def test_a_login_page_is_no_thanks_for_a_file(tracked, tmp_path):
+    pages = iter([FAULTS["login page"]])
+    tracked.fault = lambda number, method, path: next(pages, FINE) if method == "PUT" else FINE
+    work(Work(out=tmp_path / "out"))
+    (run,) = recorded()
+    assert_whole(run, tmp_path / "out")
+
+
 def test_a_run_that_the_server_makes_too_late_is_there_once(tracked, impatient, tmp_path):
     creations = iter(range(100))
 

@@ -199,6 +199,12 @@ class Outbox:
             metrics, size = metrics + entry.metrics, size + 1
         return (size, Entry(metrics=metrics)) if size else (1, self.pending[0])
 
+    def _upload(self, client: "MlflowClient", path: Path, folder: str) -> None:
+        """Uploads a file, and looks whether it is there: MLflow's client takes a login page for the server's thanks."""
+        client.log_artifact(self.run_id, str(path), folder or None)
+        if path.name not in {Path(file.path).name for file in client.list_artifacts(self.run_id, folder or None)}:
+            raise ConnectionError(f"it took {path.name}, and does not have it")
+
     def _tell(self, entry: Entry | Upload, patience: Patience, seconds: float) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -206,10 +212,7 @@ class Outbox:
             path = entry.path if isinstance(entry, Upload) else self._copy_of(entry.file)
             more = path.stat().st_size / BYTES_PER_SECOND
             patience = replace(patience, seconds=patience.seconds + more)
-            ask(
-                lambda client: client.log_artifact(self.run_id, str(path), entry.folder or None),
-                patience, seconds + more,
-            )  # fmt: skip
+            ask(lambda client: self._upload(client, path, entry.folder), patience, seconds + more)
             return
 
         if entry.open:
