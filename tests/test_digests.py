@@ -19,11 +19,11 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture
 def hashed(monkeypatch) -> Counter:
-    """How often each file was read for its sha256, by name."""
+    """How often each file was read for its sha256, by its path."""
     names: Counter = Counter()
 
     def counted(path, mode="r", **options):
-        names.update([Path(path).name] if mode == "rb" else [])
+        names.update([str(path)] if mode == "rb" else [])
         return open(path, mode, **options)
 
     monkeypatch.setattr(files, "open", counted, raising=False)
@@ -43,6 +43,6 @@ def test_a_stage_hashes_its_model_once(tmp_path, model_folder, hashed):
     ):
         hashed.clear()
         out = stage(config)
-        assert hashed[WEIGHTS] == 1, stage.__name__
+        assert hashed[str(model_folder / WEIGHTS)] == 1, stage.__name__
         assert read_manifest(out)["inputs"]["model"]["sha256"] == whole
     assert files.read_json(tmp_path / "s" / "sweep.json")["model_digest"] == whole

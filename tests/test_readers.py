@@ -154,9 +154,9 @@ def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
 
 def test_importing_keeps_no_more_in_memory_however_long_the_file_is(tmp_path):
     def peak(n_examples):
-        file = make_kv(MakeKVConfig(out=tmp_path / "kv.jsonl", n_examples=n_examples))
+        file = make_kv(MakeKVConfig(out=tmp_path / f"kv-{n_examples}.jsonl", n_examples=n_examples))
         tracemalloc.start()
-        import_examples(ImportConfig(input=file, out=tmp_path / "e.jsonl"))
+        import_examples(ImportConfig(input=file, out=file.with_name(f"e-{file.name}")))
         highest = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return highest
