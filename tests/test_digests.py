@@ -1,7 +1,6 @@
 """A stage reads no model twice to know what it is."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from conftest import kv_example
