@@ -16,6 +16,10 @@ from posgap.files import Record, atomic, read_model
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
 
 
+# Of a whole, give or take its rounding: what is far from one would overflow where it is drawn and described.
+Share = Annotated[float, Field(ge=-1e-6, le=1 + 1e-6)]
+
+
 class Prediction(Record):
     """A predicted rollout: `distribution` [N] and, for lambda = 1 at every layer, `without_residuals` [N]."""
 
@@ -24,8 +28,8 @@ class Prediction(Record):
     layers: int = Field(ge=1)
     heads: int = Field(ge=1)
     lambdas: list[float]
-    distribution: list[float]
-    without_residuals: list[float]
+    distribution: list[Share]
+    without_residuals: list[Share]
     description: dict
     reading: str
     settings: dict
@@ -69,7 +73,7 @@ class Measurement(Record):
     diagonal_mass: list[list[float]]
     entropy: list[list[float]]
     first_sink: list[list[float]]
-    influence: dict[str, list[float]]
+    influence: dict[str, list[Share]]
     descriptions: dict[str, dict]
     reading: str
     settings: dict

@@ -162,6 +162,7 @@ class Folder(Output):
         Raises `PosgapError` where somebody has put files there while it was made. Nothing is lost then: the same
         command, given again, does this alone.
         """
+        self.finish()  # before it is in its place: a command that finds it there looks for no work
         self._take_place(self.out, MANIFEST)
 
     def reject(self, record: Mapping[str, Any]) -> None:
