@@ -126,7 +126,7 @@ def test_a_command_killed_at_any_moment_is_healed_by_the_next(name, here, model_
     assert run(tmp_path, words, tmp_path / "undisturbed") == code, shown(tmp_path)
     seconds = time.monotonic() - began
     out, kills = tmp_path / "killed" / "out", 0
-    for _ in range(KILLS):
+    for _ in range(4 * KILLS):
         began = time.monotonic()
         end = run(tmp_path, words, out, draw.uniform(0, seconds))
         assert end in (None, code), shown(tmp_path)
@@ -134,6 +134,9 @@ def test_a_command_killed_at_any_moment_is_healed_by_the_next(name, here, model_
         if end is not None:  # it was quicker than the first, and must begin again to be killed
             seconds = time.monotonic() - began
             files.remove(out)
+        if kills == KILLS:
+            break
+    assert kills, "each time it had ended before it was to be killed"
     assert run(tmp_path, words, out) == code, shown(tmp_path)
     assert content(out) == content(tmp_path / "undisturbed")
     # The outbox of a run that had nothing to tell yet is kept for a minute: its process might just have begun.
