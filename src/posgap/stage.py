@@ -81,7 +81,6 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
                     log.info("%s: %s is made again: %s", name, config.out, reason)
                 about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
                 clear = _make(work, config, here, output, about | {"ancestors": _ancestors(input_sources, inputs)})
-            output.finish()
             if clear:
                 clear()
         return config.out

@@ -85,8 +85,8 @@ class Output:
             where = f" ({error.filename})" if error.filename else ""
             raise PosgapError(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
-    def finish(self) -> None:
-        """Says that the output is complete, wherever it goes: nobody goes on with the work."""
+    def _end_work(self) -> None:
+        """Takes away what an interrupted run would go on with: the output is complete."""
         if (work := files.work_folder(self.out)).exists():
             os.replace(work, self.home / "done")
 
@@ -162,7 +162,7 @@ class Folder(Output):
         Raises `PosgapError` where somebody has put files there while it was made. Nothing is lost then: the same
         command, given again, does this alone.
         """
-        self.finish()  # before it is in its place: a command that finds it there looks for no work
+        self._end_work()  # before it is in its place: a command that finds it there looks for no work
         self._take_place(self.out, MANIFEST)
 
     def reject(self, record: Mapping[str, Any]) -> None:
