@@ -14,7 +14,7 @@ from posgap.errors import PosgapError
 from posgap.patience import Passing, Patience, Waits, retrying, within
 
 T = TypeVar("T")
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds between tries
+FIRST_WAIT = Patience.first_wait  # seconds
 PASSING = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
@@ -32,7 +32,7 @@ class Unanswered(PosgapError):
 
 def patience(retries: int) -> Patience:
     """How often KFP is asked again."""
-    return Patience(tries=retries + 1, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
+    return Patience(tries=retries + 1, first_wait=FIRST_WAIT)
 
 
 def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int) -> T:

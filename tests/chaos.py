@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from posgap import tables
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- written by make chaos -->", "<!-- until here -->"
@@ -91,9 +93,8 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
 
 def table(rows: dict[str, Row]) -> str:
     """The rows in Markdown."""
-    lines = ["| fault | expected | what happened |", "|---|---|---|"]
-    cells = ([what, row.expected, row.happened.replace("|", "\\|")] for what, row in sorted(rows.items()))
-    return "\n".join([*lines, *(f"| {' | '.join(cell)} |" for cell in cells)])
+    cells = [[what, row.expected, row.happened.replace("|", "\\|")] for what, row in sorted(rows.items())]
+    return tables.markdown(["fault", "expected", "what happened"], cells, left=3)
 
 
 def main() -> int:

@@ -26,7 +26,6 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep]) -> str:
     """The page as text; it needs nothing beside itself."""
     candidate = sweeps["candidate"]
     shown = [sweep.model_copy(update={"label": _name(role, sweep)}) for role, sweep in sweeps.items()]
-    alike = len({tuple(sweep.names) for sweep in shown}) == 1
     return (
         templates("posgap.gating")
         .get_template("decision.html.j2")
@@ -39,7 +38,6 @@ def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep]) -> str:
             rows=[_row(ruling) for ruling in verdict.rules],
             ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
             more=more_examples(verdict, candidate),
-            by_placement=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in shown))) if alike else [],
             version=__version__,
             **charts(shown),
         )

@@ -18,7 +18,7 @@ from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
-FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds between tries
+FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 60.0  # seconds between tries
 
 
 class OpenAIGenerator:

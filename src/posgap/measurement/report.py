@@ -56,7 +56,6 @@ def page(
     comparison: Comparison | None = None,
 ) -> str:
     """The page as text; it needs nothing beside itself."""
-    alike = len({tuple(s.names) for s in sweeps}) == 1
     return (
         templates("posgap.measurement")
         .get_template("report.html.j2")
@@ -67,7 +66,6 @@ def page(
             diagnosis=diagnosis,
             comparison=comparison,
             version=__version__,
-            rows=list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else [],
             categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
             difference_axes=_difference_axes(comparison) if comparison else [],
             **charts(sweeps),
@@ -89,9 +87,12 @@ def templates(package: str) -> jinja2.Environment:
 
 
 def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
-    """What the template `accuracy.html.j2` needs beside `sweeps`: the axes of curves, or the grids of pairs."""
+    """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
+    where all have the same placements, name, accuracy and interval of each sweep by placement."""
     axes = [(width, _ticks(max(s.n_docs for s in sweeps), width)) for width in _WIDTHS]
-    return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories]}
+    alike = len({tuple(s.names) for s in sweeps}) == 1
+    by_placement = list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else []
+    return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories], "by_placement": by_placement}
 
 
 def _ticks(n_docs: int, width: int) -> list[int]:
