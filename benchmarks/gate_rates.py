@@ -113,11 +113,17 @@ def rates(cell: Cell, n: int, runs: int) -> Counter:
     return Counter(map(outcome_of, judged)) + Counter(rule.name for rules in judged for rule in rules if rule.passed)
 
 
-def table(found: dict[tuple[Cell, int], Counter], numbers: tuple[int, ...], shown: Callable[[Counter], str]) -> str:
+def table(counted: dict[tuple[Cell, int], Counter], numbers: tuple[int, ...], shown: Callable[[Counter], str]) -> str:
     """A row a cell, a column a number of examples."""
     rows = [
-        [cell.kind, f"{cell.mean:g}", str(cell.placements), f"{cell.gap:g}", *(shown(found[cell, n]) for n in numbers)]
-        for cell in dict.fromkeys(cell for cell, _ in found)
+        [
+            cell.kind,
+            f"{cell.mean:g}",
+            str(cell.placements),
+            f"{cell.gap:g}",
+            *(shown(counted[cell, n]) for n in numbers),
+        ]
+        for cell in dict.fromkeys(cell for cell, _ in counted)
     ]
     return markdown(["candidate", "mean", "placements", "gap allowed", *(f"n = {n}" for n in numbers)], rows)
 
@@ -130,13 +136,13 @@ def main() -> None:
     arguments = parser.parse_args()
     runs = 40 if arguments.quick else arguments.runs
     numbers = (100, 300) if arguments.quick else (100, 200, 300, 500, 1000)
-    found = {(cell, n): rates(cell, n, runs) for cell, n in product(cells(arguments.quick), numbers)}
+    counted = {(cell, n): rates(cell, n, runs) for cell, n in product(cells(arguments.quick), numbers)}
 
     def shown(outcomes: Counter) -> str:
         return " · ".join(f"{outcomes[name] / runs:.2f}" for name in ("admitted", "gap", "refused"))
 
     admitted = {
-        kind: [outcomes["admitted"] / runs for (cell, _), outcomes in found.items() if cell.kind == kind]
+        kind: [outcomes["admitted"] / runs for (cell, _), outcomes in counted.items() if cell.kind == kind]
         for kind in KINDS
     }
     figures = {"runs": runs, "flat": [min(admitted["flat"]), max(admitted["flat"])]}
@@ -151,7 +157,7 @@ its best, and an equal one has a champion beside it that is as good. A hole is a
 exactly the gap allowed: of all models that must not pass the hardest to see. A random model and its base are never
 right.
 """
-    conclude("rates", text, [table(found, numbers, shown)], figures, arguments.write, page="gate")
+    conclude("rates", text, [table(counted, numbers, shown)], figures, arguments.write, page="gate")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from posgap.files import remove, work_folder, write_json
 from posgap.gating.ci_reports import Checked, Reports, text
 from posgap.gating.decision_page import write_decision
 from posgap.gating.policy import policy_of
-from posgap.gating.verdict import Verdict, judge
+from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.locations import below, with_uris
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
@@ -65,9 +65,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
-        values = {f"{rule.name}_value": rule.value for rule in verdict.rules}
-        run.metrics({"gap": figures.gap, "mean": figures.mean, **values})
-        run.tags({"posgap.gate": verdict.outcome, "posgap.label": figures.label})
+        log_verdict(verdict, figures, run)
         run.artifact(file)
         write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]

@@ -13,7 +13,7 @@ from posgap.choices import CHECK_RULES
 from posgap.errors import PosgapError
 from posgap.files import atomic, remove
 from posgap.gating.rules import Ruling
-from posgap.gating.verdict import Verdict, against, markdown
+from posgap.gating.verdict import OFTEN, Verdict, against, markdown
 from posgap.measurement.sweeps import Sweep
 from posgap.measurement.text_curve import text_curve
 from posgap.redaction import redacted
@@ -73,7 +73,7 @@ def _test_cases(checked: Checked) -> list[_TestCase]:
 
 def _test_case(ruling: Ruling) -> _TestCase:
     kinds: dict[str, Literal["", "failure", "error"]] = {"pass": "", "fail": "failure", "unsure": "error"}
-    needs = f"; a flat model passes this rule in 80 % with {ruling.needs} examples" if ruling.needs else ""
+    needs = f"; a flat model passes this rule in {OFTEN} with {ruling.needs} examples" if ruling.needs else ""
     message = f"{against(ruling)}; {ruling.sentence}{needs}"
     return _TestCase(f"{ruling.name}: {CHECK_RULES[ruling.name].help}", kinds[ruling.outcome], message)
 

@@ -89,24 +89,24 @@ def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
     seed = evidence.sweep.settings.get("seed", 0)
     figures = summarize(evidence.correct, evidence.sweep.placements, seed if isinstance(seed, int) else 0)
-    given = evidence.sweep.model_dump(mode="json")
+    recorded = evidence.sweep.model_dump(mode="json")
     again = evidence.sweep.model_validate(evidence.sweep.model_dump() | figures).model_dump(mode="json")
-    return first_difference(given, again)
+    return first_difference(recorded, again)
 
 
-def first_difference(told: Any, again: Any, name: str = "") -> str:
+def first_difference(recorded: Any, again: Any, name: str = "") -> str:
     """Where two JSON values differ, in words: the second is what was found again. Empty where they agree."""
-    if isinstance(told, dict) and isinstance(again, dict):
-        parts = ((key, told.get(key), again.get(key)) for key in dict.fromkeys((*told, *again)))
-        differences = (first_difference(one, other, f"{name}.{key}" if name else str(key)) for key, one, other in parts)
+    if isinstance(recorded, dict) and isinstance(again, dict):
+        parts = ((key, recorded.get(key), again.get(key)) for key in dict.fromkeys((*recorded, *again)))
+        differences = (first_difference(was, now, f"{name}.{key}" if name else str(key)) for key, was, now in parts)
         return next(filter(None, differences), "")
-    if isinstance(told, list) and isinstance(again, list) and len(told) == len(again):
-        pairs = enumerate(zip(told, again))
-        return next(filter(None, (first_difference(one, other, f"{name}.{i}") for i, (one, other) in pairs)), "")
-    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (told, again)]
-    if told == again or (all(numbers) and math.isclose(told, again, rel_tol=1e-9, abs_tol=_AGREE)):
+    if isinstance(recorded, list) and isinstance(again, list) and len(recorded) == len(again):
+        pairs = enumerate(zip(recorded, again))
+        return next(filter(None, (first_difference(was, now, f"{name}.{i}") for i, (was, now) in pairs)), "")
+    numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in (recorded, again)]
+    if recorded == again or (all(numbers) and math.isclose(recorded, again, rel_tol=1e-9, abs_tol=_AGREE)):
         return ""
-    return f"{name} is {told}, and should be {again}"
+    return f"{name} is {recorded}, and should be {again}"
 
 
 def _read(path: Path) -> Evidence:

@@ -42,18 +42,18 @@ def plan_gate(config: PlanGateConfig) -> dict:
         what = "the policy, that is all of them" if name == "policy" else f"rule {name}"
         enough = f"a flat model passes in {often} with {number} or more" if number else "no number is enough"
         log.info("%s: %s", what, enough)
-    told: dict = {"power": config.power, "examples": needed}
+    plan: dict = {"power": config.power, "examples": needed}
     if config.examples:
-        told["with"] = _with(config.examples, assumed, config.power) | {
+        plan["with"] = _with(config.examples, assumed, config.power) | {
             "passes": math.prod(rates(config.examples).values())
         }
         log.info(
             "with %d examples a flat model passes the policy in %.0f %%; of such a model a gap of at most %.1f can be "
             "shown in %s, and of a model that is always right one of at most %.1f",
-            config.examples, 100 * told["with"]["passes"], told["with"]["gap"], often, told["with"]["gap_at_best"],
+            config.examples, 100 * plan["with"]["passes"], plan["with"]["gap"], often, plan["with"]["gap_at_best"],
         )  # fmt: skip
-    click.echo(json.dumps(told))
-    return told
+    click.echo(json.dumps(plan))
+    return plan
 
 
 def _with(n: int, assumed: power.Assumed, often: float) -> dict[str, float]:

@@ -35,21 +35,21 @@ def replayed(folder: Path) -> Verdict:
     """
     if not folder.is_dir():
         raise PosgapError(f"{folder}: no folder; give the one that `gate` wrote")
-    told = read_verdict(folder)
-    for role, record in told.evidence.items():
+    recorded = read_verdict(folder)
+    for role, record in recorded.evidence.items():
         if role not in ROLES:
             raise PosgapError(f"{folder / GATE_FILE}: evidence of {role!r}: there are {', '.join(ROLES)}")
         for name in FILES:
             file = folder / role / name
             if (digest(file) if file.is_file() else "") != record.files.get(name, ""):
                 raise PosgapError(f"{file}: not the file that was judged; gate again")
-    if not {"candidate", "base"} <= told.evidence.keys():
+    if not {"candidate", "base"} <= recorded.evidence.keys():
         raise PosgapError(f"{folder / GATE_FILE}: names no sweep of candidate or base; gate again")
-    again = judged_by(told.policy, told, folder)
+    again = judged_by(recorded.policy, recorded, folder)
     # The file as it is: what follows from other fields is not read, and must be right for those who do read it.
     if wrong := first_difference(read_json(folder / GATE_FILE), again.model_dump(mode="json")):
         raise PosgapError(f"{folder / GATE_FILE}: does not follow from its sweeps: {wrong}; gate again")
-    return told
+    return recorded
 
 
 def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import computed_field
 
@@ -16,9 +16,14 @@ from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.measurement import power
+from posgap.measurement.sweeps import Sweep
+
+if TYPE_CHECKING:
+    from posgap.tracking.runs import Run
 
 GATE_FILE = "gate.json"
-MORE = "With {needs} examples a model that is flat and has lost nothing would be admitted in 80 % of all cases."
+OFTEN = f"{100 * power.USUAL:.0f} %"  # how often a flat model passes with the number of examples that is said to do
+MORE = f"With {{needs}} examples a model that is flat and has lost nothing would be admitted in {OFTEN} of all cases."
 
 
 Outcome = Literal["admitted", "refused", "not enough evidence"]
@@ -146,6 +151,14 @@ def digests(verdict: Verdict) -> dict[str, dict[str, str]]:
         | {name: sha for name, sha in record.files.items() if sha}
         for role, record in verdict.evidence.items()
     }
+
+
+def log_verdict(verdict: Verdict, swept: Sweep, run: "Run") -> None:
+    """Gives an MLflow run the verdict, and the figures of the candidate's sweep that it rests on."""
+    values = {f"{rule.name}_value": rule.value for rule in verdict.rules}
+    run.metrics({"gap": swept.gap, "mean": swept.mean, **values})
+    digest = verdict.policy_digest
+    run.tags({"posgap.gate": verdict.outcome, "posgap.label": swept.label, "posgap.policy_digest": digest})
 
 
 def read_verdict(path: Path) -> Verdict:

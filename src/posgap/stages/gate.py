@@ -10,7 +10,7 @@ from posgap.gating.decision_page import GATE_PAGE, write_decision
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
-from posgap.gating.verdict import GATE_FILE, judge, markdown
+from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown
 from posgap.locations import Location
 from posgap.measurement.sweeps import read_sweep
 from posgap.stage import stage
@@ -44,11 +44,7 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     keep(judged.items(), out)
     sweeps = {role: read_sweep(path) for role, path in judged.items() if path}
     write_decision(verdict, sweeps, out / GATE_PAGE)
-    swept = sweeps["candidate"]
-    run.metrics({"gap": swept.gap, "mean": swept.mean, **{f"{rule.name}_value": rule.value for rule in verdict.rules}})
-    run.tags(
-        {"posgap.gate": verdict.outcome, "posgap.label": swept.label, "posgap.policy_digest": verdict.policy_digest}
-    )
+    log_verdict(verdict, sweeps["candidate"], run)
     run.artifact(out)
     if config.policy:
         log.info("judged by policy %s", described(verdict.policy))

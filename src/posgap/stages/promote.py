@@ -35,8 +35,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     missing that a policy asks for.
     """
     verdict, evidence = replayed(config.gate), Evidence(config.sweep)
-    judged, given = verdict.evidence["candidate"].files, record_of(evidence).files
-    if names := [name for name in judged if judged[name] != given.get(name)]:
+    judged, swept_files = verdict.evidence["candidate"].files, record_of(evidence).files
+    if names := [name for name in judged if judged[name] != swept_files.get(name)]:
         raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
     swept = evidence.sweep
     run.tags({"posgap.label": swept.label})
