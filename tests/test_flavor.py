@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 import posgap
+from posgap.errors import PosgapError
 from posgap.files import digest
 from posgap.models import flavor
 from posgap.models.layer_scaling import scale_model
@@ -110,3 +111,17 @@ def test_mlflow_models_serve_answers_scaled(scaled_folder, tmp_path, registered)
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=True)
     expected = mlflow.pyfunc.load_model(uri).predict([PROMPT], params={"max_new_tokens": 3})
     assert json.loads(done.stdout)["predictions"] == expected
+
+
+def test_what_posgap_did_not_register_is_named_in_one_line(model_folder, registered):
+    with pytest.raises(PosgapError, match=r"tiny"):
+        posgap.load_model("models:/tiny@champion")
+    mlflow.MlflowClient().create_registered_model("tiny")
+    with pytest.raises(PosgapError, match=r"(?i)champion"):
+        posgap.load_model("models:/tiny@champion")
+    with mlflow.start_run():
+        mlflow.log_dict({"a": 1}, "other/config.txt")
+        uri = mlflow.get_artifact_uri("other")
+    version = mlflow.MlflowClient().create_model_version("tiny", source=uri).version
+    with pytest.raises(PosgapError, match=rf"^models:/tiny/{version}: holds no model that this posgap registered"):
+        posgap.load_model(f"models:/tiny/{version}")
