@@ -15,7 +15,7 @@ from pydantic import Field
 from posgap.cli import PIPELINE, PLAN, SCHEDULE, STAGES, build, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
-from posgap.config import PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
+from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
 from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 
@@ -31,7 +31,8 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     for word in words(name):
         command = command.commands[word]
     options = {p.name: p for p in command.params}
-    assert options.keys() == config.model_fields.keys()
+    of_hub = {"revision"} if any(ON_HUB in info.metadata for info in config.model_fields.values()) else set()
+    assert options.keys() == config.model_fields.keys() | of_hub
     inputs = load(name).component_spec.inputs
     for field, info in config.parameters().items():
         if field in MADE.get(name, ()):

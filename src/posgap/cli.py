@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
-from posgap.config import POSITIONAL, Config, plain_type
+from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
 from posgap.errors import PosgapError, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
-from posgap.locations import with_uris
+from posgap.locations import as_location, is_uri, with_uris
 from posgap.redaction import redacted
 
 
@@ -95,17 +95,29 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
                 **({"required": True} if info.is_required() else default),
             )
         )
+        if ON_HUB in info.metadata:
+            options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
 
-    def run(**given: Any) -> None:
+    def run(revision: str | None = None, **given: Any) -> None:
         values = {k: v for k, v in given.items() if v is not None and v != ()}
         module, function = target.split(":")
         try:
             parsed = config_type(**values)
+            if revision:
+                parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
         getattr(importlib.import_module(module), function)(parsed)
 
     return (kind or _Verb)(name, params=options, callback=run, help=config_type.__doc__)
+
+
+def _at_revision(parsed: Config, revision: str) -> str:
+    """The name of a config's model at a revision."""
+    model = str(parsed.model)  # type: ignore[attr-defined]  # where there is this option there is a model
+    if parsed.is_served("model") or is_uri(as_location(model)) or os.path.isdir(model) or "@" in model:
+        raise PosgapError(f"--revision: {shortened(model)} takes none; give the name of a model on the hub without one")
+    return f"{model}@{revision}"
 
 
 def _misuse(config_type: type[Config], error: ValidationError) -> str:

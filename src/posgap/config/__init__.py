@@ -19,7 +19,7 @@ from posgap.config.data import (
     VerifyConfig,
 )
 from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
-from posgap.config.fields import POSITIONAL, Role, plain_type, role
+from posgap.config.fields import ON_HUB, POSITIONAL, Role, plain_type, role
 from posgap.config.measurement import CompareConfig, DiagnoseConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.config.pipelines import (
     CompiledPipeline,
@@ -64,6 +64,7 @@ from posgap.config.tracking import (
 )
 
 __all__ = [
+    "ON_HUB",
     "POSITIONAL",
     "BackendConfig",
     "CheckConfig",

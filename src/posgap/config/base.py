@@ -13,7 +13,7 @@ from posgap.config.fields import (
     MOST_DOCS,
     SECRET,
     InputPath,
-    ModelPath,
+    ModelName,
     OptionalMetricName,
     OutputPath,
     QuestionPlace,
@@ -96,7 +96,7 @@ SHUFFLE = "seed that shuffles each example's distractors, in the same way at eve
 
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
-    model: ModelPath = Field(description="Hugging Face model folder or hub name")
+    model: ModelName = Field(description="Hugging Face model folder or hub name")
     task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
@@ -121,5 +121,10 @@ class BackendConfig(GenerationConfig):
         "transformers", description=f"backend that generates; {BACKENDS.described()}"
     )
 
+    @property
+    def answered_by(self) -> str:
+        """The name of the backend that answers."""
+        return self.backend
+
     def is_served(self, name: str) -> bool:
-        return name == "model" and not BACKENDS[self.backend].local
+        return name == "model" and not BACKENDS[self.answered_by].local

@@ -8,7 +8,7 @@ from posgap.choices import BACKENDS, METHODS
 from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, StageConfig
 from posgap.config.fields import (
     InputPath,
-    ModelPath,
+    ModelName,
     OptionalInputPath,
     OptionalPlacementText,
     QuestionPlace,
@@ -44,7 +44,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
 class _Distilled(StageConfig):
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
-    model: ModelPath = Field(
+    model: ModelName = Field(
         description="Hugging Face model folder or hub name; it is the teacher, and the student starts from it"
     )
     task: TaskName = Field("kv", description=WORDED)

@@ -28,6 +28,7 @@ SECRET = "secret"  # marks a field that is written down nowhere
 MOST_DOCS = 100_000
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
+ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 
 def _unset_if_empty(value: Any) -> Any:
@@ -143,7 +144,8 @@ else:
 InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
 OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
-ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder, or a model's name on the hub
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
+ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 Place = Annotated[str, Role.PLACE]
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]

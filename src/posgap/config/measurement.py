@@ -12,6 +12,7 @@ from posgap.config.fields import (
     Allowed,
     InputPath,
     InputPaths,
+    ModelName,
     ModelPath,
     OptionalInputPath,
     Placements,
@@ -38,7 +39,7 @@ class SweepConfig(Swept, *BACKENDS.bases(), BackendConfig):  # type: ignore[misc
     `posgap plan sweep` says how many examples it takes.
     """
 
-    model: ModelPath = Field(description=MODEL)
+    model: ModelName = Field(description=MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
 
 

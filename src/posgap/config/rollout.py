@@ -9,7 +9,7 @@ from posgap.config.base import StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
     InputPath,
-    ModelPath,
+    ModelName,
     OptionalInputPath,
     OptionalTaskName,
     WorkPath,
@@ -64,7 +64,7 @@ class RolloutMeasureConfig(StageConfig):
     texts: InputPath = Field(
         description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
     )
-    model: ModelPath = Field(description="Hugging Face model folder or hub name")
+    model: ModelName = Field(description="Hugging Face model folder or hub name")
     task: OptionalTaskName = Field(
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )

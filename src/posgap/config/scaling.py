@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from posgap.choices import CURVES
 from posgap.config.base import Config, GenerationConfig, StageConfig
-from posgap.config.fields import POSITIONAL, InputPath, ModelPath, OptionalInputPath, Placements
+from posgap.config.fields import POSITIONAL, InputPath, ModelName, ModelPath, OptionalInputPath, Placements
 
 
 class _Searched(GenerationConfig):
@@ -71,7 +71,7 @@ class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # re
 class ScaleApplyConfig(StageConfig):
     """Writes a model folder that loads scaled: the same parameters, with the RoPE factors in its config."""
 
-    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
+    model: ModelName = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
     scaling: InputPath = Field(description="folder from `scale search`")
 
 
@@ -82,7 +82,7 @@ class ScaleTransferConfig(StageConfig):
         min_length=1,
         description="settings to sweep: TASK:N_DOCS:EXAMPLES, or EXAMPLES for the search's task and length",
     )
-    model: ModelPath = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
+    model: ModelName = Field(description="Hugging Face folder or hub name of the model the scaling was searched for")
     scaling: InputPath = Field(description="folder from `scale search`")
     n_positions: int = Field(0, ge=0, description="number of evenly spaced positions to sweep; 0: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")

@@ -12,6 +12,7 @@ from posgap.config.fields import (
     SECRET,
     InputPath,
     InputPaths,
+    ModelName,
     ModelPath,
     OnThisMachine,
     OptionalInputOrRegistered,
@@ -71,7 +72,7 @@ class CheckConfig(
     examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the other stages do not make their own
         None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
     )
-    model: ModelPath = Field(description=MODEL)
+    model: ModelName = Field(description=MODEL)
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked_if_any)] = Field(
         "", description="backend that generates; empty: openai where there is a base_url, else transformers"
     )
@@ -91,7 +92,6 @@ class CheckConfig(
 
     @property
     def answered_by(self) -> str:
-        """The name of the backend that answers."""
         return self.backend or ("openai" if self.base_url else BackendConfig.default("backend"))
 
     @model_validator(mode="after")
