@@ -7,6 +7,9 @@ instead of all, `MODULES="losses curves"` some modules, `SURVIVORS=1` what survi
 
 mutmut's own changes leave out some by which tests were found wanting: a call that is dropped, a condition that is
 turned round, a value that is taken from the other of two that are alike. They are added below.
+
+mutmut credits a test with the functions that its own process calls. Where processes that tests start do the work,
+`every_judge` has all tests of a module judge each of its mutants.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -30,8 +34,13 @@ from mutmut.mutation.data import SourceFileMutationData
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.mutators import mutation_operators
+from mutmut.state import state
 from mutmut.stats import status_by_exit_code
-from mutmut.utils.format_utils import get_mutant_name, orig_function_and_class_names_from_key
+from mutmut.utils.format_utils import (
+    get_mutant_name,
+    mangled_name_from_mutant_name,
+    orig_function_and_class_names_from_key,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "mutants"
@@ -180,7 +189,21 @@ mutation_operators.extend(OURS)
 
 def mutate(module: str, names: list[str], workers: int) -> None:
     """Lets mutmut try the mutants of a module with these names, or all; for a process of its own to call."""
-    from mutmut.__main__ import _run  # changes how processes are started
+    import mutmut.__main__ as mutmut  # changes how processes are started
+
+    credit = mutmut.collect_or_load_stats
+
+    def choose_judges(*arguments: Any, **options: Any) -> None:
+        """Puts the quickest test first, and credits each with all functions where every one is to judge them."""
+        credit(*arguments, **options)
+        seconds, judges = state().duration_by_test, state().tests_by_mangled_function_name
+        for function in {mangled_name_from_mutant_name(name) for name in names_of(module)}:
+            chosen = seconds if LIST[module].get("every_judge") else judges[function]
+            judges[function] = sorted(chosen, key=seconds.__getitem__)
+        # Only now, since processes that tests start cannot tell mutmut what they call.
+        os.environ["PYTHONPATH"] = str(Path("mutants", SOURCE.parts[0]).resolve())
+
+    mutmut.collect_or_load_stats = choose_judges
 
     (WORK / module).mkdir(parents=True, exist_ok=True)
     os.chdir(WORK / module)
@@ -193,7 +216,7 @@ def mutate(module: str, names: list[str], workers: int) -> None:
         pytest_add_cli_args_test_selection=[f"tests/{judge}" for judge in LIST[module]["judges"]],
     )
     Path("mutants/mutmut-stats.json").unlink(missing_ok=True)  # which test reads what may have changed
-    _run(names, workers)
+    mutmut._run(names, workers)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,10 @@
 """The mutants that are made are those by which tests were once found wanting."""
 
+import json
+import os
+import subprocess
+import sys
+
 import mutants
 import pytest
 from conftest import ROOT
@@ -72,3 +77,55 @@ def test_a_survivor_fails_and_so_does_one_that_is_accepted_and_did_not_survive(m
     assert mutants.failures("m.py", [fine, even], whole=True) == []
     assert mutants.failures("m.py", [fine, untested], whole=False) == ["no tests: g: return 0\n+    return 0"]
     assert mutants.failures("m.py", [fine], whole=True) == ["accepted in mutants.toml, but no survivor: f: return 1.0"]
+
+
+RULES = """
+def here(a, b):
+    return a + b
+
+def forked(a, b):
+    return a + b
+
+def started(a, b):
+    return a + b
+"""
+JUDGES = """
+import multiprocessing, subprocess, sys
+from rules import rules
+
+def test_here():
+    assert rules.here(1, 2) == 3
+
+def test_forked():
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(rules.forked, (1, 2)) == 3
+
+def test_started(tmp_path):
+    asked = [sys.executable, "-c", "from rules.rules import started; print(started(1, 2))"]
+    assert subprocess.check_output(asked, cwd=tmp_path) == b"3\\n"
+"""
+TRIAL = """
+import json, pathlib
+import mutants
+mutants.ROOT, mutants.SOURCE = pathlib.Path.cwd(), pathlib.Path("src/rules")
+mutants.WORK = mutants.ROOT / "work"
+mutants.LIST = {"rules.py": {"judges": ["test_rules.py"], "every_judge": True}}
+mutants.mutate("rules.py", [], 1)
+(mutants.ROOT / "tried.json").write_text(json.dumps([[each.text, each.status] for each in mutants.tried("rules.py")]))
+"""
+
+
+def test_every_test_judges_what_only_processes_call_that_a_test_starts(tmp_path):
+    for name, text in {
+        "src/rules/__init__.py": "",
+        "src/rules/rules.py": RULES,
+        "tests/test_rules.py": JUDGES,
+        "pyproject.toml": '[tool.mutmut]\nsource_paths = ["src"]\nprocess_isolation = "forkserver"\n',
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    paths = {"PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{tmp_path / 'src'}"}
+    subprocess.run([sys.executable, "-c", TRIAL], cwd=tmp_path, env=os.environ | paths, check=True)
+    tried = json.loads((tmp_path / "tried.json").read_text())
+    statuses = {(text.partition(":")[0], status) for text, status in tried}
+    assert statuses == {(function, "killed") for function in ("here", "forked", "started")}
