@@ -88,7 +88,7 @@ def test_the_smoke_pipeline_runs_in_the_image_and_reports_to_the_server(mlflow_s
 
     client = MlflowClient(mlflow_server.url)
     champion = client.get_model_version_by_alias("posgap-smoke", "champion")
-    assert champion.tags["posgap.method"] == "r1"
+    assert champion.tags["method"] == "r1"
     run = client.get_run(champion.run_id)
     assert run.info.artifact_uri.startswith("mlflow-artifacts:/") and client.list_artifacts(champion.run_id)
 

@@ -17,7 +17,8 @@ from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
-from posgap.tracking.registry import ANCESTORS, champion
+from posgap.tracking.registry import champion
+from posgap.tracking.version_record import record_of
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_what_changed_since_the_champion(bucket, data, crown, tmp_path, model_fo
         "note": "tiny has no champion",
     }
     crown("one", first, base)
-    assert champion("tiny").tags[ANCESTORS] == f"{first} {base}"
+    assert record_of(champion("tiny")).ancestors == [first, base]
     same = ask()
     assert same["skip"] and same["changed"] == [] and same["champion"] == "1"
     run = mlflow.get_run(read_manifest(tmp_path / "out")["mlflow_run_id"])

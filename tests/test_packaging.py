@@ -149,7 +149,7 @@ def test_mlflow_runs_the_smoke_pipeline_of_the_wheel(environment, tmp_path):
     run(environment, "python", "-m", "mlflow", "run", environment / "share" / "posgap", *options, **variables)
     client = MlflowClient(store)
     version = client.get_model_version_by_alias("posgap-smoke", "champion")
-    assert version.tags["posgap.method"] == "r1"
+    assert version.tags["method"] == "r1"
     runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
     (project,) = [run for run in runs if run.data.tags.get("mlflow.project.entryPoint") == "smoke"]
     stages = [r.data.tags["posgap.stage"] for r in runs if r.data.tags.get("mlflow.parentRunId") == project.info.run_id]

@@ -1,6 +1,5 @@
 """Policies: what the gate demands, as a file that nothing outside of it loosens."""
 
-import json
 import os
 import re
 
@@ -17,6 +16,7 @@ from posgap.gating.replay import replayed
 from posgap.redaction import redacted
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
+from posgap.tracking.version_record import record_of
 
 
 def policy_file(folder, text):
@@ -227,17 +227,18 @@ def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, b
     registered(tmp_path, "version: 7\nmax_gap: 8")
     admitted = promotion(tmp_path, "admitted", model_folder, base)
     promote(admitted)
-    tags = mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion").tags
+    version = mlflow.MlflowClient().get_model_version_by_alias("tiny", "champion")
+    tags, record = version.tags, record_of(version)
     policy = Policy(version="7", max_gap=8)
     assert parsed_policy(tags["posgap.policy"].encode(), "tag") == policy
-    assert tags["posgap.policy_digest"] == policy_digest(policy)
-    evidence = json.loads(tags["posgap.evidence"])
-    assert evidence.keys() == {"candidate", "base", "verdict"} and len(tags["posgap.evidence"]) < 2000
-    assert evidence["candidate"]["predictions.jsonl"] == digest(admitted.sweep / "predictions.jsonl")
-    assert evidence["base"]["sweep.json"] == digest(base / "sweep.json")
-    assert evidence["candidate"]["model"] == tags["posgap.model_digest"]
-    assert evidence["candidate"]["settings"] == digest_of({})
-    assert evidence["verdict"] == digest(admitted.gate / "gate.json")
+    assert record.policy == policy_digest(policy) and tags["policy"] == f"7 ({record.policy[:12]})"
+    assert tags["posgap.evidence"] == digest(admitted.out / "evidence.json")
+    assert record.sweeps.keys() == {"candidate", "base"}
+    assert record.judged["predictions.jsonl"] == digest(admitted.sweep / "predictions.jsonl")
+    assert record.sweeps["base"]["sweep.json"] == digest(base / "sweep.json")
+    assert record.sweeps["candidate"]["model"] == tags["posgap.model_digest"]
+    assert record.sweeps["candidate"]["settings"] == digest_of({})
+    assert record.verdict == digest(admitted.gate / "gate.json")
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch, locked
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry
+from posgap.tracking.version_record import record_of
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -70,8 +71,8 @@ def _promoted_with(version: "ModelVersion", folder: Path) -> Path | None:
             partial.mkdir(parents=True)
             registry.bring(run, registry.PROMOTED_SWEEP, partial)
     there = kept / registry.PROMOTED_SWEEP
-    judged = registry.judged(version)
-    if judged and all((there / name).is_file() and digest(there / name) == sha for name, sha in judged.items()):
+    record = record_of(version)
+    if record and all((there / name).is_file() and digest(there / name) == sha for name, sha in record.judged.items()):
         return there
     remove(kept)
     log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)

@@ -23,30 +23,33 @@ def model_card(sweep: Sweep) -> str:
     data = ModelCardData(
         model_name=sweep.label, eval_results=_results(sweep), tags=["posgap", "position-bias", "long-context"]
     )
+    accuracy = zip(sweep.names, sweep.accuracy, sweep.ci95)
     rows = [
         ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),
         ("mean over positions", sweep.mean, sweep.mean_ci95),
         *((f"{name} pairs", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
-        *(
-            (f"gold at {name}", value, interval)
-            for name, value, interval in zip(sweep.names, sweep.accuracy, sweep.ci95)
-        ),
+        *((f"gold at {name}", value, interval) for name, value, interval in accuracy),
     ]
     cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]
     return f"""---
 {data.to_yaml()}
 ---
 
-## Position gap
+{position_gap(sweep)}
+{markdown(["", "points", "95 % interval"], cells)}
+
+Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
+"""
+
+
+def position_gap(sweep: Sweep) -> str:
+    """The section's head: what was measured, and how it came out, in words."""
+    return f"""## Position gap
 
 How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task
 `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}.
 
 {" ".join(reading(sweep))}
-
-{markdown(["", "points", "95 % interval"], cells)}
-
-Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
 """
 
 

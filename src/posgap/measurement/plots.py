@@ -128,10 +128,15 @@ def attention_map(attention: AttentionFigures, names: Sequence[str], label: str)
     return figure
 
 
-def save_picture(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG, atomically, and closes it."""
+def picture_of(sweeps: Sequence[Sweep]) -> Figure:
+    """The sweeps' accuracy over positions, or over pairs of them."""
+    return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
+
+
+def save_picture(figure: Figure, path: Path, dots_per_inch: float | None = None) -> None:
+    """Writes a figure as PNG, atomically, and closes it; in the figure's own resolution, if no other is asked for."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    figure.savefig(picture, format="png", dpi=dots_per_inch or "figure", metadata={"Software": None})
     plt.close(figure)
     with atomic(path) as partial:
         partial.write_bytes(picture.getvalue())

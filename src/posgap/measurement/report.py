@@ -11,7 +11,7 @@ from posgap.files import atomic
 from posgap.measurement.cases import Case
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
-from posgap.measurement.plots import pair_dots, placement_differences, position_curves, save_picture
+from posgap.measurement.plots import picture_of, placement_differences, save_picture
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
@@ -24,7 +24,7 @@ _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow o
 
 def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, cases: Sequence[Case] = ()) -> None:
     """Writes the picture of `sweeps` as PNG, and their page."""
-    save_picture((pair_dots if sweeps[0].categories else position_curves)(sweeps), png)
+    save_picture(picture_of(sweeps), png)
     write_page(sweeps, html, title, cases)
 
 

@@ -11,6 +11,7 @@ from posgap.storage.inputs import source
 from posgap.storage.versions import newest
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
+from posgap.tracking.version_record import record_of
 
 log = logging.getLogger(__name__)
 VERSION_FILE = "version.json"
@@ -26,8 +27,8 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     version = newest(config.data)
     champion = registry.champion(config.name) if config.only_new else None
     digests = {"data": _digest(version.location), "base model": _digest(config.model)} if config.only_new else {}
-    ancestors = champion.tags.get(registry.ANCESTORS, "").split() if champion else []
-    changed = [what for what, digest in digests.items() if digest not in ancestors]
+    record = record_of(champion) if champion else None
+    changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
     if not config.only_new:
         note = "taken whether it is new or not"
     elif not champion:

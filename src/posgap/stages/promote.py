@@ -1,6 +1,5 @@
 """promote: a model that passed the gate becomes the registry's champion."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -8,7 +7,7 @@ from posgap.config import PromoteConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
 from posgap.gating.evidence import record_of
-from posgap.gating.policy import policy_digest, registered_policy
+from posgap.gating.policy import described, policy_digest, registered_policy
 from posgap.gating.replay import judged_by, keep, replayed
 from posgap.gating.signature import require_signed
 from posgap.gating.verdict import GATE_FILE, Verdict, digests
@@ -18,7 +17,10 @@ from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tracking import registry
+from posgap.tracking.presentation import describe, short_tags, write_pages
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
+from posgap.tracking.version_record import VersionRecord
+from posgap.tracking.version_record import keep as keep_record
 
 log = logging.getLogger(__name__)
 PROMOTION_FILE = "promotion.json"
@@ -58,34 +60,38 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
     _require_current(config, verdict, model_digest)
     made_by = read_manifest(Path(config.model))
+    policy = own or verdict.policy
+    record = VersionRecord(
+        sweeps=digests(verdict),
+        verdict=digest(config.gate / GATE_FILE),
+        policy=policy_digest(policy),
+        base_model=str(made_by.get("config", {}).get("model", with_uris(config.model))),
+        ancestors=list(made_by.get("ancestors", ())),
+    )
+    write_pages(swept, out)
+    keep([(registry.PROMOTED_SWEEP, config.sweep)], out)
+    shown = short_tags(swept, method_of(config.model), verdict.outcome, described(policy))
     tags = {
-        "posgap.gap": f"{swept.gap:.2f}",
-        "posgap.gap_ci95_high": f"{swept.gap_ci95[1]:.2f}",
-        "posgap.mean": f"{swept.mean:.2f}",
+        **shown,
         registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
-        "posgap.method": method_of(config.model) or "none",
-        "posgap.base_model": str(made_by.get("config", {}).get("model", with_uris(config.model))),
-        "posgap.data_digest": swept.examples_digest,
-        "posgap.model_digest": model_digest,
+        registry.DIGEST: model_digest,
         registry.PROMOTION_RUN: run.id,
-        registry.POLICY: (own or verdict.policy).model_dump_json(),
-        "posgap.policy_digest": policy_digest(own or verdict.policy),
-        registry.EVIDENCE: json.dumps(digests(verdict) | {"verdict": digest(config.gate / GATE_FILE)}),
-        registry.ANCESTORS: " ".join(made_by.get("ancestors", ())),
+        registry.POLICY: policy.model_dump_json(),
+        registry.EVIDENCE: keep_record(record, run.id, out),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
     version, champion = registry.crown(config.name, Path(config.model), tags, run)
     crowned = version == champion
     outcome = "is the champion" if crowned else f"is registered; of this run's candidates version {champion} is better"
     log.info("%s version %s %s", config.name, version, outcome)
-    run.tags({"posgap.promotion": "promoted" if crowned else "registered", "posgap.version": version, **tags})
+    run.tags({"posgap.promotion": "promoted" if crowned else "registered", "posgap.version": version, **shown})
     alias = registry.CHAMPION if crowned else ""
     write_json(
         out / PROMOTION_FILE,
         {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
     )
-    keep([(registry.PROMOTED_SWEEP, config.sweep)], out)
     run.artifact(out)
+    describe(config.name, version, swept, run)
 
 
 def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str) -> None:

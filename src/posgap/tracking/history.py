@@ -10,12 +10,13 @@ from posgap import tables
 from posgap.config import HistoryConfig, RollbackConfig
 from posgap.errors import PosgapError
 from posgap.tracking import registry
+from posgap.tracking.presentation import SHOWN
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-_VERSION = ["version", "registered (UTC)", "aliases", "method", "gap", "gap at most", "mean", "policy", "data"]
+_VERSION = ["version", "registered (UTC)", "aliases", *SHOWN]
 
 
 def show(config: HistoryConfig) -> None:
@@ -35,12 +36,9 @@ def show(config: HistoryConfig) -> None:
 
 
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
-    tags = version.tags
     registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(registry.WHEN)
-    figures = [tags.get(f"posgap.{name}", "") for name in ("gap", "gap_ci95_high", "mean")]
-    digests = [tags.get(f"posgap.{name}_digest", "")[:12] for name in ("policy", "data")]
-    method = tags.get("posgap.method", "")
-    return [str(version.version), registered, ", ".join(sorted(aliases)), method, *figures, *digests]
+    shown = [version.tags.get(name, "") for name in SHOWN]
+    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown]
 
 
 def rollback(config: RollbackConfig) -> None:

@@ -52,8 +52,9 @@ class Opening(BaseModel):
 class Entry(BaseModel):
     """One thing that a run has to tell; or, as `id`, what MLflow answered to its opening.
 
-    Metrics are name, value, time and step. `file` is a copy's name below the outbox's folder, and `folder` its place
-    among the run's artifacts. `end` is the status to close the run with; empty where somebody else closes it.
+    Metrics are name, value, time and step; they are the logged model's, too, where `model_id` names one. `file` is a
+    copy's name below the outbox's folder, and `folder` its place among the run's artifacts. `end` is the status to
+    close the run with; empty where somebody else closes it.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -62,6 +63,7 @@ class Entry(BaseModel):
     id: str = ""
     params: dict[str, str] = Field(default_factory=dict)
     metrics: list[tuple[str, float, int, int]] = Field(default_factory=list)
+    model_id: str = ""
     tags: dict[str, str] = Field(default_factory=dict)
     file: str = ""
     folder: str = ""
@@ -192,12 +194,14 @@ class Outbox:
     def _next(self) -> tuple[int, Entry | Upload]:
         """The next thing to tell, and how many of the pending it stands for: metrics go together."""
         metrics: list[tuple[str, float, int, int]] = []
-        size = 0
+        size, model_id = 0, ""
         for entry in self.pending:
             if isinstance(entry, Upload) or not entry.metrics or len(metrics) + len(entry.metrics) > METRICS_AT_ONCE:
                 break
-            metrics, size = metrics + entry.metrics, size + 1
-        return (size, Entry(metrics=metrics)) if size else (1, self.pending[0])
+            if size and entry.model_id != model_id:
+                break
+            metrics, size, model_id = metrics + entry.metrics, size + 1, entry.model_id
+        return (size, Entry(metrics=metrics, model_id=model_id)) if size else (1, self.pending[0])
 
     def _upload(self, client: "MlflowClient", path: Path, folder: str) -> None:
         """Uploads a file, and looks whether it is there: MLflow's client takes a login page for the server's thanks."""
@@ -226,7 +230,9 @@ class Outbox:
                 params = [Param(name, value) for name, value in entry.params.items() if name not in there]
                 client.log_batch(self.run_id, params=params)
             if entry.metrics:
-                client.log_batch(self.run_id, metrics=[Metric(*metric) for metric in entry.metrics])
+                client.log_batch(
+                    self.run_id, metrics=[Metric(*metric, entry.model_id or None) for metric in entry.metrics]
+                )
             if entry.tags:
                 client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in entry.tags.items()])
             if entry.end:

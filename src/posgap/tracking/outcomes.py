@@ -7,6 +7,7 @@ from typing import Any
 from posgap import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
+from posgap.tracking.presentation import METHOD
 from posgap.tracking.runs import PIPELINE_TAG, Run, link
 from posgap.tracking.server import TrackingError
 
@@ -68,7 +69,7 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
     return {
         "name": name,
         "version": str(version.version),
-        "method": version.tags.get("posgap.method", ""),
+        "method": version.tags.get(METHOD, ""),
         "of_this_run": bool(pipeline_run) and version.tags.get(PIPELINE_TAG) == pipeline_run,
     }
 

@@ -26,11 +26,10 @@ DIGEST = "posgap.model_digest"  # tag: the model's
 DOWNLOAD_SECONDS = 3600.0  # for the download of a model, whose size MLflow does not tell
 MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
 SCORE_TAG = "posgap.mean_ci95_low"  # by which candidates of one run are compared
-ANCESTORS = "posgap.ancestors"  # tag: digests of all that a model was made from
 POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
-EVIDENCE = "posgap.evidence"  # tag: JSON, digests of all that admitted a version
+EVIDENCE = "posgap.evidence"  # tag: sha256 of the file with the digests of all that admitted a version
 CHANGE = "posgap.champion."  # beginning of tags of a registered model, one more whenever its champion changes
 WHEN = "%Y-%m-%d %H:%M:%S"  # in UTC
 MOST_CHARACTERS = 5000  # of a registered model's tag, in MLflow's database
@@ -105,19 +104,10 @@ def _create(name: str) -> None:
         ask(lambda client: client.get_registered_model(name))  # made by another command, or by a try without an answer
 
 
-def judged(version: "ModelVersion") -> dict[str, str]:
-    """The sha256s of the files of the sweep with which a version was admitted, by name; empty where it does not say."""
-    try:
-        evidence = parse(version.tags.get(EVIDENCE, "{}"), EVIDENCE)
-        return {name: sha for name, sha in evidence["candidate"].items() if "." in name}
-    except (PosgapError, LookupError, TypeError, AttributeError):
-        return {}
-
-
 def bring(run: str, path: str, folder: Path) -> bool:
-    """Downloads the files of a run below `path` into a folder; false where it has none."""
+    """Downloads a file of a run, or the files below a folder, at the top of its files; false where it has none."""
     try:
-        if not ask(lambda client: client.list_artifacts(run, path)):
+        if path not in {file.path for file in ask(lambda client: client.list_artifacts(run))}:
             return False
         ask(lambda client: client.download_artifacts(run, path, str(folder)), seconds=MODEL_SECONDS)
     except Refused as error:
@@ -138,8 +128,6 @@ def crown(name: str, model: Path, tags: Mapping[str, str], run: Run) -> tuple[st
     candidate has become the champion meanwhile.
     """
     former = champion(name)
-    if not run.id:
-        raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
     if registered := _versions(name, DIGEST, tags[DIGEST]):
         version = str(registered[0].version)
         for key, value in tags.items():

@@ -117,11 +117,12 @@ class Run:
         """Logs parameters, except those the run has already (as under `mlflow run`)."""
         self._tell(Entry(params=_texts(values)))
 
-    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+    def metrics(self, values: Mapping[str, float], step: int = 0, model_id: str = "") -> None:
+        """Logs metrics, also for the logged model of this id."""
         now = milliseconds()
         logged = [(name, float(value), now, step) for name, value in values.items()]
         for at in range(0, len(logged), METRICS_AT_ONCE):
-            self._tell(Entry(metrics=logged[at : at + METRICS_AT_ONCE]))
+            self._tell(Entry(metrics=logged[at : at + METRICS_AT_ONCE], model_id=model_id))
 
     def tags(self, values: Mapping[str, object]) -> None:
         self._tell(Entry(tags=_texts(values)))

@@ -9,20 +9,29 @@ from posgap.tracking.runs import Run
 log = logging.getLogger(__name__)
 
 
-def log_sweep(sweep: Sweep, run: Run) -> None:
-    """Logs the figures as metrics, the curve over `step` = position, and a line to read."""
-    run.metrics(
-        {"gap": sweep.gap, "gap_ci95_high": sweep.gap_ci95[1], "mean": sweep.mean, "flatness_p": sweep.flatness.p}
-    )
-    if sweep.by_category:
-        run.metrics({f"accuracy_{name}": figures.accuracy for name, figures in sweep.by_category.items()})
-    else:
+def _figures(sweep: Sweep) -> dict[str, float]:
+    """The figures by which runs and models are compared, in points: `gap_high` is the upper end of the gap's interval,
+    `worst` the accuracy at the worst placement."""
+    return {
+        "gap": sweep.gap,
+        "gap_high": sweep.gap_ci95[1],
+        "mean": sweep.mean,
+        "worst": sweep.worst.accuracy,
+        **{f"accuracy_{name}": category.accuracy for name, category in sweep.by_category.items()},
+    }
+
+
+def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
+    """Logs the figures as metrics, the curve over `step` = position, and a line to read; the metrics for the logged
+    model of this id, too."""
+    run.metrics(_figures(sweep) | {"flatness_p": sweep.flatness.p}, model_id=model_id)
+    if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
-            run.metrics({"accuracy_by_position": value}, step=position)
+            run.metrics({"accuracy_by_position": value}, position, model_id)
     run.tags({"posgap.label": sweep.label})
     log.info(
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
         sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),
     )  # fmt: skip
-    for name, figures in sweep.by_category.items():
-        log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, figures.accuracy, *figures.ci95)
+    for name, category in sweep.by_category.items():
+        log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, category.accuracy, *category.ci95)

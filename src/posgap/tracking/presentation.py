@@ -1,0 +1,60 @@
+"""What people see of a registered version in MLflow: short tags, a description with the curve, and figures.
+
+MLflow lists a version's tags by name, so those for people have short names, which stand before `posgap.*`.
+"""
+
+import logging
+from pathlib import Path
+
+from posgap.measurement.model_card import position_gap, write_model_card
+from posgap.measurement.sweeps import Sweep
+from posgap.positions import format_positions
+from posgap.tracking.runs import Run
+from posgap.tracking.server import TrackingError, ask
+from posgap.tracking.sweeps import log_sweep
+
+log = logging.getLogger(__name__)
+SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
+CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
+MOST_CHARACTERS = 5000  # of a description, in MLflow's database
+_LOGGED = "models:/"  # before the id of the logged model that is a version's source
+
+
+def short_tags(sweep: Sweep, method: str, outcome: str, policy: str) -> dict[str, str]:
+    """A version's tags for people; `outcome` is the gate's, `policy` names the one that admitted it. Figures are in
+    points, with their 95 % intervals."""
+    return {
+        METHOD: method or "none",
+        GAP: _with_interval(sweep.gap, sweep.gap_ci95),
+        MEAN: _with_interval(sweep.mean, sweep.mean_ci95),
+        WORST: f"{sweep.worst.accuracy:.1f} at {format_positions(sweep.worst.placement)}",
+        GATE: outcome,
+        POLICY: policy,
+        DATA: f"{sweep.task}, {sweep.n_examples} examples, {sweep.examples_digest[:12]}",
+    }
+
+
+def write_pages(sweep: Sweep, out: Path) -> None:
+    """Writes what the description shows and names, `curve.png` and `model_card.md`, to be among the run's files."""
+    from posgap.measurement.plots import picture_of, save_picture
+
+    save_picture(picture_of([sweep]), out / CURVE_FILE, dots_per_inch=90)
+    write_model_card(sweep, out / CARD_FILE)
+
+
+def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
+    """Gives a version its description, and its logged model, as the run that promoted it, the sweep's figures.
+
+    The run has the files of `write_pages`. Where MLflow does not answer, that is only a warning.
+    """
+    text = f"{position_gap(sweep)}\n![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})\n"
+    source = ""
+    try:
+        source = ask(lambda client: client.update_model_version(name, version, text[:MOST_CHARACTERS])).source or ""
+    except TrackingError as error:
+        log.warning("%s version %s is without its description: %s", name, version, error)
+    log_sweep(sweep, run, source.removeprefix(_LOGGED) if source.startswith(_LOGGED) else "")
+
+
+def _with_interval(value: float, interval: tuple[float, float]) -> str:
+    return f"{value:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"

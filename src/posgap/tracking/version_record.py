@@ -1,0 +1,61 @@
+"""What a registered version rests on: one file of digests, among those of the run that promoted it.
+
+A tag of the version has the file's sha256, so that a file that was changed since counts for nothing.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.tracking import registry
+from posgap.tracking.server import ask
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+RECORD_FILE = "evidence.json"
+
+
+class VersionRecord(files.Record):
+    """By what a version was admitted, and from what it was made.
+
+    `sweeps` has, for candidate, base and champion, the digests of model, examples, settings and files that were judged;
+    `verdict` is the sha256 of `gate.json`, `policy` that of the policy. `base_model` is the path or name of the model
+    that it was made from, and `ancestors` are digests, or names, of all that was used.
+    """
+
+    sweeps: dict[str, dict[str, str]]
+    verdict: str
+    policy: str
+    base_model: str
+    ancestors: list[str]
+
+    @property
+    def judged(self) -> dict[str, str]:
+        """The sha256s of the files of the sweep with which the version was admitted, by name."""
+        return {name: sha for name, sha in self.sweeps.get("candidate", {}).items() if "." in name}
+
+
+def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
+    """Writes the record into a folder and uploads it to a run; returns its sha256, for the tag `registry.EVIDENCE`.
+
+    `PosgapError` where MLflow does not take it: a version without its record could not be compared with others.
+    """
+    if not run_id:
+        raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
+    file = folder / RECORD_FILE
+    files.write_json(file, record.model_dump(mode="json"))
+    ask(lambda client: client.log_artifact(run_id, str(file)))
+    return files.digest(file)
+
+
+def record_of(version: "ModelVersion") -> VersionRecord | None:
+    """The record of a version; None where MLflow does not have the very file that the version names."""
+    sha, run_id = (version.tags.get(tag, "") for tag in (registry.EVIDENCE, registry.PROMOTION_RUN))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / RECORD_FILE
+        if not (sha and run_id and registry.bring(run_id, file.name, Path(folder))) or files.digest(file) != sha:
+            return None
+        return files.read_model(VersionRecord, file, file.name)
