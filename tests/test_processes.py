@@ -59,8 +59,9 @@ PYTHON = Path(sys.executable)
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--no-python"]
 DEEPSPEED = [PYTHON.with_name("deepspeed"), "--num_gpus=2", "--no_python", "--no_local_rank"]
 ACCELERATE = [
-    PYTHON.with_name("accelerate"), "launch", "--cpu", "--num_processes=2", "--num_machines=1", "--dynamo_backend=no",
-    "--mixed_precision=no", "--no_python",
+    # --cpu would start a single process
+    PYTHON.with_name("accelerate"), "launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
+    "--dynamo_backend=no", "--mixed_precision=no", "--no_python",
 ]  # fmt: skip
 ONE = []
 
@@ -119,12 +120,39 @@ LAUNCHES = {
 }
 
 
+WATCH = """
+import os, sys
+
+def watch(event, arguments):
+    if event == "open" and str(arguments[0]) == os.environ["WATCHED"]:
+        with open(os.environ["OPENED"], "a") as log:
+            log.write(os.environ["RANK"])
+
+sys.addaudithook(watch)
+"""
+
+
+def watch_openings(file: Path, folder: Path, monkeypatch) -> Path:
+    """Has all Python processes that are started write their rank to a file, which this returns, when they open `file`.
+
+    Reading it to be hashed opens it so; safetensors, which reads the weights themselves, does not open it in Python.
+    """
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WATCH)
+    for name, value in {"PYTHONPATH": folder, "WATCHED": file, "OPENED": folder / "ranks"}.items():
+        monkeypatch.setenv(name, str(value))
+    return folder / "ranks"
+
+
 @pytest.mark.parametrize("how", LAUNCHES)
-def test_two_processes_train_like_one(how, config, tmp_path):
-    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches."""
+def test_two_processes_train_like_one(how, config, tmp_path, monkeypatch):
+    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches; the
+    model's weights are hashed once."""
     launcher, more = LAUNCHES[how]
     distill(config)
+    opened = watch_openings(Path(config.model) / "model.safetensors", tmp_path / "watch", monkeypatch)
     launch(config.model_copy(update={"out": tmp_path / "two", **more}), launcher)
+    assert opened.read_text() == "0"
     require_the_same_training(tmp_path / "one", tmp_path / "two", Path(config.model))
     assert not list(tmp_path.glob(".posgap-*"))
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from posgap import __version__, files
 from posgap.config import StageConfig
-from posgap.errors import Rejected
+from posgap.errors import PosgapError, Rejected
+from posgap.launch import first_of_its_node, is_main_process, launched, of_all
 from posgap.locations import Location, is_uri, with_uris
 from posgap.storage.cache import INCOMPLETE, MANIFEST, look
 from posgap.storage.folders import announce, publish, require_ours
@@ -47,20 +48,20 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
     here and then uploaded; where the upload alone failed, only that is done again.
 
     Under a launcher of several processes all do the work, and the first one alone writes: the
-    others get an `out` that does not exist.
+    others get an `out` that does not exist. The first one of each machine hashes the inputs, and
+    `PosgapError` is raised where two machines have not the same.
     """
     name = work.__name__.removeprefix("_")
 
     @functools.wraps(work)
     def run_stage(config: C) -> Location:
         with Folder(config, name) as output:
-            if is_main_process() and not is_uri(config.out) and not output.there().exists():
-                output.claim()
-            input_sources = sources(config)
-            inputs = {field: record_of(source) for field, source in input_sources.items()}
+            input_sources, inputs = _inputs(config, output)
             identity, reason = identity_of(name, config, inputs), "asked to by --force"
             if not config.force:
-                reason = lacking(config.out if is_uri(config.out) else output.there(), identity)
+                place = config.out if is_uri(config.out) else output.there()
+                # What the main process sees counts, since machines need not share a disk.
+                reason = of_all(lambda: lacking(place, identity))[0]
                 if not reason:
                     log.info("%s: %s is complete, reused", name, config.out)
                     if is_main_process():
@@ -75,8 +76,9 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
             if not is_main_process():
                 work(here, output.home / f"process-{os.getpid()}", Run())
                 return config.out
-            clear = None
-            if not (_is_alone() and not config.force and _finish(output, config.out, identity)):
+            clear, alone = None, launched()[1] == 1
+            # Only a single process may finish what was made: others would go on to the work, and wait for it there.
+            if not (alone and not config.force and _finish(output, config.out, identity)):
                 if reason != NOTHING:
                     log.info("%s: %s is made again: %s", name, config.out, reason)
                 about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
@@ -141,15 +143,25 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     return clear
 
 
-def is_main_process() -> bool:
-    """Whether this process is the one that writes, under torchrun and its kind."""
-    return os.environ.get("RANK", "0") == "0"
+def _inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dict[str, dict[str, str]]]:
+    """The inputs, and the manifest's record of each, which the first process of a machine makes for the others there.
 
+    The main process claims a new output before that, so that all hear where it cannot.
+    """
+    input_sources: dict[str, Source] = {}
 
-def _is_alone() -> bool:
-    # Only a single process may take this short cut: under a launcher the other ranks would go on to the work and wait
-    # for rank 0 there.
-    return os.environ.get("WORLD_SIZE", "1") == "1"
+    def records() -> dict[str, dict[str, str]] | None:
+        if is_main_process() and not is_uri(config.out) and not output.there().exists():
+            output.claim()
+        input_sources.update(sources(config))
+        return {field: record_of(each) for field, each in input_sources.items()} if first_of_its_node() else None
+
+    by_rank = of_all(records)
+    of_machines = [each for each in by_rank if each is not None]
+    for field, record in of_machines[0].items():
+        if len({each[field]["sha256"] for each in of_machines}) > 1:
+            raise PosgapError(f"{field}: {record['path']} is not the same on every machine; copy it there anew")
+    return input_sources, [each for each in by_rank[: launched()[0] + 1] if each is not None][-1]
 
 
 def record_of(source: Source) -> dict[str, str]:

@@ -20,8 +20,9 @@ import torch
 from accelerate import Accelerator
 
 from posgap import files
-from posgap.distillation.processes import first_of_its_node, gather, meet, rank_and_world
+from posgap.distillation.processes import gather, meet, rank_and_world
 from posgap.errors import PosgapError
+from posgap.launch import first_of_its_node
 from posgap.storage import manifests
 from posgap.storage.folders import Kept
 

@@ -79,19 +79,9 @@ def _stand_alone() -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def launched() -> tuple[int, int]:
-    """This process's rank and the number of processes, by the launcher's variables, before the group is set up."""
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def rank_and_world() -> tuple[int, int]:
     """This process's rank and the number of processes, from torch: with DeepSpeed on CPUs Accelerate says 1."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def first_of_its_node() -> bool:
-    """Whether this is the first process of its machine, which does the work needed once per machine."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def gather(value: T) -> list[T]:

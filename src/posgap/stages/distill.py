@@ -21,6 +21,7 @@ from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_he
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
+from posgap.launch import is_main_process, launched
 from posgap.models.loading import (
     checkpoint_activations,
     commit_on_hub,
@@ -30,7 +31,7 @@ from posgap.models.loading import (
     resolve_dtype,
     save_model,
 )
-from posgap.stage import is_main_process, stage
+from posgap.stage import stage
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import contents
@@ -132,7 +133,7 @@ def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) 
     kept.pull()
     model = on_device(load_model(config.model, "stored", compute=config.dtype), processes.device())
     states = TeacherStates(kept.folder, identity)
-    rank, world = processes.launched()
+    rank, world = launched()
     own_rows = advantageous_rows(collate.pairs)[rank::world]
     size = config.micro_batch_size or config.batch_size
     kept.push(states.add(model, states.missing(own_rows, collate), collate, size, mixed))
