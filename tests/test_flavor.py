@@ -44,10 +44,10 @@ def folder(request, model_folder, scaled_folder, tmp_path):
 def registered(tmp_path):
     """Registers a folder; returns its URI in the registry."""
     experiment = mlflow.MlflowClient().create_experiment("flavor", (tmp_path / "artifacts").as_uri())
-    return partial(_registered, experiment)
+    return partial(registered_as, experiment)
 
 
-def _registered(experiment: str, folder: Path) -> str:
+def registered_as(experiment: str, folder: Path) -> str:
     with mlflow.start_run(experiment_id=experiment):
         logged = Model.log(artifact_path=None, name="model", flavor=flavor, flavor_name=flavor.NAME, folder=folder)
     return f"models:/tiny/{mlflow.register_model(logged.model_uri, 'tiny').version}"
@@ -125,3 +125,21 @@ def test_what_posgap_did_not_register_is_named_in_one_line(model_folder, registe
     version = mlflow.MlflowClient().create_model_version("tiny", source=uri).version
     with pytest.raises(PosgapError, match=rf"^models:/tiny/{version}: holds no model that this posgap registered"):
         posgap.load_model(f"models:/tiny/{version}")
+
+
+def test_a_merged_adapter_is_a_model_and_an_unmerged_one_is_refused(model_folder, tmp_path, registered):
+    """transformers itself would load the unmerged one with whatever base its config names."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    options = peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    adapted = peft.get_peft_model(load_model(str(model_folder)), options)
+    adapted.save_pretrained(tmp_path / "adapter")
+    with torch.no_grad():
+        trained = adapted(IDS).logits
+    save_model(adapted.merge_and_unload(), load_tokenizer(str(model_folder)), tmp_path / "merged")
+    assert torch.allclose(logits(posgap.load_model(registered(tmp_path / "merged"))), trained, atol=1e-4)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "adapter" / name).write_bytes((model_folder / name).read_bytes())
+    for load in (posgap.load_model, load_tokenizer, lambda folder: registered(Path(folder))):
+        with pytest.raises(PosgapError, match=r"adapter: is an adapter, not a model; merge it into its base"):
+            load(str(tmp_path / "adapter"))

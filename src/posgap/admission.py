@@ -5,7 +5,6 @@ settings, and then the gate judges. Sweeps of champions are kept in the cache by
 """
 
 import logging
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from posgap.config import GateConfig, SweepConfig
 from posgap.config.fields import registered
 from posgap.errors import PosgapError, first_fault
 from posgap.files import atomic, digest, digest_of, remove
-from posgap.locations import Location, cache_folder
+from posgap.locations import MODELS, Location, cache_folder
 from posgap.measurement.comparability import differing
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.gate import gate
@@ -97,7 +96,9 @@ def _swept_again(version: "ModelVersion", config: GateConfig, candidate: Sweep, 
     log.info("the champion is swept on the candidate's examples, %s", examples)
     out = folder / digest_of([settings, candidate.examples_digest])[:16]
     try:
-        asked = SweepConfig(**settings | {"model": str(_model(version, folder)), "examples": examples, "out": out})
+        asked = SweepConfig(
+            **settings | {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
+        )
     except ValidationError as error:
         raise PosgapError(f"{config.candidate}: settings: {first_fault(error)}; sweep the candidate again") from None
     return sweep(asked)
@@ -110,13 +111,3 @@ def _examples_of(swept: Location) -> Location | None:
         if path := inputs.get(field, {}).get("path"):
             return path if field == "examples" else _examples_of(path)
     return None
-
-
-def _model(version: "ModelVersion", folder: Path) -> Path:
-    """The version's model, on this machine."""
-    model = folder / "model"
-    if not model.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            registry.bring_model(f"models:/{version.name}/{version.version}", Path(place)).rename(model)
-    return model

@@ -24,7 +24,7 @@ from posgap.config.fields import choices_of
 from posgap.errors import PosgapError, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
-from posgap.locations import as_location, is_uri, with_uris
+from posgap.locations import is_hub_name, with_uris
 from posgap.redaction import redacted
 
 
@@ -115,7 +115,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
 def _at_revision(parsed: Config, revision: str) -> str:
     """The name of a config's model at a revision."""
     model = str(parsed.model)  # type: ignore[attr-defined]  # where there is this option there is a model
-    if parsed.is_served("model") or is_uri(as_location(model)) or os.path.isdir(model) or "@" in model:
+    if parsed.is_served("model") or os.path.isdir(model) or "@" in model or not is_hub_name(model):
         raise PosgapError(f"--revision: {shortened(model)} takes none; give the name of a model on the hub without one")
     return f"{model}@{revision}"
 

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
 SCHEME = "s3://"
+MODELS = "models:/"  # before the name and version of a model in MLflow's registry
 
 
 def cache_folder() -> Path:
@@ -34,6 +35,16 @@ def s3_cache() -> Path:
 def blobs() -> Path:
     """The folder of downloaded files, each named by its sha256."""
     return s3_cache() / "blobs"
+
+
+def registered_cache() -> Path:
+    """The folder of downloaded models of MLflow's registry: `<mark>/<name>/<version>`."""
+    return cache_folder().absolute() / "registered"
+
+
+def is_registered(location: object) -> TypeGuard[str]:
+    """Whether this names a model in MLflow's registry."""
+    return isinstance(location, str) and location.startswith(MODELS)
 
 
 def is_uri(location: object) -> TypeGuard[str]:
@@ -87,4 +98,5 @@ def in_cache(kind: str, mark: str, uri: str) -> Path:
 
 def with_uris(text: str) -> str:
     """The text with paths in the cache replaced by the URIs that they stand for."""
-    return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, str(text))
+    text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, str(text))
+    return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, text)

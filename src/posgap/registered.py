@@ -1,16 +1,70 @@
-"""Loading a model from wherever it is: a folder, the hub, or MLflow's registry."""
+"""Models in MLflow's registry: wherever a model is named, `models:/name@champion` and `models:/name/3` name one too."""
 
+import functools
 import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from posgap.errors import PosgapError
+from posgap.files import digest, digest_of
+from posgap.locations import is_registered, registered_cache
 from posgap.models import loading
+from posgap.storage.cache import locked
+from posgap.storage.inputs import OnDisk
 from posgap.tracking import registry
 
 if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
     from transformers import PreTrainedModel
 
-SCHEME = "models:/"
+
+@dataclass(frozen=True)
+class Registered:
+    """A version in MLflow's registry. An alias is looked up once, so that all that is asked is of one version."""
+
+    location: str
+    is_incomplete = False
+
+    @functools.cached_property
+    def _version(self) -> "ModelVersion":
+        return registry.version_of(self.location)
+
+    def version(self) -> dict[str, str]:
+        return {"registered_version": str(self._version.version)}
+
+    def sizes(self) -> dict[str, int]:
+        return OnDisk(self.fetch()).sizes()
+
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        return OnDisk(self.fetch()).sha256s(names)
+
+    def digest(self) -> str:
+        return self._version.tags.get(registry.DIGEST) or digest(self.fetch())
+
+    def read(self, name: str) -> Path | None:
+        return OnDisk(self.fetch()).read(name)
+
+    def fetch(self) -> Path:
+        """The model's folder in the cache, into which it is downloaded once.
+
+        `PosgapError` where posgap did not register it, or the files are not those that were promoted.
+        """
+        version = self._version
+        # A database that was made anew counts from 1 again.
+        mark = digest_of(["registered", version.name, version.version, version.run_id, version.creation_timestamp])[:16]
+        folder = registered_cache() / mark / version.name / str(version.version)
+        with locked(mark):
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+                    uri = f"models:/{version.name}/{version.version}"
+                    brought = registry.bring_model(uri, Path(place))
+                    if digest(brought) != version.tags.get(registry.DIGEST, digest(brought)):
+                        raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
+                    brought.rename(folder)
+        return folder
 
 
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
@@ -22,7 +76,5 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
-    if not path.startswith(SCHEME):
-        return loading.load_model(path, dtype, compute)
-    with tempfile.TemporaryDirectory() as place:
-        return loading.load_model(str(registry.bring_model(path, Path(place))), dtype, compute)
+    folder = str(Registered(path).fetch()) if is_registered(path) else path
+    return loading.load_model(folder, dtype, compute)

@@ -1,6 +1,7 @@
-"""What a config's paths name, wherever it is: on this machine, in S3, or a model on the hub."""
+"""What a config's paths name, wherever it is: on this machine, in S3, or a model on the hub or in the registry."""
 
 import functools
+import importlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from posgap import files
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.locations import Location, is_hub_name, is_uri
+from posgap.locations import Location, is_hub_name, is_registered, is_uri
 from posgap.storage.cache import MANIFEST, look
 from posgap.storage.folders import twin
 from posgap.storage.manifests import entries
@@ -117,6 +118,10 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     """
     if is_uri(location):
         return look(location)
+    if is_registered(location):
+        # By its name: the registry's room rests on this one.
+        registered: Source = importlib.import_module("posgap.registered").Registered(location)
+        return registered
     path = Path(location)
     if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
         return OnDisk(path)
@@ -184,7 +189,7 @@ def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
             changed[name] = twin(value)
         elif role(field) is Role.INPUT and isinstance(value, list):
             changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
-        elif role(field) is Role.INPUT and is_uri(value):
+        elif role(field) is Role.INPUT and (is_uri(value) or is_registered(value)):
             changed[name] = (str if field.annotation is str else Path)(input_sources[name].fetch())
     return config.model_copy(update=changed)
 

@@ -1,6 +1,7 @@
 """The model registry: aliases `champion` and `previous` of one registered model."""
 
 import json
+import re
 import tempfile
 import time
 import uuid
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap import files
+from posgap.config.fields import registered_name
 from posgap.errors import PosgapError
 from posgap.json_text import parse
 from posgap.models import flavor
@@ -64,6 +66,24 @@ def _under(name: str, alias: str) -> "ModelVersion | None":
     except Refused as error:
         if error.is_missing or error.is_wrong:
             return None
+        raise
+
+
+def version_of(uri: str) -> "ModelVersion":
+    """The version that `models:/name@alias` or `models:/name/3` names; `PosgapError` where there is none."""
+    whole = re.fullmatch(r"models:/([^/@]+)(?:@([\w.-]+)|/(\d{1,9}))", uri)
+    try:
+        name, alias, number = whole.groups() if whole else ("", "", "")
+        registered_name(name)
+    except ValueError:
+        raise PosgapError(f"{uri}: names no version; write models:/NAME@champion or models:/NAME/3") from None
+    try:
+        if alias:
+            return ask(lambda client: client.get_model_version_by_alias(name, alias))
+        return ask(lambda client: client.get_model_version(name, number))
+    except Refused as error:
+        if error.is_missing or error.is_wrong:
+            raise PosgapError(f"{uri}: no such version in MLflow's registry") from None
         raise
 
 
