@@ -96,7 +96,7 @@ SHUFFLE = "seed that shuffles each example's distractors, in the same way at eve
 
 class PromptConfig(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
-    model: ModelName = Field(description="Hugging Face model folder or hub name")
+    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
     task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")

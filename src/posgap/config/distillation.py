@@ -45,7 +45,8 @@ class _Distilled(StageConfig):
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
     model: ModelName = Field(
-        description="Hugging Face model folder or hub name; it is the teacher, and the student starts from it"
+        description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; it is the teacher, and "
+        "the student starts from it"
     )
     task: TaskName = Field("kv", description=WORDED)
     question: QuestionPlace = Field("after", description=QUESTION)

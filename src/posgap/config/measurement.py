@@ -19,7 +19,9 @@ from posgap.config.fields import (
     Shard,
 )
 
-MODEL = "Hugging Face model folder or hub name; openai: the model's name at the endpoint"
+MODEL = (
+    "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
+)
 ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding"
 
 

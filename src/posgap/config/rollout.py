@@ -64,7 +64,7 @@ class RolloutMeasureConfig(StageConfig):
     texts: InputPath = Field(
         description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
     )
-    model: ModelName = Field(description="Hugging Face model folder or hub name")
+    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
     task: OptionalTaskName = Field(
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )
