@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import shutil
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from s3 import elsewhere, keys, put
 from torch import nn
 from torch.multiprocessing import start_processes
 
+from posgap import files
 from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, shares
 from posgap.errors import PosgapError
 from posgap.files import read_object
@@ -191,7 +193,7 @@ def test_where_no_checkpoint_is_whole_a_warning_says_so(checkpoints, caplog):
 
 
 def test_what_a_killed_process_left_is_not_taken_along(checkpoints):
-    for name in (".partial-4", "step-4"):
+    for name in (".partial-4", "step-1", "step-4"):
         (checkpoints.folder / name / "engine").mkdir(parents=True)
         (checkpoints.folder / name / "engine" / "left.pt").write_text("left")
     training = Training(checkpoints, 1)
@@ -239,27 +241,52 @@ class Engine:
     """A stand-in for DeepSpeed's engine, which writes and reads folders itself; test_processes has the real one."""
 
     state: str = "new"
+    file: str = "shard.pt"
 
     def save_checkpoint(self, folder: str, tag: str) -> None:
-        with open(f"{folder}/{tag}/shard.pt", "w") as file:  # as DeepSpeed does, where the folder is there
+        with open(f"{folder}/{tag}/{self.file}", "w") as file:  # as DeepSpeed does, where the folder is there
             file.write(self.state)
 
     def load_checkpoint(self, folder: str, tag: str) -> None:
-        with open(f"{folder}/{tag}/shard.pt") as file:
+        with open(f"{folder}/{tag}/{self.file}") as file:
             self.state = file.read()
 
 
+DEEPSPEED = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object()))
+
+
 def test_deepspeed_s_engine_keeps_its_state_itself(checkpoints):
-    deepspeed = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object()))
     engine = Engine()
     engine.state = "trained"
-    checkpoints.save(5, deepspeed, engine, None, HISTORY)
+    checkpoints.save(5, DEEPSPEED, engine, None, HISTORY)
     names = {path.relative_to(checkpoints.folder).as_posix() for path in checkpoints.folder.rglob("*.*")}
     assert names == {f"step-5/{name}" for name in (FILES, "history.jsonl", "random-0.pt", "engine/shard.pt")}
     other = Engine()
-    assert checkpoints.load(deepspeed, other, None) == HISTORY and other.state == "trained"
+    assert checkpoints.load(DEEPSPEED, other, None) == HISTORY and other.state == "trained"
     (checkpoints.folder / "step-5" / "engine" / "shard.pt").unlink()
     assert checkpoints.latest() == 0
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_counts(checkpoints, monkeypatch):
+    """So that a power failure leaves none that counts and lacks a file."""
+    steps, fsync, rename = [], os.fsync, os.rename
+
+    def flushed(file):
+        steps.append(os.path.relpath(os.readlink(f"/proc/self/fd/{file}"), checkpoints.folder))
+        fsync(file)
+
+    def renamed(*paths):
+        steps.append("renamed")
+        rename(*paths)
+
+    monkeypatch.setattr("os.fsync", flushed)
+    monkeypatch.setattr("os.rename", renamed)
+    checkpoints.save(5, DEEPSPEED, Engine(), None, HISTORY)
+    before, after = steps[: steps.index("renamed")], steps[steps.index("renamed") + 1 :]
+    assert after == ["."]
+    listed = next(i for i, name in enumerate(before) if name.endswith(FILES))
+    assert {f".partial-5/{name}" for name in ("engine/shard.pt", "history.jsonl", "random-0.pt")} <= {*before[:listed]}
+    assert {".partial-5", ".partial-5/engine"} <= {*before[listed:]}
 
 
 # In S3
@@ -317,6 +344,22 @@ def test_of_two_states_the_newer_counts(remote, tmp_path, monkeypatch):
     assert torch.equal(again.go_on(0), expected)
 
 
+def test_the_newest_that_s3_has_whole_is_fetched(remote, tmp_path, monkeypatch):
+    """Of step 5 the upload broke off; that of step 3 could not be deleted when step 4 was there."""
+    folder = Checkpoints(Kept(remote)).folder
+    states = {}
+    for step in (3, 4, 5):
+        training = Training(Checkpoints(folder), step)
+        training.save(step)
+        states[step] = training.go_on(0)
+        for file in (folder / f"step-{step}").iterdir():
+            if (step, file.name) != (5, FILES):
+                put(f"{remote}/step-{step}/{file.name}", file.read_bytes())
+    elsewhere(tmp_path, monkeypatch)
+    again = Training(Checkpoints(Kept(remote)))
+    assert again.load() == HISTORY and torch.equal(again.go_on(0), states[4])
+
+
 def refused(*_) -> ClientError:
     return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
 
@@ -360,8 +403,9 @@ def test_every_file_is_uploaded_once_by_a_process_that_sees_it(seen):
 # Two processes
 
 
-def two_processes(folder, body, apart=False) -> None:
-    """Runs `body(rank)` in two processes that can meet; `apart`: each on a machine of its own."""
+def two_processes(folder, body, apart=False, slow=None) -> None:
+    """Runs `body(rank)` in two processes that can meet; `apart`: each on a machine of its own. The disk is `slow` for
+    the process of that rank."""
 
     def run(rank):
         os.environ |= {"LOCAL_RANK": "0" if apart else str(rank), "AWS_SDK_UA_APP_ID": str(rank)}  # a client of its own
@@ -369,11 +413,28 @@ def two_processes(folder, body, apart=False) -> None:
             os.environ["POSGAP_CACHE"] = str(folder / f"machine-{rank}")
         meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": 2}
         dist.init_process_group("gloo", timeout=timedelta(seconds=20), **meeting)
+        if rank == slow:
+            slow_down()
         body(rank)
         dist.destroy_process_group()
 
     (folder / "meeting").unlink(missing_ok=True)
     start_processes(run, nprocs=2, start_method="fork")
+
+
+def slow_down() -> None:
+    """From now on each change that this process makes to the disk takes a while."""
+
+    def slowly(change):
+        def wrapper(*arguments, **named):
+            time.sleep(0.04)
+            return change(*arguments, **named)
+
+        return wrapper
+
+    for name in ("mkdir", "open", "rename", "replace", "rmdir", "unlink"):
+        setattr(os, name, slowly(getattr(os, name)))
+    torch.save = slowly(torch.save)
 
 
 def goes_on(training: Training, rank: int) -> None:
@@ -393,7 +454,9 @@ def saves(training: Training, rank: int, step: int) -> None:
     nn.init.constant_(training.model.weight, 9.0)
 
 
-def test_processes_that_share_a_disk_write_one_checkpoint(tmp_path):
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("apart", [False, True], ids=["of one machine", "of two machines"])
+def test_processes_that_share_a_disk_write_one_checkpoint(apart, slow, tmp_path):
     def body(rank):
         training = Training(Checkpoints(tmp_path / "c"))
         for step in (2, 4):
@@ -401,12 +464,42 @@ def test_processes_that_share_a_disk_write_one_checkpoint(tmp_path):
             assert training.checkpoints.latest() == step
         goes_on(training, rank)
 
-    two_processes(tmp_path, body)
+    two_processes(tmp_path, body, apart, slow)
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step-2", "step-4"}
-    files = sorted(path.name for path in (tmp_path / "c" / "step-4").iterdir())
-    assert files == [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
+    last = sorted(path.name for path in (tmp_path / "c" / "step-4").iterdir())
+    assert last == [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
     (tmp_path / "c" / "step-4" / "random-1.pt").unlink()
     assert Checkpoints(tmp_path / "c").latest() == 2  # a checkpoint is not whole without every process's part
+
+
+def test_each_file_is_hashed_by_one_process(tmp_path):
+    def body(rank):
+        digest = files.digest
+
+        def noted(path):
+            with open(tmp_path / f"hashed-{rank}", "a") as log:
+                log.write(f"{path.name}\n")
+            return digest(path)
+
+        files.digest = noted
+        training = Training(Checkpoints(tmp_path / "c"))
+        saves(training, rank, 2)
+        goes_on(training, rank)
+
+    two_processes(tmp_path, body)
+    hashed = [(tmp_path / f"hashed-{rank}").read_text().split() for rank in (0, 1)]
+    assert sorted(hashed[0] + hashed[1]) == sorted(["history.jsonl", "random-0.pt", "random-1.pt", "training.pt"] * 2)
+    assert not set(hashed[0]) & set(hashed[1])
+
+
+def test_the_engines_of_two_processes_write_into_one_folder(tmp_path):
+    def body(rank):
+        engine = Engine()
+        engine.file = f"shard-{rank}.pt"
+        Checkpoints(tmp_path / "c").save(2, DEEPSPEED, engine, None, HISTORY)
+
+    two_processes(tmp_path, body)
+    assert {path.name for path in (tmp_path / "c" / "step-2" / "engine").iterdir()} == {"shard-0.pt", "shard-1.pt"}
 
 
 def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_path):
@@ -427,6 +520,13 @@ def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_pa
     two_processes(tmp_path, load, apart=True)
     shutil.rmtree(tmp_path / "machine-1")
     two_processes(tmp_path, load, apart=True)  # one machine has it, the other one not
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_one_process_of_a_machine_fetches_for_the_others(slow, remote, tmp_path, monkeypatch):
+    two_processes(tmp_path, lambda rank: saves(Training(Checkpoints(Kept(remote))), rank, 2))
+    elsewhere(tmp_path, monkeypatch)
+    two_processes(tmp_path, lambda rank: goes_on(Training(Checkpoints(Kept(remote))), rank), slow=slow)
 
 
 def test_without_s3_machines_cannot_go_on(tmp_path):

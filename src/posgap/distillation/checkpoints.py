@@ -102,7 +102,6 @@ class Checkpoints:
             files.flush(self.folder, deep=False)
         meet()
         self._upload(complete, recorded)
-        meet()
 
     def _upload(self, complete: Path, own_files: Mapping[str, Mapping[str, Any]]) -> None:
         """Uploads this process's share of the files; the list of all goes last, from the first process."""
@@ -128,16 +127,13 @@ class Checkpoints:
 
     def _fetch(self) -> int:
         """The step to go on from, on every machine; brings its checkpoint from S3 where that has a newer one."""
-        (rank, _), names = rank_and_world(), set()
-        if rank == 0:
-            names = set(self.kept.names())
+        names = self.kept.names() if rank_and_world()[0] == 0 else []
         there = max((_step(name) for name in gather(names)[0] if name.endswith(f"/{FILES}")), default=0)
         here = max(set.intersection(*gather(self._here())), default=0)
         if there > here:
             log.info("fetching the checkpoint of step %d from %s", there, self.kept.uri)
             if first_of_its_node():
                 (self.kept / f"step-{there}").pull()
-            meet()
         elif not here and any(self.folder.glob("step-*")):
             log.warning("%s: no whole checkpoint; without a shared disk `work` must be in S3", self.folder)
         return max(there, here)
@@ -150,7 +146,8 @@ class Checkpoints:
         removed: set[int] = set()
         while step := self._fetch():
             folder = self.folder / f"step-{step}"
-            record, own_files = manifests.read_record(folder / FILES), _shares(folder)[rank_and_world()[0]]
+            own_files = _shares(folder)[rank_and_world()[0]]  # where all meet, when this machine has been brought them
+            record = manifests.read_record(folder / FILES)
             damaged = [
                 name for name in own_files if name in record and files.digest(folder / name) != record[name]["sha256"]
             ]
