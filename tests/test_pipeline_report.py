@@ -131,15 +131,23 @@ def test_a_run_with_nothing_new_says_so(pipeline, reported):
     assert reported(state="SUCCEEDED")["skipped"] == note
 
 
-def test_the_report_is_the_parent_of_the_stages_in_mlflow(pipeline, reported, tmp_path):
-    mine, theirs = pipeline("sweep"), pipeline("gate")
-    MlflowClient().set_tag(theirs.id, "mlflow.parentRunId", "another")
+def test_the_stages_hang_below_a_run_of_the_pipeline_run_that_the_report_ends(pipeline, reported, tmp_path):
+    swept, promoted = pipeline("sweep"), pipeline("promote", promotion="promoted", metrics={"gap": 4, "p": 1})
+    parent = mlflow.get_run(swept.id).data.tags["mlflow.parentRunId"]
+    assert mlflow.get_run(parent).info.status == "RUNNING"
+    orphan, elsewhere = pipeline("gate"), pipeline("compare")
+    MlflowClient().delete_tag(orphan.id, "mlflow.parentRunId")
+    MlflowClient().set_tag(elsewhere.id, "mlflow.parentRunId", "another")
     reported(state="SUCCEEDED")
     own = read_manifest(tmp_path / "report")["mlflow_run_id"]
-    assert mlflow.get_run(mine.id).data.tags["mlflow.parentRunId"] == own
-    assert mlflow.get_run(theirs.id).data.tags["mlflow.parentRunId"] == "another"
-    run = mlflow.get_run(own)
-    assert run.info.run_name == "pipeline run-1" and run.data.tags["posgap.outcome"] == "succeeded"
+    parents = [mlflow.get_run(run).data.tags["mlflow.parentRunId"] for run in (promoted.id, orphan.id, own)]
+    assert parents == [parent] * 3 and mlflow.get_run(elsewhere.id).data.tags["mlflow.parentRunId"] == "another"
+    run = mlflow.get_run(parent)
+    assert run.info.run_name == "pipeline run-1" and run.info.status == "FINISHED"
+    assert run.data.tags["posgap.outcome"] == "succeeded" and run.data.metrics == {"gap": 4}
+    assert run.data.tags["mlflow.note.content"] == (tmp_path / "report" / "report.md").read_text()
+    reported(state="FAILED", message="Task x failed.")
+    assert mlflow.get_run(parent).info.status == "FAILED"
 
 
 def test_other_runs_stages_are_left_out(pipeline, reported, monkeypatch):

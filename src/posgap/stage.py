@@ -17,6 +17,7 @@ from posgap.errors import PosgapError, Rejected
 from posgap.launch import first_of_its_node, is_main_process, launched, of_all
 from posgap.locations import Location, is_uri, with_uris
 from posgap.storage.cache import INCOMPLETE, MANIFEST, look
+from posgap.storage.datasets import Dataset, datasets_of
 from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
 from posgap.storage.manifests import REFUSAL, damage, read_record, recorded
@@ -82,7 +83,7 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
                 if reason != NOTHING:
                     log.info("%s: %s is made again: %s", name, config.out, reason)
                 about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
-                clear = _make(work, config, here, output, about | {"ancestors": _ancestors(input_sources, inputs)})
+                clear = _make(work, config, here, output, about | _origin(config, input_sources, inputs))
             if clear:
                 clear()
         return config.out
@@ -112,6 +113,8 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
         run.params(config.settings())
+        for dataset in about["datasets"]:
+            run.dataset(Dataset(**dataset))
         try:
             clear = work(here, partial, run)
         except Rejected as error:
@@ -171,10 +174,12 @@ def record_of(source: Source) -> dict[str, str]:
     return record | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
 
 
-def _ancestors(input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> list[str]:
-    """Digests, or names, of the inputs and of all that they in turn were made from."""
+def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Digests, or names, of the inputs and of all that they in turn were made from; and the data among that."""
     names = {record["sha256"] or record["path"] for record in inputs.values()}
-    return sorted(names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values())))
+    ancestors = names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values()))
+    datasets = datasets_of(config.examples_for, inputs, input_sources)
+    return {"ancestors": sorted(ancestors), "datasets": [dataset.model_dump() for dataset in datasets]}
 
 
 def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:

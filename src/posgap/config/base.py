@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
@@ -75,6 +75,7 @@ class StageConfig(Config):
     out: OutputPath = Field(description="folder to write")
     seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")
     force: bool = Field(False, description="run again even if the output is complete")
+    examples_for: ClassVar[str] = ""  # what a stage that has the input `examples` uses them for
     _digests: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     def with_digests(self, digests: Mapping[str, str]) -> Self:

@@ -1,6 +1,6 @@
 """Parameters of the data verbs and stages: making, importing, fetching and checking examples, and their versions."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ from posgap.config.sources import SOURCES
 
 class ValidateConfig(PromptConfig):
     """Checks examples with Great Expectations, before any GPU time is spent on them."""
+
+    examples_for: ClassVar[str] = "checked"
 
     exclude: OptionalInputPath = Field(
         None, description="examples that must not be among these: the training set, where these are for evaluation"

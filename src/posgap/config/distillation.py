@@ -1,6 +1,6 @@
 """Parameters of the teacher and of training."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -27,6 +27,8 @@ TRAINING_METHODS = METHODS.where(lambda method: method.trains)
 class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
     """Samples the model's own responses with the gold documents at the position where it answers best."""
 
+    examples_for: ClassVar[str] = "training"
+
     backend: Annotated[str, LOCAL_BACKENDS, AfterValidator(LOCAL_BACKENDS.checked)] = Field(
         "transformers", description=f"backend that generates; {LOCAL_BACKENDS.described()}"
     )
@@ -42,6 +44,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
 
 
 class _Distilled(StageConfig):
+    examples_for: ClassVar[str] = "training"
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
     model: ModelName = Field(

@@ -1,6 +1,6 @@
 """Parameters of sweeps, and of the stages that read them."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,8 @@ class SweepConfig(Swept, *BACKENDS.bases(), BackendConfig):  # type: ignore[misc
 
     `posgap plan sweep` says how many examples it takes.
     """
+
+    examples_for: ClassVar[str] = "evaluation"
 
     model: ModelName = Field(description=MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
@@ -86,6 +88,8 @@ class CompareConfig(StageConfig):
 
 class DiagnoseConfig(StageConfig):
     """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
+
+    examples_for: ClassVar[str] = "evaluation"
 
     sweep: InputPath = Field(description="folder from `sweep`")
     examples: InputPath = Field(description="examples that were swept")

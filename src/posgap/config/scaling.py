@@ -1,6 +1,6 @@
 """Parameters of RoPE scaling: its search, its application, its transfer, and the check of a served model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
@@ -10,6 +10,7 @@ from posgap.config.fields import POSITIONAL, InputPath, ModelName, ModelPath, Op
 
 
 class _Searched(GenerationConfig):
+    examples_for: ClassVar[str] = "search"
     exclude: OptionalInputPath = Field(
         None, description="evaluation examples; the search refuses to run on any of them"
     )

@@ -19,8 +19,10 @@ from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
+from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
+from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 SHOWN = ("summary.json", "curves.png", "curves.html")
@@ -60,6 +62,9 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         base, candidate = read_sweep(folders["merge_base"]), read_sweep(folders["merge_candidate"])
         sweeps = [base, candidate.model_copy(update={"label": "Pos2Distill-R1"})]
         write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
+        for data, use in ((train_data, "training"), (eval_data, "evaluation")):
+            run.dataset(dataset_at(data, use))
+        log_sweep(sweeps[1], run)
         for name in SHOWN:
             run.artifact(out / name)
         output.record(SHOWN, folders)

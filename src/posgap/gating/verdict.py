@@ -158,7 +158,8 @@ def log_verdict(verdict: Verdict, swept: Sweep, run: "Run") -> None:
     values = {f"{rule.name}_value": rule.value for rule in verdict.rules}
     run.metrics({"gap": swept.gap, "mean": swept.mean, **values})
     digest = verdict.policy_digest
-    run.tags({"posgap.gate": verdict.outcome, "posgap.label": swept.label, "posgap.policy_digest": digest})
+    run.label(swept.label)
+    run.tags({"posgap.gate": verdict.outcome, "posgap.policy_digest": digest})
 
 
 def read_verdict(path: Path) -> Verdict:

@@ -41,7 +41,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     if names := [name for name in judged if judged[name] != swept_files.get(name)]:
         raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
     swept = evidence.sweep
-    run.tags({"posgap.label": swept.label})
+    run.label(swept.label)
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})
         raise verdict.error(f"{config.model}, and no alias was moved")

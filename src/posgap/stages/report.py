@@ -12,9 +12,9 @@ from posgap.locations import Location
 from posgap.patience import Passing, Patience, Waits, retrying, within
 from posgap.redaction import redacted_value
 from posgap.stage import stage
-from posgap.tracking.outcomes import markdown, outcome, stages_of
-from posgap.tracking.pipeline_runs import adopt
-from posgap.tracking.runs import Run, pipeline_run
+from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
+from posgap.tracking.pipeline_runs import close, parent
+from posgap.tracking.runs import PARENT_VARIABLE, Run, pipeline_run
 
 log = logging.getLogger(__name__)
 REPORT_FILE, READABLE_FILE = "report.json", "report.md"
@@ -23,7 +23,7 @@ SECONDS = 10.0  # to wait for each of its answers
 
 
 def report(config: ReportConfig) -> Location:
-    """Writes `report.json` and `report.md`, makes this MLflow run the parent of the stages', and posts the report.
+    """Writes `report.json` and `report.md`, ends the MLflow run that the stages' runs hang below, and posts the report.
 
     If the webhook or the tracking server does not answer, that is only a warning.
     """
@@ -34,12 +34,16 @@ def report(config: ReportConfig) -> Location:
 def _report(config: ReportConfig, out: Path, run: Run) -> None:
     identity = config.pipeline_run or pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
-    result = redacted_value(outcome(identity, stages, config.state, config.message, config.registered_name, run))
+    # Stages that somebody runs together, as the demo does, have a parent that he ends.
+    whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
+    ending = outcome(identity, stages, config.state, config.message, config.registered_name, whole or run.id)
+    result = redacted_value(ending)
     write_json(out / REPORT_FILE, result)
-    (out / READABLE_FILE).write_text(markdown(result), encoding="utf-8")
-    if run.id:
-        adopt(stages, run.id)
-    run.tags({"posgap.outcome": result["status"], "mlflow.runName": f"pipeline {identity[:8]}".strip()})
+    (out / READABLE_FILE).write_text(page := markdown(result), encoding="utf-8")
+    tags = {"posgap.outcome": result["status"]}
+    if whole:
+        close(whole, stages, result["status"] == SUCCEEDED, page, tags)
+    run.tags(tags)
     run.artifact(out)
     log.info("the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
     if url := config.webhook_url or os.environ.get("POSGAP_WEBHOOK_URL", ""):

@@ -18,12 +18,12 @@ from posgap.storage.cache import MANIFEST, fetch
 from posgap.storage.folders import Kept, require_ours, send
 from posgap.storage.inputs import Source, sources
 from posgap.storage.outputs import Folder
-from posgap.tracking.runs import PARENT_VARIABLE
+from posgap.tracking.runs import PARENT_VARIABLE, PIPELINE_VARIABLE
 
 log = logging.getLogger(__name__)
 # Variables passed on from the step to its pods. None is secret: secrets come from the runtime's Kubernetes secrets.
 _PASSED_ON = (
-    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE),
+    *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", PARENT_VARIABLE, PIPELINE_VARIABLE),
     *("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"),
 )
 

@@ -160,6 +160,7 @@ class Manifest(TypedDict, total=False):
     config: dict[str, Any]
     inputs: dict[str, dict[str, str]]
     ancestors: list[str]
+    datasets: list[dict[str, str]]
     versions: dict[str, str]
     seconds: float
     mlflow_run_id: str

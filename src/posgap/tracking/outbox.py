@@ -7,6 +7,7 @@ and everything else by its name.
 """
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -22,10 +23,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from posgap import files
 from posgap.patience import Patience
-from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id
+from posgap.storage.datasets import Dataset
+from posgap.tracking.parents import PARENT_TAG, parent_of
+from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput
 
 log = logging.getLogger(__name__)
 KEY_TAG = "posgap.run_key"  # by which a run is found on the server
@@ -36,7 +40,8 @@ YOUNG = 60.0  # seconds for which an empty file may be one that is just begun
 
 class Opening(BaseModel):
     """How a run is opened: anew, in the experiment of this name or id, or by joining the run of id `joins`, which
-    somebody else closes. `time` is in milliseconds; `server` is the one that the run is for, without a password."""
+    somebody else closes. `time` is in milliseconds; `server` is the one that the run is for, without a password. A new
+    run whose tags name no parent hangs below the run of the KFP run `pipeline_run`, if it is a step of one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,6 +52,7 @@ class Opening(BaseModel):
     experiment_id: str = ""
     server: str = ""
     joins: str = ""
+    pipeline_run: str = ""
 
 
 class Entry(BaseModel):
@@ -65,6 +71,7 @@ class Entry(BaseModel):
     metrics: list[tuple[str, float, int, int]] = Field(default_factory=list)
     model_id: str = ""
     tags: dict[str, str] = Field(default_factory=dict)
+    dataset: Dataset | None = None
     file: str = ""
     folder: str = ""
     end: str | None = None
@@ -235,6 +242,8 @@ class Outbox:
                 )
             if entry.tags:
                 client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in entry.tags.items()])
+            if entry.dataset:
+                client.log_inputs(self.run_id, [_as_input(entry.dataset)])
             if entry.end:
                 client.set_terminated(self.run_id, entry.end, entry.time)
                 self._delete_twins(client)
@@ -246,6 +255,7 @@ class Outbox:
         from mlflow.exceptions import MlflowException
 
         if self.opening.joins:
+            shown_as_training(client, client.get_run(self.opening.joins).info.experiment_id)
             return self.opening.joins
         if self.run_id:
             try:
@@ -259,8 +269,13 @@ class Outbox:
             if there := self._runs(client):
                 return there[0]
         self._may_be_there = True
-        tags = self.opening.tags | {KEY_TAG: self.key}
-        return client.create_run(self._experiment(client), self.opening.time, tags, self.opening.name).info.run_id
+        tags, experiment = self.opening.tags, self._experiment(client)
+        shown_as_training(client, experiment)
+        if (pipeline_run := self.opening.pipeline_run) and PARENT_TAG not in tags:
+            tags = tags | {PARENT_TAG: parent_of(client, experiment, pipeline_run, tags, self.opening.time)}
+        return client.create_run(
+            experiment, self.opening.time, tags | {KEY_TAG: self.key}, self.opening.name
+        ).info.run_id
 
     def _runs(self, client: "MlflowClient") -> list[str]:
         """The ids of the runs of this key."""
@@ -281,6 +296,16 @@ class Outbox:
         if not (path.is_relative_to(self._copies.resolve()) and path.is_file()):
             raise Refused(f"{self.file}: names a file {name}, which is not kept with it", "INVALID_PARAMETER_VALUE")
         return path
+
+
+def _as_input(dataset: Dataset) -> "DatasetInput":
+    """As MLflow takes it: `mlflow.data.get_source` finds the data by it."""
+    from mlflow.entities import Dataset as Entity
+    from mlflow.entities import DatasetInput, InputTag
+
+    kind = "s3" if dataset.source.startswith("s3://") else "local"
+    entity = Entity(dataset.name, dataset.digest, kind, json.dumps({"uri": dataset.source}))
+    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])
 
 
 def _of_the_dead(file: Path) -> IO[str] | None:

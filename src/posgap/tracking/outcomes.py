@@ -8,7 +8,7 @@ from posgap import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
 from posgap.tracking.presentation import METHOD
-from posgap.tracking.runs import PIPELINE_TAG, Run, link
+from posgap.tracking.runs import PIPELINE_TAG, link
 from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
@@ -28,8 +28,9 @@ def stages_of(pipeline_run: str) -> list[Step]:
         return []
 
 
-def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, name: str, run: Run) -> dict[str, Any]:
-    """Status, failed steps with their errors, candidates and their gates, the champion of `name`, links.
+def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, name: str, run_id: str) -> dict[str, Any]:
+    """Status, failed steps with their errors, candidates and their gates, the champion of `name`, links, of which one
+    leads to the MLflow run `run_id`.
 
     `state` and `message` are KFP's. Of a step that was tried again the last try counts.
     """
@@ -44,7 +45,7 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
         "candidates": [_candidate(step) for step in last if step.stage == "gate" and step.status == "FINISHED"],
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
-        "links": _links(pipeline_run, run),
+        "links": _links(pipeline_run, run_id),
     }
 
 
@@ -74,11 +75,11 @@ def _champion(name: str, pipeline_run: str) -> dict[str, Any] | None:
     }
 
 
-def _links(pipeline_run: str, run: Run) -> dict[str, str]:
+def _links(pipeline_run: str, run_id: str) -> dict[str, str]:
     kfp = os.environ.get("POSGAP_KFP_UI", "").rstrip("/")
     links = {
         "kfp": f"{kfp}/#/runs/details/{pipeline_run}" if kfp and pipeline_run else "",
-        "mlflow": link(run.id) if run.id else "",
+        "mlflow": link(run_id) if run_id else "",
     }
     return {name: address for name, address in links.items() if address}
 

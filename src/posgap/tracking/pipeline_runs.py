@@ -1,17 +1,20 @@
-"""A pipeline run as MLflow knows it: the runs of its stages."""
+"""A pipeline run as MLflow knows it: a run of its own, and below it the runs of its stages."""
 
 import logging
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from posgap.tracking.runs import ERROR_TAG, PIPELINE_TAG, STAGE_TAG
+from posgap.tracking.outbox import milliseconds
+from posgap.tracking.parents import PARENT_TAG, PIPELINE, PIPELINE_TAG, STAGE_TAG, parent_of
+from posgap.tracking.runs import ERROR_TAG, LABEL_TAG
 from posgap.tracking.server import STAGE, TrackingError, ask, experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput
 
 log = logging.getLogger(__name__)
+_FIGURES = ("gap", "gap_high", "mean", "worst")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Step:
     error: str
     metrics: dict[str, float]
     tags: dict[str, str]
+    datasets: "list[DatasetInput]"
     run_id: str
 
     @property
@@ -41,26 +45,52 @@ def steps(pipeline_run: str) -> list[Step]:
         in_order = ["attributes.start_time ASC"]
         return list(client.search_runs([experiment_id(client)], condition, order_by=in_order, max_results=1000))
 
-    return [_step(run) for run in ask(runs, STAGE)]
+    return [_step(run) for run in ask(runs, STAGE) if run.data.tags.get(STAGE_TAG) != PIPELINE]
 
 
-def adopt(steps_of_run: list[Step], parent: str) -> None:
-    """Hangs stages that have no parent yet below the MLflow run `parent`, as far as the server lets it."""
-    orphans = [s.run_id for s in steps_of_run if s.run_id != parent and "mlflow.parentRunId" not in s.tags]
+def parent(pipeline_run: str) -> str:
+    """The id of a pipeline run's own MLflow run; empty, and a warning, where MLflow does not answer."""
     try:
-        for run_id in orphans:
-            ask(partial(_hang, run_id=run_id, parent=parent), STAGE)
+        return ask(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}, milliseconds()), STAGE)
     except TrackingError as error:
         log.warning("the stages are not grouped: %s", error)
+        return ""
 
 
-def _hang(client: "MlflowClient", run_id: str, parent: str) -> None:
-    client.set_tag(run_id, "mlflow.parentRunId", parent)
+def close(parent: str, stages: list[Step], succeeded: bool, note: str, tags: dict[str, str]) -> None:
+    """Ends the MLflow run `parent` of a pipeline run: with `note` as its description, the tags, and of its stages the
+    data, and the figures of the model that was promoted. Stages that hang nowhere are hung below it.
+
+    Where MLflow does not answer, that is only a warning.
+    """
+    from mlflow.entities import Metric, RunTag
+
+    promoted = next((step for step in stages if step.tags.get("posgap.promotion") == "promoted"), None)
+    figures = {name: promoted.metrics[name] for name in _FIGURES if name in promoted.metrics} if promoted else {}
+    now = milliseconds()
+    datasets = {(each.dataset.name, each.dataset.digest): each for step in stages for each in step.datasets}
+
+    def tell(client: "MlflowClient") -> None:
+        for step in stages:
+            if PARENT_TAG not in step.tags:
+                client.set_tag(step.run_id, PARENT_TAG, parent)
+        client.log_batch(
+            parent,
+            metrics=[Metric(name, value, now, 0) for name, value in figures.items()],
+            tags=[RunTag(name, value) for name, value in (tags | {"mlflow.note.content": note}).items()],
+        )
+        client.log_inputs(parent, list(datasets.values()))
+        client.set_terminated(parent, "FINISHED" if succeeded else "FAILED")
+
+    try:
+        ask(tell, STAGE)
+    except TrackingError as error:
+        log.warning("the run of the pipeline stays open in MLflow: %s", error)
 
 
 def _step(run: Any) -> Step:
     tags, parameters, info = run.data.tags, run.data.params, run.info
-    label = parameters.get("label") or tags.get("posgap.label") or parameters.get("method", "")
+    label = parameters.get("label") or tags.get(LABEL_TAG) or parameters.get("method", "")
     return Step(
         stage=tags.get(STAGE_TAG, info.run_name),
         detail=" ".join(filter(None, (label, parameters.get("shard", "")))),
@@ -69,5 +99,6 @@ def _step(run: Any) -> Step:
         error=tags.get(ERROR_TAG, ""),
         metrics=dict(run.data.metrics),
         tags=dict(tags),
+        datasets=list(run.inputs.dataset_inputs),
         run_id=info.run_id,
     )

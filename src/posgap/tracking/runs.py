@@ -16,7 +16,9 @@ from pathlib import Path
 
 from posgap.errors import PosgapError
 from posgap.redaction import redacted
+from posgap.storage.datasets import Dataset
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
+from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
@@ -34,7 +36,8 @@ from posgap.tracking.server import (
 log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by whoever runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
-PIPELINE_TAG, STAGE_TAG, ERROR_TAG = "posgap.pipeline_run", "posgap.stage", "posgap.error"
+ERROR_TAG = "posgap.error"
+NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
 
@@ -127,6 +130,20 @@ class Run:
     def tags(self, values: Mapping[str, object]) -> None:
         self._tell(Entry(tags=_texts(values)))
 
+    def dataset(self, dataset: Dataset) -> None:
+        """Logs data that the run used: its name, digest and source, and what for; not the data itself."""
+        self._tell(Entry(dataset=Dataset(**_texts(dataset.model_dump()))))
+
+    def label(self, text: str) -> None:
+        """Gives the run a label, by which people tell it from others of its stage; in its name, too, unless somebody
+        else has named it."""
+        named = (
+            {}
+            if self._outbox is None or self._outbox.opening.joins
+            else {NAME_TAG: f"{self._outbox.opening.name} {text}"}
+        )
+        self.tags({LABEL_TAG: text, **named})
+
     def artifact(self, path: Path) -> None:
         """Logs a file, or a folder's contents."""
         if self._outbox is None or self._ended:
@@ -180,7 +197,8 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     """The MLflow run of one stage that makes `out`; a warning where no server answers.
 
     Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
-    hangs a new one below the run that POSGAP_PARENT_RUN_ID names. Of a run that failed, a tag says why.
+    hangs a new one below the run that POSGAP_PARENT_RUN_ID names, or below that of the pipeline run whose step it is.
+    Of a run that failed, a tag says why.
     """
     sender = Sender()
     send_left_behind(out, sender)
@@ -217,7 +235,7 @@ def is_for_this_server(outbox: Outbox) -> bool:
 def _opening(stage: str) -> Opening:
     tags = {"mlflow.user": _user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
     if parent := os.environ.get(PARENT_VARIABLE):
-        tags["mlflow.parentRunId"] = parent
+        tags[PARENT_TAG] = parent
     name, experiment_id = experiment()
     return Opening(
         name=stage,
@@ -227,6 +245,7 @@ def _opening(stage: str) -> Opening:
         experiment_id=experiment_id,
         server=address(),
         joins=os.environ.get("MLFLOW_RUN_ID", ""),
+        pipeline_run=pipeline_run(),
     )
 
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +34,7 @@ os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 T = TypeVar("T")
 EXPERIMENT = "posgap"
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # as which MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
 OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may have to make
 BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
@@ -119,6 +120,18 @@ def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> st
         if there := client.get_experiment_by_name(name):  # made by another command, or by a try whose answer was lost
             return there.experiment_id
         raise
+
+
+def shown_as_training(client: "MlflowClient", experiment: str) -> None:
+    """Has MLflow's pages open an experiment at its runs, and not at the traces of agents, unless it says already how.
+
+    Who may not change the experiment leaves it as it is.
+    """
+    from mlflow.exceptions import MlflowException
+
+    with suppress(MlflowException):
+        if KIND_TAG not in client.get_experiment(experiment).tags:
+            client.set_experiment_tag(experiment, KIND_TAG, KIND)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
             run.metrics({"accuracy_by_position": value}, position, model_id)
-    run.tags({"posgap.label": sweep.label})
+    run.label(sweep.label)
     log.info(
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
         sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),

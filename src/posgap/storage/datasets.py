@@ -1,0 +1,53 @@
+"""The data that a stage's result rests on: examples, by name and digest."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from posgap.files import Record, digest, parsed
+from posgap.storage.cache import MANIFEST
+from posgap.storage.inputs import Source, manifest_of
+
+EXAMPLES = "examples"  # the input that holds data
+_ENDINGS = (".gz", ".jsonl", ".json")
+
+
+class Dataset(Record):
+    """Examples from `source`, a path or address. `digest` is their sha256, or its beginning; `context` says what they
+    were used for."""
+
+    name: str
+    digest: str
+    source: str
+    context: str
+
+
+def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: Mapping[str, Source]) -> list[Dataset]:
+    """What a stage's inputs make it rest on: its examples, for what `context` says; without examples of its own, the
+    data of all its inputs.
+
+    Examples that came out of a stage, as `validate`, are known by what went into it.
+    """
+    behind = {
+        field: parsed(list[Dataset], manifest_of(source).get("datasets", []), f"{source.location}/{MANIFEST}")
+        for field, source in sources.items()
+    }
+    if EXAMPLES not in inputs or not context:
+        return _each_once(dataset for datasets in behind.values() for dataset in datasets)
+    own = behind[EXAMPLES] or [_named(inputs[EXAMPLES]["path"], inputs[EXAMPLES]["sha256"], context)]
+    return _each_once(dataset.model_copy(update={"context": context}) for dataset in own)
+
+
+def dataset_at(path: Path, context: str) -> Dataset:
+    """The examples in a file of this machine."""
+    return _named(str(path), digest(path), context)
+
+
+def _named(path: str, sha256: str, context: str) -> Dataset:
+    name = path.rstrip("/").rpartition("/")[2]
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return Dataset(name=name, digest=sha256[:12], source=path, context=context)
+
+
+def _each_once(datasets: Iterable[Dataset]) -> list[Dataset]:
+    return list({(dataset.name, dataset.digest, dataset.context): dataset for dataset in datasets}.values())

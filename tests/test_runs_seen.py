@@ -1,0 +1,122 @@
+"""What people see of runs, on a real MLflow server: parents and children, data, and the mode of the experiment."""
+
+import json
+import multiprocessing
+import os
+
+import mlflow
+import pytest
+from conftest import kv_example
+from mlflow_server import serving
+from test_cli import run
+
+from posgap.files import digest
+from posgap.storage.inputs import read_manifest
+from posgap.tasks.examples import write_examples
+from posgap.tracking import runs
+from posgap.tracking.outbox import place_of
+from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, empty_store):
+    folder = tmp_path_factory.mktemp("server")
+    with serving(folder, str(folder / "store"), empty_store) as (uri, _):
+        yield uri
+
+
+@pytest.fixture
+def server(address, monkeypatch, request):
+    """A client of a real server, with an experiment of this test's own."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    yield mlflow.MlflowClient(address)
+
+
+def data_of(client, folder):
+    """Name, digest, use and source of the data of the run that made a folder."""
+    inputs = client.get_run(read_manifest(folder)["mlflow_run_id"]).inputs.dataset_inputs
+    return [
+        (each.dataset.name, each.dataset.digest, each.tags[0].value, mlflow.data.get_source(each).load())
+        for each in inputs
+    ]
+
+
+@pytest.fixture
+def swept(tmp_path, model_folder, capsys):
+    """Validates and sweeps by the command line, with more options; the file of examples and the sweep's folder."""
+    file = tmp_path / "eval-7.jsonl.gz"
+    write_examples(file, [kv_example(i) for i in range(4)])
+
+    def call(*verb):
+        code, shown = run(capsys, *verb, "--model", model_folder, "--task", "kv", "--n-docs", 4, "--max-new-tokens", 2)
+        assert code == 0, shown
+
+    call("validate", "--examples", file, "--out", tmp_path / "eval")
+    call("sweep", "--examples", tmp_path / "eval", "--out", tmp_path / "swept", "--label", "base")
+    assert run(capsys, "merge", tmp_path / "swept", "--out", tmp_path / "merged")[0] == 0
+    return file
+
+
+def test_runs_name_their_data_with_digest_source_and_use(server, swept, tmp_path):
+    name, sha = "eval-7", digest(swept)[:12]
+    assert data_of(server, tmp_path / "eval") == [(name, sha, "checked", str(swept))]
+    # What was validated, and what only reads a sweep, still names the file that somebody gave.
+    for folder in ("swept", "merged"):
+        assert data_of(server, tmp_path / folder) == [(name, sha, "evaluation", str(swept))]
+    merged = server.get_run(read_manifest(tmp_path / "merged")["mlflow_run_id"])
+    assert merged.info.run_name == "merge base" and merged.data.metrics.keys() >= {"gap", "gap_high", "mean", "worst"}
+    experiment = server.get_experiment(merged.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_what_the_server_did_not_take_is_sent_later_with_its_data(server, swept, tmp_path, monkeypatch, capsys):
+    experiment = os.environ["MLFLOW_EXPERIMENT_NAME"]
+    address = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setattr(runs, "ALLOWED_SECONDS", 1.0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-offline")
+    again = ["merge", tmp_path / "swept", "--out", tmp_path / "again"]
+    assert run(capsys, *again)[0] == 0 and place_of(tmp_path / "again").is_dir()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert run(capsys, "sync", tmp_path)[0] == 0
+    there = mlflow.search_runs(
+        experiment_names=[experiment], filter_string="tags.`posgap.pipeline_run` = 'run-offline'", output_format="list"
+    )
+    by_stage = {each.data.tags["posgap.stage"]: each for each in there}
+    assert by_stage.keys() == {"merge", "pipeline"}
+    (data,) = by_stage["merge"].inputs.dataset_inputs
+    assert data.dataset.digest == digest(swept)[:12] and json.loads(data.dataset.source) == {"uri": str(swept)}
+    assert by_stage["merge"].data.tags["mlflow.parentRunId"] == by_stage["pipeline"].info.run_id
+
+
+def _stage(out, start):
+    start.wait(60)
+    with start_run("sweep", {}, out):
+        pass
+
+
+def test_stages_that_begin_at_once_hang_below_one_run(server, tmp_path, monkeypatch):
+    monkeypatch.setenv(PIPELINE_VARIABLE, "run-9")
+    spawned = multiprocessing.get_context("spawn")
+    start = spawned.Barrier(4)
+    steps = [spawned.Process(target=_stage, args=(tmp_path / str(number), start)) for number in range(4)]
+    for step in steps:
+        step.start()
+    for step in steps:
+        step.join()
+    assert [step.exitcode for step in steps] == [0] * 4
+    there = mlflow.search_runs(experiment_names=[os.environ["MLFLOW_EXPERIMENT_NAME"]], output_format="list")
+    (parent,) = [each for each in there if each.data.tags["posgap.stage"] == "pipeline"]
+    children = [each for each in there if each is not parent]
+    assert [each.data.tags["mlflow.parentRunId"] for each in children] == [parent.info.run_id] * 4
+
+
+def test_an_experiment_that_says_how_it_is_shown_is_left_so(server, tmp_path):
+    name = os.environ["MLFLOW_EXPERIMENT_NAME"]
+    server.create_experiment(name, tags={"mlflow.experimentKind": "genai_development"})
+    with start_run("sweep", {}, tmp_path / "out"):
+        pass
+    assert server.get_experiment_by_name(name).tags["mlflow.experimentKind"] == "genai_development"
