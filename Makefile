@@ -3,6 +3,7 @@
 # make types   checks the types with mypy
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
+# make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
 # make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
@@ -14,12 +15,13 @@ TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 WORKERS ?= 1
 CHAOS_SECONDS ?= 600
+S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
 CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers screenshot clean
+.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 screenshot clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -78,6 +80,11 @@ images-check:
 # Needs root, kubectl, and Debian's podman, buildah, runc, catatonit, debootstrap, netavark and iptables.
 containers: $(VENV)/.installed-test
 	POSGAP_CONTAINERS=1 TORCH_INDEX_URL=$(TORCH_INDEX_URL) $(VENV)/bin/python -m pytest tests/test_containers.py
+
+# Needs Debian's radosgw, ceph-mon and ceph-osd, or rclone 1.65 or newer.
+s3: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest tests/test_storage.py tests/test_versions.py tests/test_s3_*.py \
+		tests/test_server.py
 
 screenshot:
 	test -f runs/demo/curves.html || $(MAKE) demo

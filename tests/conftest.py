@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import s3_servers
 import torch
 from hypothesis import Phase, settings
 from s3 import Calls
@@ -101,16 +102,10 @@ def hotpot_file() -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint():
-    """The address of an S3 server on this machine."""
-    from moto.server import ThreadedMotoServer
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3_endpoint(tmp_path_factory):
+    """The address of an S3 server on this machine: moto's, or the real one that POSGAP_S3 names."""
+    with s3_servers.serving(os.environ.get("POSGAP_S3", "moto"), tmp_path_factory.mktemp("s3")) as address:
+        yield address
 
 
 _BUCKETS = itertools.count()
