@@ -15,13 +15,15 @@ from ports import free_port
 
 
 @contextmanager
-def serving(folder: Path, artifacts: str, store: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The address of a tracking server, with a copy of the database `store`, that hands artifacts through; and what
-    kills it."""
+def serving(folder: Path, artifacts: str, store: Path | str) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a tracking server, with the database at a URI or a copy of a SQLite file, that hands artifacts
+    through; and what kills it."""
     port = free_port()
-    shutil.copy(store, folder / "server.db")
+    if isinstance(store, Path):
+        shutil.copy(store, folder / "server.db")
+        store = f"sqlite:///{folder}/server.db"
     command = [Path(sys.executable).with_name("mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--workers", "1"]
+    command += ["--backend-store-uri", store, "--workers", "1"]
     command += ["--artifacts-destination", artifacts, "--serve-artifacts"]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes for what nobody asks for
     with open(folder / "server.log", "wb") as shown:

@@ -24,7 +24,7 @@ from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.examples import write_examples
-from posgap.tracking import registry
+from posgap.tracking import promotion, registry
 
 
 @pytest.fixture
@@ -109,15 +109,15 @@ def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, mode
     model = copy_of(model_folder, tmp_path / "slow")
     swept = write_sweep(tmp_path / "sweep-slow", [0.995] * 5, model=model)
     folder = gated(tmp_path, "slow", swept, base, name="tiny")
-    register = registry._register
+    upload = promotion._upload
 
-    def while_another_is_faster(name, *rest):
-        other = client.create_model_version(name, "file:///other")
-        client.set_registered_model_alias(name, "champion", other.version)
-        return register(name, *rest)
+    def while_another_is_faster(*arguments):
+        other = client.create_model_version("tiny", "file:///other")
+        client.set_registered_model_alias("tiny", "champion", other.version)
+        return upload(*arguments)
 
-    monkeypatch.setattr(registry, "_register", while_another_is_faster)
-    with pytest.raises(PosgapError, match="tiny: version 2 has become the champion meanwhile, so that no alias was"):
+    monkeypatch.setattr(promotion, "_upload", while_another_is_faster)
+    with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
         promoted(tmp_path, "slow", model, swept, folder)
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "2"
 
@@ -130,7 +130,7 @@ def test_candidates_of_a_run_face_the_one_before_it(tmp_path, base, champion, mo
         folder = gated(tmp_path, name, swept, base, name="tiny")
         assert read_verdict(folder).evidence["champion"].model_digest == read_sweep(champion).model_digest
         promoted(tmp_path, name, model, swept, folder)
-    assert registry.to_beat("tiny").version == registry._under("tiny", "previous").version
+    assert registry.to_beat("tiny").version == registry.previous("tiny").version
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from test_gate import copy_of, promotion
 
 from posgap.cli import main
 from posgap.stages.promote import promote
-from posgap.tracking import registry
+from posgap.tracking import champions
 
 
 def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_path, base, model_folder, capsys):
@@ -37,5 +37,5 @@ def test_a_reason_is_one_line(reason, capsys):
 
 def test_somebody_s_tag_is_no_part_of_the_history():
     client = mlflow.MlflowClient()
-    client.create_registered_model("tiny", tags={f"{registry.CHANGE}note": "hello", "other": "x"})
-    assert registry.changes(client.get_registered_model("tiny")) == []
+    client.create_registered_model("tiny", tags={f"{champions.CHANGE}note": "hello", "other": "x"})
+    assert champions.changes(client.get_registered_model("tiny")) == []

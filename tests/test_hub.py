@@ -20,7 +20,8 @@ from posgap.models import loading
 from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_model, load_tokenizer
 from posgap.storage.inputs import ByName, OnDisk, source, sources
 from posgap.tasks.examples import write_examples
-from posgap.tracking.registry import DIGEST, champion, crown
+from posgap.tracking.promotion import crown
+from posgap.tracking.registry import DIGEST, champion
 from posgap.tracking.runs import start_run
 
 

@@ -1,10 +1,8 @@
 """The commands of the MLflow Deployment, as rendered, against a real PostgreSQL and an S3 server."""
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,16 +10,16 @@ from pathlib import Path
 import boto3
 import httpx2
 import mlflow
+import postgres
 import pytest
 from manifests import needs_kubectl, of_kind, overlay, pod_templates
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
-BINARIES = next((file.parent for file in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[::-1]), None)
 pytestmark = [
     pytest.mark.slow,
     needs_kubectl,
-    pytest.mark.skipif(BINARIES is None, reason="no PostgreSQL below /usr/lib/postgresql (Debian: postgresql)"),
+    postgres.needs_postgres,
 ]
 SECRETS = {
     # A password that would have to be escaped in a URI.
@@ -45,25 +43,8 @@ def environment(container: dict, maps: dict) -> dict[str, str]:
 @pytest.fixture
 def database():
     """The port of a PostgreSQL with an empty database `mlflow`."""
-    folder = tempfile.mkdtemp(prefix="posgap-postgres-")
-    user = "nobody" if os.getuid() == 0 else None  # it refuses to run as root
-    if user:
-        shutil.chown(folder, user)
-
-    def run(program, *words):
-        arguments = [BINARIES / program, "-D", f"{folder}/data", *words]
-        subprocess.run(arguments, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
-
-    secret = SECRETS["posgap-mlflow-db"]
-    (Path(folder) / "password").write_text(secret["PGPASSWORD"])
-    run("initdb", "-U", secret["PGUSER"], f"--pwfile={folder}/password", "-A", "scram-sha-256")
-    port = free_port()
-    run("pg_ctl", "-w", "-l", f"{folder}/log", "-o", f"-p {port} -k {folder} -h 127.0.0.1", "start")
-    login = os.environ | secret | {"PGHOST": "127.0.0.1", "PGPORT": str(port)}
-    subprocess.run([BINARIES / "createdb", "mlflow"], env=login, check=True)
-    yield port
-    run("pg_ctl", "-m", "immediate", "stop")
-    shutil.rmtree(folder)
+    with postgres.database(SECRETS["posgap-mlflow-db"]) as port:
+        yield port
 
 
 @pytest.fixture

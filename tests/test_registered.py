@@ -19,6 +19,7 @@ from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.registered import Registered
 from posgap.tasks.examples import write_examples
 from posgap.tracking import registry
+from posgap.tracking.champions import CHAMPION
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def registers(tmp_path):
     def register(folder: Path) -> str:
         version = client.get_model_version("tiny", registered_as(experiment, folder).rpartition("/")[2]).version
         client.set_model_version_tag("tiny", version, registry.DIGEST, digest(folder))
-        client.set_registered_model_alias("tiny", registry.CHAMPION, version)
+        client.set_registered_model_alias("tiny", CHAMPION, version)
         return str(version)
 
     return register

@@ -7,6 +7,7 @@ from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry
+from posgap.tracking.champions import CHAMPION
 
 
 def steps(run: Path) -> dict[str, Path]:
@@ -49,7 +50,7 @@ def summarize(folders: dict[str, Path], registered_name: str, seconds: dict[str,
         "base": _figures(read_sweep(folders["merge_base"])),
         "candidate": _figures(read_sweep(folders["merge_candidate"])),
         "gate": verdict.model_dump(mode="json", include={"outcome", "passed", "rules"}),
-        "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": registry.CHAMPION},
+        "registry": champion and {"name": champion.name, "version": str(champion.version), "alias": CHAMPION},
         "seconds": seconds | {stage: read_manifest(folder)["seconds"] for stage, folder in folders.items()},
     }
 

@@ -17,7 +17,9 @@ from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tracking import registry
+from posgap.tracking.champions import CHAMPION
 from posgap.tracking.presentation import describe, short_tags, write_pages
+from posgap.tracking.promotion import crown
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.version_record import VersionRecord
 from posgap.tracking.version_record import keep as keep_record
@@ -30,8 +32,8 @@ PROMOTION_FILE = "promotion.json"
 def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
-    Where several candidates of one pipeline run are promoted, the alias ends at the one whose mean is
-    highest at the lower end of its interval. Where the name has a policy of its own, the kept evidence is judged by
+    Where several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
+    first. Where the name has a policy of its own, the kept evidence is judged by
     that too. Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where
     sweep and model do not belong together, the verdict is on another champion than that of today, or a signature is
     missing that a policy asks for.
@@ -58,7 +60,11 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
-    _require_current(config, verdict, model_digest)
+    beaten = _require_current(config, verdict, model_digest)
+
+    def require_current() -> None:
+        _require_current(config, verdict, model_digest, beaten)
+
     made_by = read_manifest(Path(config.model))
     policy = own or verdict.policy
     record = VersionRecord(
@@ -73,19 +79,19 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     shown = short_tags(swept, method_of(config.model), verdict.outcome, described(policy))
     tags = {
         **shown,
-        registry.SCORE_TAG: f"{swept.mean_ci95[0]:.4f}",
         registry.DIGEST: model_digest,
         registry.PROMOTION_RUN: run.id,
         registry.POLICY: policy.model_dump_json(),
         registry.EVIDENCE: keep_record(record, run.id, out),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
-    version, champion = registry.crown(config.name, Path(config.model), tags, run)
+    sweep = out / registry.PROMOTED_SWEEP
+    version, champion = crown(config.name, Path(config.model), tags, run, sweep, require_current)
     crowned = version == champion
     outcome = "is the champion" if crowned else f"is registered; of this run's candidates version {champion} is better"
     log.info("%s version %s %s", config.name, version, outcome)
     run.tags({"posgap.promotion": "promoted" if crowned else "registered", "posgap.version": version, **shown})
-    alias = registry.CHAMPION if crowned else ""
+    alias = CHAMPION if crowned else ""
     write_json(
         out / PROMOTION_FILE,
         {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
@@ -94,15 +100,21 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     describe(config.name, version, swept, run)
 
 
-def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str) -> None:
-    """`PosgapError` where the verdict compares the model with another than the champion of today."""
+def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str, before: str = "") -> str:
+    """The version of the champion of today; `PosgapError` where the verdict compares the model with another.
+
+    `before` is the version that was champion a while ago, if that was asked.
+    """
     champion, judged = registry.to_beat(config.name), verdict.evidence.get("champion")
     if champion is None:
-        return
-    # A version that posgap did not register has no digest; that some champion was judged is all that can be asked.
-    held = champion.tags.get(registry.DIGEST)
-    if held == model_digest or (judged and held in (None, judged.model_digest)):
-        return
+        return ""
+    # A version that posgap did not register has no digest; that some champion was judged, and that it is the same
+    # while this goes on, is all that can be asked.
+    version, held = str(champion.version), champion.tags.get(registry.DIGEST)
+    if held == model_digest or (judged and held == judged.model_digest):
+        return version
+    if judged and held is None and before in ("", version):
+        return version
     against = f"another champion, {judged.label}" if judged else "no champion"
     raise PosgapError(
         f"{config.gate}: compares the model with {against}, and that of {config.name} is version {champion.version}; "

@@ -9,7 +9,9 @@ import click
 from posgap import tables
 from posgap.config import HistoryConfig, RollbackConfig
 from posgap.errors import PosgapError
-from posgap.tracking import registry
+from posgap.tracking import champions, registry
+from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
+from posgap.tracking.leases import Lease
 from posgap.tracking.presentation import SHOWN
 
 if TYPE_CHECKING:
@@ -30,23 +32,33 @@ def show(config: HistoryConfig) -> None:
     versions = sorted(registry.versions(config.name), key=lambda version: int(version.version))
     rows = [_row(version, aliases.get(str(version.version), [])) for version in versions]
     click.echo(tables.markdown(_VERSION, rows, left=4))
-    if changes := registry.changes(model):
+    if changes := champions.changes(model):
         shown = [[str(change.get(key, "")) for key in ("at", "before", "version", "why")] for change in changes]
         click.echo(f"\n{tables.markdown(['since (UTC)', 'before', 'champion', 'why'], shown, left=4)}")
 
 
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
-    registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(registry.WHEN)
+    registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(champions.WHEN)
     shown = [version.tags.get(name, "") for name in SHOWN]
     return [str(version.version), registered, ", ".join(sorted(aliases)), *shown]
 
 
 def rollback(config: RollbackConfig) -> None:
     """Makes the previous champion the champion again, and the present one the previous one."""
-    former, target = registry.champion(config.name), registry.previous(config.name)
-    if former is None or target is None:
-        missing = registry.CHAMPION if former is None else registry.PREVIOUS
-        raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
-    registry.set_champion(config.name, str(target.version), former, f"rolled back: {config.reason}")
+    if registry.registered_model(config.name) is None:
+        raise PosgapError(f"{config.name}: no version has the alias `{CHAMPION}`; there is nothing to go back to")
+    why = champions.ROLLED_BACK + config.reason
+
+    def back(lease: Lease, completed: Change | None) -> Change:
+        # The same command, which was killed, was completed now: once is enough.
+        if completed and completed.why == why:
+            return completed
+        former, target = (champions.under(lease.read(), alias) for alias in (CHAMPION, PREVIOUS))
+        if not former or not target:
+            missing = PREVIOUS if former else CHAMPION
+            raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
+        return champions.move(lease, target, why, former)
+
+    change = champions.in_turn(config.name, back)
     words = "%s: version %s is the champion again, and version %s the previous one"
-    log.info(words, config.name, target.version, former.version)
+    log.info(words, config.name, change.version, change.previous)

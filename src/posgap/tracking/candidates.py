@@ -1,0 +1,69 @@
+"""Which candidate of a pipeline run is the best."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.measurement import statistics
+from posgap.measurement.comparability import alike
+from posgap.measurement.sweeps import Evidence
+from posgap.tracking import champions
+from posgap.tracking.registry import PROMOTED_SWEEP, PROMOTION_RUN, bring, tagged
+from posgap.tracking.runs import PIPELINE_TAG
+from posgap.tracking.version_record import record_of
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+
+
+def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> str:
+    """The best of the candidates of a pipeline run, of which `version` is one; without those that were rolled back."""
+    without = champions.rolled_back(registered) - {version}
+    rivals = tagged(registered.name, PIPELINE_TAG, pipeline) if pipeline else []
+    rivals = [rival for rival in rivals if str(rival.version) not in without]
+    if len(rivals) < 2:
+        return version
+    with tempfile.TemporaryDirectory() as place:
+        return best({str(rival.version): _judged_sweep(rival, Path(place)) for rival in rivals})
+
+
+def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
+    """The sweep with which a version was admitted, downloaded to a folder in `place`."""
+    folder, record = place / str(version.version), record_of(version)
+    folder.mkdir()
+    sweep = folder / PROMOTED_SWEEP
+    if record and bring(version.tags[PROMOTION_RUN], PROMOTED_SWEEP, folder):
+        judged = record.judged
+        if judged and all((sweep / name).is_file() and files.digest(sweep / name) == judged[name] for name in judged):
+            return Evidence(sweep)
+    raise PosgapError(
+        f"{version.name} version {version.version}: MLflow has not the sweep that it was promoted with, so that it "
+        "cannot be compared with other candidates of its run; promote it again, or delete that version"
+    )
+
+
+def best(candidates: Mapping[str, Evidence]) -> str:
+    """The name of the best of these candidates, by the sweeps that admitted them.
+
+    They are compared with the one whose mean is highest, paired by example. Of those that are not worse than it for
+    certain (the 95 % interval of the paired difference of their means holds 0), the best is the one whose gap is
+    smallest at its upper end; of equals, the one with the higher mean; of equals in that too, the one whose model's
+    digest comes first. The order in which they are given is without effect. `PosgapError` where they were not asked
+    alike.
+    """
+    leader = min(candidates.values(), key=_by_mean)
+    level = {name: each for name, each in candidates.items() if not _is_worse(each, leader)}
+    return min(level, key=lambda name: (level[name].sweep.gap_ci95[1], *_by_mean(level[name])))
+
+
+def _by_mean(candidate: Evidence) -> tuple[float, str]:
+    return -candidate.sweep.mean, candidate.sweep.model_digest
+
+
+def _is_worse(candidate: Evidence, leader: Evidence) -> bool:
+    paired, _ = alike(candidate, leader)
+    _, (_, high) = statistics.paired_difference(paired.correct, leader.correct)
+    return high < 0

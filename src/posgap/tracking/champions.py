@@ -1,0 +1,200 @@
+"""Who is champion of a registered model: aliases that move one change at a time, and a record that is only added to.
+
+A change is written down before it is made, and recorded when it is: where it breaks off between two writes, whoever
+holds the lease next completes it. All that writes here is done under the lease of the name.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from posgap.json_text import parse
+from posgap.tracking import leases
+from posgap.tracking.leases import Lease
+from posgap.tracking.server import Refused, ask
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import RegisteredModel
+
+log = logging.getLogger(__name__)
+CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
+CHANGE = "posgap.champion."  # beginning of tags of a registered model, one more whenever its champion changes
+UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change that is being made
+WHEN = "%Y-%m-%d %H:%M:%S"  # in UTC
+ROLLED_BACK = "rolled back: "  # beginning of why
+ELSEWHERE = "noticed: moved by something else than posgap"
+
+
+class Change(BaseModel):
+    """A change of the champion: when (UTC), from which version to which, and why.
+
+    `previous` is the version that the alias `previous` stands for afterwards, and `run` the MLflow run that promoted;
+    empty where there is none. `tag` is the one by which it is recorded.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    tag: str
+    at: str
+    version: str
+    before: str
+    previous: str = ""
+    why: str
+    run: str = ""
+
+    def record(self) -> str:
+        """The value of its tag."""
+        return self.model_dump_json(exclude={"tag"})
+
+
+def in_turn(name: str, work: "Callable[[Lease, Change | None], leases.T]") -> leases.T:
+    """What `work` returns, which is called under the lease of a registered model, after what others left half done was
+    completed: that change is its second argument."""
+    return leases.in_turn(name, lambda lease: work(lease, heal(lease)))
+
+
+def under(model: "RegisteredModel", alias: str) -> str:
+    """The version that an alias stands for; empty where there is none."""
+    return str(model.aliases.get(alias, ""))
+
+
+def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
+    """Each change of the champion, in order: when (`at`, UTC), to which `version`, from which `before`, and `why`."""
+    read = [parse(model.tags[tag], f"{model.name}: tag {tag}") for _, tag in _recorded(model)]
+    return [change for change in read if isinstance(change, dict)]
+
+
+def rolled_back(model: "RegisteredModel") -> set[str]:
+    """The versions that were champion last until a rollback."""
+    ended: dict[str, bool] = {}
+    for change in changes(model):
+        ended[str(change.get("before", ""))] = str(change.get("why", "")).startswith(ROLLED_BACK)
+        ended.pop(str(change.get("version", "")), None)
+    return {version for version, by_rollback in ended.items() if by_rollback}
+
+
+def move(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:
+    """Makes a version the champion. The alias `previous` comes to stand for `previous`, or for none where it is empty.
+
+    The champion is never without a version meanwhile.
+    """
+    change = _change(lease.read(), version, previous, why, run)
+    lease.write(lambda client: client.set_registered_model_tag(lease.name, UNDER_WAY, change.model_dump_json()))
+    _complete(lease, change)
+    return change
+
+
+def heal(lease: Lease) -> Change | None:
+    """Mends what an earlier process, or a hand, left behind; returns the change that it completed, if there was one.
+
+    A change that was under way is completed. A champion that was deleted is followed by the previous one. An alias
+    `previous` that stands for the champion comes to stand for the champion before, and what was changed elsewhere is
+    recorded.
+    """
+    model = lease.read()
+    completed = _complete_what_is_under_way(lease, model)
+    for alias, version in _overwritten(lease, model).items():
+        lease.set_alias(alias, version)
+    model = lease.read()
+    champion, previous, recorded = under(model, CHAMPION), under(model, PREVIOUS), changes(model)
+    last = str(recorded[-1].get("version", "")) if recorded else ""
+    if not champion and last and previous and not _is_there(lease.name, last):
+        log.warning("%s: its champion, version %s, was deleted; version %s follows", lease.name, last, previous)
+        move(lease, previous, f"version {last} was deleted", _before(lease.name, recorded, {previous}))
+    elif champion and last and champion != last:
+        change = _change(model, champion, previous, ELSEWHERE, before=last)
+        lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
+    if champion and champion == previous:
+        lease.set_alias(PREVIOUS, _before(lease.name, recorded, {champion}))
+    return completed
+
+
+def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Change | None:
+    if not (text := model.tags.get(UNDER_WAY)):
+        return None
+    try:
+        change = Change.model_validate_json(text)
+    except ValidationError:
+        change = None
+    # What a request wrote late, that nobody waited for any more, is older than what is recorded, or was said of another
+    # champion than that of today.
+    if (
+        change
+        and _moment(change.tag) > max([0, *(moment for moment, _ in _recorded(model))])
+        and under(model, CHAMPION) in (change.before, change.version)
+        and _is_there(lease.name, change.version)
+    ):
+        log.warning("%s: an earlier command broke off; making version %s the champion", lease.name, change.version)
+        _complete(lease, change)
+        return change
+    lease.write(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
+    return None
+
+
+def _complete(lease: Lease, change: Change) -> None:
+    meant = {PREVIOUS: change.previous, CHAMPION: change.version}
+    while wrong := [alias for alias, version in meant.items() if under(lease.read(), alias) != version]:
+        for alias in wrong:
+            lease.set_alias(alias, meant[alias])
+            lease.read()
+        lease.settle()
+    lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
+    lease.write(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
+
+
+def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
+    """The aliases that this process may have written after another had taken over, as they are recorded."""
+    if not lease.stale or not (recorded := changes(model)):
+        return {}
+    last = recorded[-1]
+    meant = {alias: str(last[key]) for alias, key in ((CHAMPION, "version"), (PREVIOUS, "previous")) if key in last}
+    return {alias: meant[alias] for alias, version in lease.stale.items()
+            if alias in meant and under(model, alias) == version != meant[alias]}  # fmt: skip
+
+
+def _change(
+    model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
+) -> Change:
+    """A change that comes after all that are recorded, whatever the clocks of their machines say."""
+    milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _recorded(model))])
+    return Change(
+        tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
+        at=datetime.fromtimestamp(milliseconds / 1000, UTC).strftime(WHEN),
+        version=version,
+        before=under(model, CHAMPION) if before is None else before,
+        previous=previous,
+        why=why,
+        run=run,
+    )
+
+
+def _recorded(model: "RegisteredModel") -> list[tuple[int, str]]:
+    """The moments, in milliseconds, and tags of all changes, in order."""
+    return sorted((moment, tag) for tag in model.tags if (moment := _moment(tag)))
+
+
+def _moment(tag: str) -> int:
+    """The moment in the name of a change's tag; 0 for another tag."""
+    moment = tag.removeprefix(CHANGE).partition("-")[0]
+    return int(moment) if tag.startswith(CHANGE) and moment.isdecimal() else 0
+
+
+def _before(name: str, recorded: list[dict[str, Any]], but: set[str]) -> str:
+    """The last champion that is another than these and still there; empty where there is none."""
+    versions = [str(change.get(key, "")) for change in reversed(recorded) for key in ("version", "before")]
+    return next((version for version in versions if version and version not in but and _is_there(name, version)), "")
+
+
+def _is_there(name: str, version: str) -> bool:
+    try:
+        ask(lambda client: client.get_model_version(name, version))
+    except Refused as error:
+        if error.is_missing or error.is_wrong:
+            return False
+        raise
+    return True

@@ -1,0 +1,297 @@
+"""The lease of a registered name: who moves its aliases holds it, and only one process at a time does.
+
+MLflow's interface has no lock and no compare-and-swap. What it has, whatever is behind it, is tags that each writer can
+keep to itself, and that are read as they were last written. Of these a lock can be made: Burns and Lamport's one-bit
+algorithm. Each process writes a tag of its own on the registered model, its flag, and then reads those of the others.
+It withdraws before an earlier flag, and waits until later ones are gone. Nobody writes over, or takes away, a flag that
+is another's, unless that other is dead: then exactly its flag is removed, and removing it twice does no harm.
+
+A holder writes its flag again and again. Who waits takes it for dead when the flag has not changed for as many seconds
+as it says itself, by the clock of who waits: nobody's time of day is compared with another's. A holder that could not
+write its flag for half of that time writes nothing more. The other half is for requests that are still under way.
+"""
+
+import json
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from posgap.errors import PosgapError
+from posgap.patience import Patience
+from posgap.tracking.server import ONCE, Refused, TrackingError, address, ask
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+FLAG = "posgap.lease."  # beginning of the tags of a registered model that are flags
+VARIABLE = "POSGAP_LEASE_SECONDS"
+SECONDS = 120.0  # without a change of its flag, after which a holder is dead
+LEAST, MOST = 1.0, 3600.0  # that a flag may say
+WAIT = 1800.0  # seconds that one process waits for the others
+WRITING = Patience(seconds=60, longest_wait=5)  # of a change under the lease
+LOST_AT_MOST = 3  # times, for one piece of work
+
+
+class Lost(PosgapError):
+    """The lease is another's by now, or may be."""
+
+
+def now() -> float:
+    """Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """The right to change what a registered model's aliases stand for, for this process alone.
+
+    `stale`: the aliases that were last written under an earlier lease of this process, which it lost.
+    """
+
+    def __init__(self, name: str, stale: Mapping[str, str] | None = None, quiet_at: float = 0.0):
+        self.name, self.seconds = name, _seconds()
+        self.stale = dict(stale or {})
+        self.aliases: dict[str, str] = {}  # as this process last wrote them
+        # A database on this machine has answered, or will not do anything any more; a server may still do what it was
+        # asked, long after nobody waits for its answer.
+        self.in_transit = 0.0 if address().startswith("sqlite") else self.seconds / 2
+        self.quiet_at = quiet_at  # when no request can be under way any more that was not answered
+        self._prefix, self._tries = f"{FLAG}{int(1000 * time.time())}-{uuid.uuid4().hex[:8]}", 0
+        self._flag, self._beats, self._holds_until = "", 0, 0.0
+        self._others: dict[str, tuple[str, float]] = {}
+        self._writing, self._over = threading.Lock(), threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
+
+    def read(self) -> "RegisteredModel":
+        """The registered model as it is now; `Lost` where the lease is not this process's any more."""
+        model = self._model()
+        self._require_time()
+        if self._flag not in model.tags:
+            raise Lost(f"{self.name}: another process has taken over; run this again")
+        return model
+
+    def write(self, call: "Callable[[MlflowClient], T]") -> T:
+        """What `call` returns, which changes something and may be called several times; `Lost` where another may hold
+        the lease by now."""
+        return self._send(call, WRITING, max(1.0, min(30.0, self.seconds / 4)), self._require_time)
+
+    def set_alias(self, alias: str, version: str) -> None:
+        """Has an alias stand for a version, or for nothing."""
+        self.aliases[alias] = version
+        if version:
+            self.write(lambda client: client.set_registered_model_alias(self.name, alias, version))
+        else:
+            self.write(lambda client: client.delete_registered_model_alias(self.name, alias))
+
+    def settle(self) -> None:
+        """Waits until nothing is under way any more that was asked for and not answered, and may yet be done."""
+        if (seconds := self.quiet_at - now()) > 0:
+            log.info(
+                "%s: MLflow left a request unanswered: waiting for %.0f s, in which it may do it", self.name, seconds
+            )
+            time.sleep(seconds)
+
+    def acquire(self) -> None:
+        """Returns when the lease is this process's; `PosgapError` where that takes too long."""
+        until = now() + WAIT
+        self._raise_flag()
+        self._beating.start()
+        while earlier := [flag for flag in self._flags() if flag < self._flag]:
+            self._withdraw()
+            while [flag for flag in self._flags() if flag in earlier]:
+                self._pause(until)
+            self._raise_flag()
+        while [flag for flag in self._flags() if flag > self._flag]:
+            self._pause(until)
+        self.read()
+
+    def release(self) -> None:
+        """Gives the lease back, once nothing of what was done under it is still under way."""
+        try:
+            self.settle()
+            self._over.set()
+            self._beating.join()
+            self.settle()
+            for flag in [flag for flag in self._model().tags if flag.startswith(self._prefix)]:
+                self._remove(flag)
+        except TrackingError as error:
+            self._over.set()
+            log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
+
+    def abandon(self) -> None:
+        """Gives the lease back after an error, at once; where something is still under way, it is left to expire."""
+        self._over.set()
+        if not self._beating.is_alive() and not self._flag:
+            return
+        if self._beating.is_alive():
+            self._beating.join(1.0)
+        if self.quiet_at > now() or self._beating.is_alive():
+            log.warning("%s: its lease is left to expire, in %.0f s", self.name, self.seconds)
+            return
+        try:
+            ask(lambda client: client.delete_registered_model_tag(self.name, self._flag), ONCE)
+        except TrackingError as error:
+            log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
+
+    def _model(self) -> "RegisteredModel":
+        return ask(lambda client: client.get_registered_model(self.name))
+
+    def _require_time(self) -> None:
+        if now() > self._holds_until:
+            raise Lost(f"{self.name}: MLflow was not reached for too long to be sure of the lease; run this again")
+
+    def _send(
+        self,
+        call: "Callable[[MlflowClient], T]",
+        patience: Patience,
+        seconds: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Asks, and notes until when a try without an answer may yet be done."""
+        sent: list[float] = []
+
+        def attempt(client: "MlflowClient") -> T:
+            check()
+            sent.append(now())
+            return call(client)
+
+        answered = False
+        try:
+            answer = ask(attempt, patience, seconds)
+            answered = True
+            return answer
+        except Refused:
+            answered = True
+            raise
+        finally:
+            unanswered = sent[:-1] if answered else sent
+            self.quiet_at = max([self.quiet_at, *(at + self.in_transit for at in unanswered)])
+
+    def _raise_flag(self) -> None:
+        """Writes a new flag: what was asked of an earlier one, and may yet be done, does nothing to this."""
+        self._tries += 1
+        with self._writing:
+            self._flag = f"{self._prefix}.{self._tries:04}"
+            self._show(WRITING, self.seconds / 4)
+
+    def _withdraw(self) -> None:
+        with self._writing:
+            flag, self._flag = self._flag, ""
+        self._remove(flag)
+
+    def _remove(self, flag: str) -> None:
+        self._send(lambda client: client.delete_registered_model_tag(self.name, flag), WRITING, self.seconds / 4)
+
+    def _show(self, patience: Patience, seconds: float) -> None:
+        """Writes the flag, with another value than before."""
+        self._beats += 1
+        value = json.dumps({"by": _process(), "seconds": self.seconds, "beat": self._beats})
+        sent, flag = now(), self._flag
+        self._send(lambda client: client.set_registered_model_tag(self.name, flag, value), patience, seconds)
+        self._holds_until = sent + self.seconds / 2
+
+    def _beat(self) -> None:
+        while not self._over.wait(self.seconds / 8):
+            with self._writing:
+                if not self._flag:
+                    continue
+                # Who slept for long must not write its flag again, which another may have removed.
+                if now() > self._holds_until:
+                    return
+                try:
+                    self._show(ONCE, self.seconds / 8)
+                except TrackingError as error:
+                    log.debug("%s: its lease was not renewed: %s", self.name, error)
+
+    def _flags(self) -> list[str]:
+        """The flags of other processes that live, or died too short a time ago to be sure; the others are removed."""
+        tags = self._model().tags
+        flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
+        flags = {flag: value for flag, value in flags.items() if not flag.startswith(self._prefix)}
+        before, self._others = self._others, {}
+        for flag, value in flags.items():
+            value_before, since = before.get(flag, ("", 0.0))
+            if value_before == value and now() - since > _holder(value)[1]:
+                log.info("%s: the lease of %s has expired", self.name, _holder(value)[0])
+                self._remove(flag)
+            else:
+                self._others[flag] = (value, since if value_before == value else now())
+                if flag not in before:
+                    log.info("%s: waiting for %s", self.name, _holder(value)[0])
+        return list(self._others)
+
+    def _pause(self, until: float) -> None:
+        if now() > until:
+            holder = next((_holder(value)[0] for value, _ in self._others.values()), "others")
+            raise PosgapError(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
+        if self._flag and now() > self._holds_until:
+            raise Lost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
+        time.sleep(self.seconds / 120 * random.uniform(0.5, 1.0))
+
+
+@contextmanager
+def _held(lease: Lease) -> Iterator[Lease]:
+    try:
+        lease.acquire()
+        yield lease
+    except BaseException:
+        lease.abandon()
+        raise
+    lease.release()
+
+
+def in_turn(name: str, work: Callable[[Lease], T]) -> T:
+    """What `work` returns, which is called while this process alone holds the lease of a registered model, that exists.
+
+    It is called again where the lease was lost meanwhile, so it must look at everything anew.
+    """
+    lease = Lease(name)
+    for lost in range(LOST_AT_MOST + 1):
+        try:
+            with _held(lease):
+                return work(lease)
+        except Lost as error:
+            if lost == LOST_AT_MOST:
+                raise
+            log.warning("%s", error)
+            lease = Lease(name, stale=lease.stale | lease.aliases, quiet_at=lease.quiet_at)
+            lease.settle()
+    raise AssertionError  # the loop has returned or raised
+
+
+def holders(model: "RegisteredModel") -> dict[str, str]:
+    """Who holds the lease of a registered model or waits for it, alive or dead, by the tag that is its flag."""
+    return {flag: _holder(value)[0] for flag, value in sorted(model.tags.items()) if flag.startswith(FLAG)}
+
+
+def _holder(value: str) -> tuple[str, float]:
+    """Who wrote a flag, and after how many seconds without a change it has expired."""
+    try:
+        holder: Any = json.loads(value)
+        return str(holder["by"]), min(MOST, max(LEAST, float(holder["seconds"])))
+    except (ValueError, LookupError, TypeError):
+        return "somebody", SECONDS
+
+
+def _process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _seconds() -> float:
+    text = os.environ.get(VARIABLE, "") or SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST <= seconds <= MOST:
+        raise PosgapError(f"{VARIABLE}: {text!r} is no number of seconds from {LEAST:.0f} to {MOST:.0f}; correct it")
+    return seconds

@@ -1,0 +1,158 @@
+"""How a model that was admitted enters the registry, and which one becomes the champion."""
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.models import flavor
+from posgap.tracking import champions
+from posgap.tracking.candidates import best_of_run
+from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
+from posgap.tracking.leases import Lease
+from posgap.tracking.registry import (
+    DIGEST,
+    EVIDENCE,
+    MODEL_SECONDS,
+    PROMOTED_SWEEP,
+    PROMOTION_RUN,
+    SEVERAL,
+    bring_model,
+    create,
+    is_of_this_run,
+    numbered,
+    registered_model,
+    tagged,
+)
+from posgap.tracking.runs import PIPELINE_TAG, Run
+from posgap.tracking.server import BYTES_PER_SECOND, ask, tries_of_mlflow
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger(__name__)
+_OF_CANDIDATES = (EVIDENCE, PROMOTION_RUN, PIPELINE_TAG)  # tags: a version without them is not ready to be promoted
+
+
+def crown(
+    name: str,
+    model: Path,
+    tags: Mapping[str, str],
+    run: Run,
+    sweep: Path | None = None,
+    require_current: Callable[[], None] = lambda: None,
+) -> tuple[str, str]:
+    """Registers the model folder, and makes the best candidate of its pipeline run the champion.
+
+    Returns its version and the champion's. A model that is registered already gets no second version. `sweep` is the
+    folder of the sweep that admitted it, which its run keeps. All that decides is read, and all that moves is moved,
+    under the lease of the name: `require_current` is called there, and raises where the verdict is not on the champion
+    of that moment. Candidates of one run come side by side, and each is compared with all that came before it
+    (`candidates.best`): the last sees all, so that the alias ends at the same in whatever order they come. The champion
+    before the run becomes `previous`.
+    """
+    if not run.id:
+        raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
+    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, run)
+    if sweep:
+        ask(lambda client: _keep(client, run.id, sweep), seconds=MODEL_SECONDS)
+    if registered_model(name) is None:
+        create(name)
+    # Not yet a candidate of its run: nobody must crown what was not looked at.
+    first = {key: value for key, value in tags.items() if key not in _OF_CANDIDATES}
+    version = champions.in_turn(name, lambda lease, _: _registered(lease, uri, first, run))
+    _require_stored(name, version, tags[DIGEST])
+
+    def decide(lease: Lease, _: Change | None) -> str:
+        require_current()
+        _tag(lease, version, tags)
+        registered = lease.read()
+        winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
+        former, previous = (champions.under(registered, alias) for alias in (CHAMPION, PREVIOUS))
+        if former != winner:
+            stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
+            champions.move(lease, winner, "promoted", previous if stays else former, run=run.id)
+        return winner
+
+    return version, champions.in_turn(name, decide)
+
+
+def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
+    """Gives a version those of the tags that it has not."""
+    there = numbered(lease.name, version).tags
+    lacking = [key for key in tags if there.get(key) != tags[key]]
+    # That it is a candidate is said last: whoever compares it reads the others.
+    for key in sorted(lacking, key=_OF_CANDIDATES.__contains__):
+        lease.write(partial(_set_tag, name=lease.name, version=version, key=key, value=tags[key]))
+
+
+def _set_tag(client: "MlflowClient", name: str, version: str, key: str, value: str) -> None:
+    client.set_model_version_tag(name, version, key, value)
+
+
+def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
+    """Uploads a sweep to the files of a run, and looks whether it is there: MLflow's client believes a login page."""
+    client.log_artifacts(run, str(sweep), PROMOTED_SWEEP)
+    there = {Path(file.path).name: file.file_size for file in client.list_artifacts(run, PROMOTED_SWEEP)}
+    if there != {file.name: file.stat().st_size for file in sweep.iterdir()}:
+        raise ConnectionError("it took the sweep, and does not have it")
+
+
+def _require_stored(name: str, version: str, model_digest: str) -> None:
+    """`PosgapError` unless the registry gives back the very files of the model that was judged."""
+    uri = f"models:/{name}/{version}"
+    with tempfile.TemporaryDirectory() as place:
+        if files.digest(bring_model(uri, Path(place))) != model_digest:
+            raise PosgapError(
+                f"{uri}: MLflow gives back other files than it was given; no alias was moved, promote again"
+            )
+
+
+def _upload(model: Path, run: Run) -> str:
+    """Logs the model folder with MLflow; returns its URI there."""
+    import mlflow
+    from mlflow.models import Model
+
+    size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
+
+    def upload(_: "MlflowClient") -> str:
+        with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
+            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model}
+            return Model.log(artifact_path=None, name="model", **how).model_uri
+
+    return ask(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
+
+
+def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> str:
+    """The version of a model, which is made of the logged model at `uri` where there is none, and made once."""
+    from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
+
+    logged = uri.rpartition("/")[2]
+
+    def make(client: "MlflowClient") -> None:
+        # Where the answer to a first try was lost, the version is there.
+        if tagged(lease.name, DIGEST, tags[DIGEST]):
+            return
+        if not uri:
+            raise PosgapError(f"{lease.name}: the version of this model was deleted meanwhile; promote it again")
+        client.create_model_version(lease.name, uri, run.id, dict(tags), await_creation_for=30, model_id=logged)
+
+    lease.write(make)
+    lease.settle()
+    version, *twins = tagged(lease.name, DIGEST, tags[DIGEST])
+    for twin in twins:
+        log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
+        lease.write(partial(_delete, name=lease.name, version=str(twin.version)))
+    if str(version.source) == uri:
+        linked = {MLFLOW_MODEL_VERSIONS: json.dumps([{"name": lease.name, "version": int(version.version)}])}
+        lease.write(lambda client: client.set_logged_model_tags(logged, linked))
+    return str(version.version)
+
+
+def _delete(client: "MlflowClient", name: str, version: str) -> None:
+    client.delete_model_version(name, version)

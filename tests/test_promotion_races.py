@@ -1,0 +1,202 @@
+"""Candidates of one pipeline run promoted side by side, by processes of their own, against MLflow servers that fail.
+
+`CHAOS_SEED` chooses the faults. With `POSGAP_CHAOS_SECONDS` there are more rounds, of more processes.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+import postgres
+import pytest
+from fault_proxy import FAULTS, FINE, Fault, FaultProxy, faulty
+from mlflow_server import serving
+from test_gate import copy_of, write_sweep
+
+from posgap.config import GateConfig
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages.gate import gate
+from posgap.tracking import champions, leases, registry
+
+pytestmark = pytest.mark.slow
+SEED = int(os.environ.get("CHAOS_SEED", "0"))
+LONG = "POSGAP_CHAOS_SECONDS" in os.environ
+ROUNDS = 20 if LONG else 1
+MOST = 8 if LONG else 3  # processes
+LEASE = 8.0  # seconds
+TRIES = 5  # of one promotion
+EVERY = 10  # request or so is spoilt
+# Delayed for longer than is waited for an answer, and for less than half a lease.
+SPOILT = [
+    *(FAULTS[name] for name in ("drop before", "drop after", "500", "429", "truncate", "delay")),
+    Fault(delay=3.0),
+]
+LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "secret"}
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["posgap.cli", "posgap.stages.promote", "posgap.models.flavor", "mlflow.pyfunc",
+     "mlflow.store.tracking.rest_store", "transformers.models.llama.modeling_llama"]
+)  # fmt: skip
+
+
+def process(words: list[str], log: Path, environment: dict[str, str]) -> None:
+    """What a process of its own does: the command, with what it shows in a file."""
+    os.environ.update(environment)
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    from posgap.cli import main
+
+    main(words)
+
+
+@dataclass
+class Place:
+    """A server, the proxy in front of it, and candidates: each a folder with model, sweep and gate."""
+
+    url: str
+    proxy: FaultProxy
+    former: Path
+    candidates: list[Path]
+
+    def start(
+        self, folder: Path, name: str, run: str, out: Path, url: str = ""
+    ) -> "multiprocessing.process.BaseProcess":
+        words = ["promote", "--name", name, "--out", str(out)]
+        words += ["--model", str(folder / f"model-{folder.name}")]
+        for option in ("sweep", "gate"):
+            words += [f"--{option}", str(folder / option)]
+        environment = {"MLFLOW_TRACKING_URI": url or self.proxy.url, "POSGAP_PIPELINE_RUN": run}
+        environment |= {leases.VARIABLE: str(LEASE), "POSGAP_CACHE": str(out.parent / "cache"), "OMP_NUM_THREADS": "1"}
+        started = SERVER.Process(target=process, args=(words, out.with_suffix(".log"), environment))
+        started.start()
+        return started
+
+    def promote(self, folder: Path, name: str, run: str, out: Path, url: str = "") -> None:
+        """Promotes, again and again if need be, as who runs a pipeline does."""
+        for _ in range(TRIES):
+            started = self.start(folder, name, run, out, url)
+            started.join()
+            if started.exitcode == 0:
+                return
+        raise AssertionError(out.with_suffix(".log").read_text()[-3000:])
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=postgres.needs_postgres)])
+def place(request, tmp_path_factory, model_folder, empty_store) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("races")
+    with ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        store: Path | str = empty_store
+        if request.param == "postgresql":
+            port = stack.enter_context(postgres.database(LOGIN))
+            store = f"postgresql://mlflow:secret@127.0.0.1:{port}/mlflow"
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/gates.db")
+        former, *candidates = [prepared(folder, number, model_folder) for number in range(MOST + 1)]
+        url, _ = stack.enter_context(serving(folder, str(folder / "store"), store))
+        yield Place(url, stack.enter_context(faulty(url)), former, candidates)
+
+
+def prepared(folder: Path, number: int, model_folder: Path) -> Path:
+    """The folder of a candidate, gated against the former champion, which is number 0. The last one is the best."""
+    here = folder / str(number)
+    here.mkdir()
+    model = copy_of(model_folder, here / f"model-{number}")
+    probability = {0: 0.9, MOST: 0.995}.get(number, 0.94 + 0.003 * number)
+    swept = write_sweep(here / "sweep", [probability] * 5, model=model, seed=number)
+    lax = {"max_gap": 30, "advantageous_tolerance": 30, "mean_tolerance": 30}
+    champion = {"champion": folder / "0" / "sweep"} if number else {}
+    gate(GateConfig(out=here / "gate", candidate=swept, base=folder / "0" / "sweep", **champion, **lax))
+    return here
+
+
+@contextmanager
+def watched(url: str, name: str) -> Iterator[list[str]]:
+    """The champions that a user of the server sees within the block, "" where there is none."""
+    sights, over = [], threading.Event()
+
+    def watch() -> None:
+        client = mlflow.MlflowClient(url, url)
+        while not over.wait(0.1):
+            sight = champions.under(client.get_registered_model(name), champions.CHAMPION)
+            if sights[-1:] != [sight]:
+                sights.append(sight)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield sights
+    finally:
+        over.set()
+        thread.join()
+
+
+def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str]) -> None:
+    """The registered model has one champion, the best; what was promoted says so, and nothing is left behind."""
+    client = mlflow.MlflowClient(place.url, place.url)
+    model = client.get_registered_model(name)
+    versions = {str(version.version): version for version in client.search_model_versions(f"name='{name}'")}
+    digests = {number: version.tags[registry.DIGEST] for number, version in versions.items()}
+    assert len(set(digests.values())) == len(digests) == 1 + len(outs)
+    best = read_sweep(place.candidates[-1] / "sweep").model_digest
+    champion, previous = (champions.under(model, alias) for alias in (champions.CHAMPION, champions.PREVIOUS))
+    assert digests[champion] == best
+    assert digests[previous] == read_sweep(place.former / "sweep").model_digest
+    assert "" not in sights and sights[-1] == champion
+    changed = champions.changes(model)
+    assert [change["before"] for change in changed] == ["", *(change["version"] for change in changed[:-1])]
+    assert changed[-1]["version"] == champion
+    assert len({change["version"] for change in changed}) == len(changed)
+    assert champions.UNDER_WAY not in model.tags and not leases.holders(model)
+    for out in outs:
+        promotion = json.loads((out / "promotion.json").read_text())
+        number, crowned = promotion["version"], promotion["champion"]
+        assert digests[number] == promotion["tags"][registry.DIGEST]
+        assert crowned in {change["version"] for change in changed}
+        assert promotion["alias"] == ("champion" if crowned == number else "")
+
+
+@pytest.mark.parametrize("round", range(ROUNDS))
+def test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion(place, round, tmp_path, record_property):
+    draw = random.Random(f"{SEED} {round}")
+    number = draw.randint(2, MOST)
+    name, run = f"tiny-{round}-{SEED}", f"run-{round}"
+    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    candidates = [*draw.sample(place.candidates[:-1], number - 1), place.candidates[-1]]
+    outs = [tmp_path / f"out-{at}" for at in range(number)]
+
+    def spoil(count: int, method: str, path: str) -> Fault:
+        return draw.choice(SPOILT) if draw.randrange(EVERY) == 0 else FINE
+
+    place.proxy.fault = spoil
+    try:
+        with watched(place.url, name) as sights:
+            work = [(place.promote, (candidate, name, run, out)) for candidate, out in zip(candidates, outs)]
+            failures: list[BaseException] = []
+            threads = [threading.Thread(target=attempted, args=(failures, *each)) for each in work]
+            for thread in threads:
+                thread.start()
+                time.sleep(draw.uniform(0, 1))
+            for thread in threads:
+                thread.join()
+            assert not failures, failures[0]
+            time.sleep(0.5)
+        assert_one_truth(place, name, outs, sights)
+    finally:
+        place.proxy.heal()
+    record_property("promotions", number)
+
+
+def attempted(failures: list[BaseException], call, arguments) -> None:
+    try:
+        call(*arguments)
+    except BaseException as error:
+        failures.append(error)
