@@ -144,6 +144,15 @@ class RollbackConfig(HistoryConfig):
     reason: str = Field(pattern=r"^[^\r\n]{1,300}$", description="why, in one line")
 
 
+class GcConfig(Config):
+    """Shows what commands that were killed left behind in MLflow, and removes it with --yes: runs that are said to be
+    running, uploaded models and versions that came to nothing, leases that nobody holds, changes that broke off."""
+
+    name: OptionalRegisteredName = Field("", description="registered model to look at; empty: all")
+    older_than: float = Field(24, ge=0, description="hours since something was last heard of it")
+    yes: bool = Field(False, description="remove what is shown")
+
+
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
     """How many examples the gate needs so that a flat model which lost nothing is admitted."""
 

@@ -144,7 +144,9 @@ def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> st
 
     lease.write(make)
     lease.settle()
-    version, *twins = tagged(lease.name, DIGEST, tags[DIGEST])
+    aliased = {str(number) for number in lease.read().aliases.values()}
+    there = tagged(lease.name, DIGEST, tags[DIGEST])
+    version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)
     for twin in twins:
         log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
         lease.write(partial(_delete, name=lease.name, version=str(twin.version)))

@@ -103,14 +103,14 @@ def versions(name: str) -> "list[ModelVersion]":
 
 
 def tagged(name: str, tag: str, value: str) -> "list[ModelVersion]":
-    """The versions with this value of a tag: those with an alias first, and then in the order in which they came."""
-    versions = ask(lambda client: list(client.search_modeltagged(f"name='{name}' and tags.`{tag}`='{value}'")))
-    return sorted(versions, key=lambda version: (not version.aliases, int(version.version)))
+    """The versions with this value of a tag, in the order in which they came."""
+    versions = ask(lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'")))
+    return sorted(versions, key=lambda version: int(version.version))
 
 
 def numbered(name: str, number: str) -> "ModelVersion":
     """The version of a registered model with this number."""
-    return ask(lambda client: client.get_modelnumbered(name, number))
+    return ask(lambda client: client.get_model_version(name, number))
 
 
 def set_policy(name: str, text: str) -> None:

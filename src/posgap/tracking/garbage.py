@@ -1,0 +1,150 @@
+"""`posgap gc`: what commands that were killed left behind in MLflow."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from posgap import tables
+from posgap.config import GcConfig
+from posgap.errors import PosgapError
+from posgap.tracking import champions, leases, registry
+from posgap.tracking.leases import Lease
+from posgap.tracking.outbox import KILLED
+from posgap.tracking.parents import STAGE_TAG
+from posgap.tracking.server import ask, experiment_id
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import RegisteredModel
+
+_PROMOTE = "promote"  # the stage that logs models
+_MODEL = "models:/"  # before the id of the logged model that is a version's source
+
+
+@dataclass(frozen=True)
+class Remains:
+    """Something left behind: what and which it is, since when (UTC, milliseconds), what `remove` does, and that."""
+
+    kind: str
+    name: str
+    since: int
+    becomes: str
+    remove: Callable[[], None]
+
+
+def collect(config: GcConfig) -> None:
+    """Prints, as Markdown, what commands that were killed left behind, and with `yes` removes it.
+
+    `PosgapError` where the registered model that `config` names is not there.
+    """
+    before = int(1000 * (time.time() - 3600 * config.older_than))
+    remains = [*_in_registry(config.name, before), *_logged_models(before), *_runs(before)]
+    if not remains:
+        click.echo("nothing was left behind")
+        return
+    moments = [datetime.fromtimestamp(each.since / 1000, UTC).strftime(champions.WHEN) for each in remains]
+    rows = [[each.kind, each.name, moment, each.becomes] for each, moment in zip(remains, moments)]
+    click.echo(tables.markdown(["what", "which", "since (UTC)", "becomes"], rows, left=4))
+    if not config.yes:
+        click.echo("\nNothing was changed. With --yes it is.")
+        return
+    for each in remains:
+        each.remove()
+
+
+def _in_registry(name: str, before: int) -> Iterator[Remains]:
+    """Leases that nobody gave back, changes that broke off, and versions that were never looked at."""
+    if name:
+        model = registry.registered_model(name)
+        if model is None:
+            raise PosgapError(f"{name}: no registered model of this name in MLflow")
+        models = [model]
+    else:
+        models = ask(lambda client: list(client.search_registered_models()))
+    for model in models:
+        yield from _of_model(ask(lambda client: client.get_registered_model(model.name)), before)  # noqa: B023
+
+
+def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
+    name = model.name
+
+    def take_lease() -> None:
+        champions.in_turn(name, lambda lease, completed: None)
+
+    for flag, holder in leases.holders(model).items():
+        moment = flag.removeprefix(leases.FLAG).partition("-")[0]
+        since = int(moment) if moment.isdecimal() else 0
+        if since < before:
+            yield Remains("lease", f"{name}: {holder}", since, "removed, unless it is alive", take_lease)
+    if champions.UNDER_WAY in model.tags and not leases.holders(model):
+        yield Remains("change", name, model.last_updated_timestamp or 0, "completed", take_lease)
+    for version in registry.versions(name):
+        number, created = str(version.version), int(version.creation_timestamp)
+        if created < before and _is_unfinished(name, number):
+            yield Remains("version", f"{name} version {number}", created, "deleted", lambda n=number: _delete(name, n))
+
+
+def _is_unfinished(name: str, number: str) -> bool:
+    """Whether a version was registered by a promotion that never came to decide about it."""
+    version = registry.numbered(name, number)
+    return registry.DIGEST in version.tags and registry.PROMOTION_RUN not in version.tags and not version.aliases
+
+
+def _delete(name: str, number: str) -> None:
+    """Deletes a version, unless a promotion has taken it up meanwhile."""
+
+    def delete(lease: Lease, _: champions.Change | None) -> None:
+        if _is_unfinished(name, number):
+            lease.write(lambda client: client.delete_model_version(name, number))
+
+    champions.in_turn(name, delete)
+
+
+def _logged_models(before: int) -> Iterator[Remains]:
+    """What promotions uploaded, and no version was made of."""
+    uploaded = [run.info.run_id for run in _all_runs(f"tags.`{STAGE_TAG}` = '{_PROMOTE}'")]
+    logged = ask(lambda client: list(client.search_logged_models([experiment_id(client)])))
+    used = {str(version.source) for version in ask(lambda client: list(client.search_model_versions()))}
+    for model in logged:
+        ours = model.source_run_id in uploaded and model.creation_timestamp < before
+        if ours and f"{_MODEL}{model.model_id}" not in used:
+            yield Remains(
+                "logged model",
+                model.model_id,
+                model.creation_timestamp,
+                "deleted",
+                lambda identity=model.model_id: ask(lambda client: client.delete_logged_model(identity)),
+            )
+
+
+def _runs(before: int) -> Iterator[Remains]:
+    """Runs of stages that are said to be running, and have told nothing for long."""
+    for run in _all_runs("attributes.status = 'RUNNING'"):
+        if STAGE_TAG in run.data.tags and run.info.start_time < before and (heard := _last_heard(run)) < before:
+            yield Remains(
+                "run",
+                f"{run.data.tags[STAGE_TAG]} {run.info.run_id}",
+                heard,
+                f"closed as {KILLED}",
+                lambda identity=run.info.run_id: ask(lambda client: client.set_terminated(identity, KILLED)),
+            )
+
+
+def _last_heard(run: "Run") -> int:
+    """When a run last logged a metric, or began, in milliseconds."""
+
+    def moments(client: "MlflowClient") -> list[int]:
+        return [
+            point.timestamp for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)
+        ]
+
+    return max([run.info.start_time, *ask(moments)])
+
+
+def _all_runs(condition: str) -> "list[Run]":
+    return ask(lambda client: list(client.search_runs([experiment_id(client)], condition, max_results=10_000)))

@@ -1,0 +1,79 @@
+"""What killed commands left behind in MLflow is shown, and removed when that is asked for."""
+
+import time
+
+import mlflow
+import pytest
+from test_cli import fails
+
+from posgap.cli import main
+from posgap.tracking import champions, leases, registry
+from posgap.tracking.server import experiment_id
+
+NOTHING_DONE = "\nNothing was changed. With --yes it is.\n"
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """A registry with one of everything, and what is to stay: by name, ids of runs, logged models and versions."""
+    monkeypatch.setenv(leases.VARIABLE, "2")
+    client = mlflow.MlflowClient()
+    experiment = experiment_id(client)
+    ids = {}
+    for name, tags in {"dead": {"posgap.stage": "promote"}, "done": {"posgap.stage": "promote"}, "other": {}}.items():
+        ids[name] = client.create_run(experiment, tags=tags).info.run_id
+    client.set_terminated(ids["done"])
+    for name, source in {"orphan": "dead", "used": "done", "foreign": "other"}.items():
+        ids[name] = client.create_logged_model(experiment, source_run_id=ids[source]).model_id
+    client.create_registered_model("tiny", tags={f"{leases.FLAG}{int(1000 * time.time())}-dead": "{}"})
+    looked_at = {registry.DIGEST: "1", registry.PROMOTION_RUN: ids["done"]}
+    for tags in (looked_at, {registry.DIGEST: "2"}, {registry.DIGEST: "3"}, {}):
+        client.create_model_version("tiny", f"models:/{ids['used']}", ids["done"], tags=tags)
+    client.set_registered_model_alias("tiny", "champion", "1")
+    client.set_registered_model_alias("tiny", "kept", "3")
+    return client, ids
+
+
+def gc(capsys, *words) -> str:
+    """What the command prints."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["gc", *words])
+    assert not stopped.value.code
+    return capsys.readouterr().out
+
+
+def remaining(client) -> tuple[list[str], list[str], set[str]]:
+    experiment = experiment_id(client)
+    versions = sorted(str(version.version) for version in client.search_model_versions("name='tiny'"))
+    models = {model.model_id for model in client.search_logged_models([experiment])}
+    running = [each.info.run_id for each in client.search_runs([experiment], "attributes.status = 'RUNNING'")]
+    return versions, sorted(running), models
+
+
+def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, capsys, monkeypatch):
+    client, ids = left
+    monkeypatch.setattr(leases, "SECONDS", 1.0)
+    before = remaining(client)
+    assert gc(capsys) == "nothing was left behind\n"  # all of it is young
+    # A change that broke off is completed whenever that was.
+    change = champions.Change(
+        tag=f"{champions.CHANGE}1-x", at="", version="3", before="1", previous="1", why="promoted"
+    )
+    client.set_registered_model_tag("tiny", champions.UNDER_WAY, change.model_dump_json())
+    shown = gc(capsys, "--older-than", "0")
+    kinds = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")][1:]
+    assert kinds == ["lease", "version", "logged model", "run"]
+    assert ids["dead"] in shown and ids["orphan"] in shown and "tiny version 2" in shown
+    assert remaining(client) == before and leases.holders(client.get_registered_model("tiny"))
+    assert gc(capsys, "--older-than", "0", "--yes", "--name", "tiny") in shown.replace(NOTHING_DONE, "")
+    versions, running, models = remaining(client)
+    assert versions == ["1", "3", "4"] and running == [ids["other"]]
+    assert models == {ids["used"], ids["foreign"]}
+    assert client.get_run(ids["dead"]).info.status == "KILLED"
+    model = client.get_registered_model("tiny")
+    assert not leases.holders(model) and champions.under(model, "champion") == "3"
+    assert gc(capsys, "--older-than", "0") == "nothing was left behind\n"
+
+
+def test_a_name_that_is_not_there_is_a_line(capsys):
+    assert fails(capsys, "gc", "--name", "none") == "none: no registered model of this name in MLflow"
