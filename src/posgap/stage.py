@@ -208,11 +208,12 @@ def lacking(out: Location, identity: str) -> str:
 
 
 def _lineage(inputs: dict) -> dict[str, str]:
+    """Tags that lead to the inputs; their digests are in the manifest, which is among the run's files."""
     return {
         f"posgap.input.{field}.{key}": value
         for field, record in inputs.items()
         for key, value in record.items()
-        if value
+        if key in ("path", "mlflow_run_id") and value
     }
 
 

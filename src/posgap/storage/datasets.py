@@ -8,6 +8,7 @@ from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, manifest_of
 
 EXAMPLES = "examples"  # the input that holds data
+EVALUATION = "evaluation"  # what a sweep uses examples for
 _ENDINGS = (".gz", ".jsonl", ".json")
 
 

@@ -58,9 +58,10 @@ class Opening(BaseModel):
 class Entry(BaseModel):
     """One thing that a run has to tell; or, as `id`, what MLflow answered to its opening.
 
-    Metrics are name, value, time and step; they are the logged model's, too, where `model_id` names one. `file` is a
-    copy's name below the outbox's folder, and `folder` its place among the run's artifacts. `end` is the status to
-    close the run with; empty where somebody else closes it.
+    Metrics are name, value, time and step; they are the logged model's, too, where `model_id` names one, and then of
+    the data `measured_on`. `dataset` is data that the run used. `file` is a copy's name below the outbox's folder, and
+    `folder` its place among the run's artifacts. `end` is the status to close the run with; empty where somebody else
+    closes it.
     """
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
@@ -70,6 +71,7 @@ class Entry(BaseModel):
     params: dict[str, str] = Field(default_factory=dict)
     metrics: list[tuple[str, float, int, int]] = Field(default_factory=list)
     model_id: str = ""
+    measured_on: Dataset | None = None
     tags: dict[str, str] = Field(default_factory=dict)
     dataset: Dataset | None = None
     file: str = ""
@@ -200,15 +202,16 @@ class Outbox:
 
     def _next(self) -> tuple[int, Entry | Upload]:
         """The next thing to tell, and how many of the pending it stands for: metrics go together."""
-        metrics: list[tuple[str, float, int, int]] = []
-        size, model_id = 0, ""
+        together: Entry | None = None
+        size = 0
         for entry in self.pending:
-            if isinstance(entry, Upload) or not entry.metrics or len(metrics) + len(entry.metrics) > METRICS_AT_ONCE:
+            if isinstance(entry, Upload) or not entry.metrics:
                 break
-            if size and entry.model_id != model_id:
+            metrics = (together.metrics if together else []) + entry.metrics
+            if len(metrics) > METRICS_AT_ONCE or (together and together.model_id != entry.model_id):
                 break
-            metrics, size, model_id = metrics + entry.metrics, size + 1, entry.model_id
-        return (size, Entry(metrics=metrics, model_id=model_id)) if size else (1, self.pending[0])
+            together, size = entry.model_copy(update={"metrics": metrics}), size + 1
+        return (size, together) if together else (1, self.pending[0])
 
     def _upload(self, client: "MlflowClient", path: Path, folder: str) -> None:
         """Uploads a file, and looks whether it is there: MLflow's client takes a login page for the server's thanks."""
@@ -237,9 +240,10 @@ class Outbox:
                 params = [Param(name, value) for name, value in entry.params.items() if name not in there]
                 client.log_batch(self.run_id, params=params)
             if entry.metrics:
-                client.log_batch(
-                    self.run_id, metrics=[Metric(*metric, entry.model_id or None) for metric in entry.metrics]
-                )
+                data = entry.measured_on
+                name, digest = (data.name, data.digest) if data else (None, None)
+                of_model = (entry.model_id or None, name, digest)
+                client.log_batch(self.run_id, metrics=[Metric(*metric, *of_model) for metric in entry.metrics])
             if entry.tags:
                 client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in entry.tags.items()])
             if entry.dataset:

@@ -17,6 +17,10 @@ log = logging.getLogger(__name__)
 SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
 CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
 MOST_CHARACTERS = 5000  # of a description, in MLflow's database
+_ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
+The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`. `posgap history {name}` says how
+it came to that.
+"""
 _LOGGED = "models:/"  # before the id of the logged model that is a version's source
 
 
@@ -43,14 +47,20 @@ def write_pages(sweep: Sweep, out: Path) -> None:
 
 
 def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
-    """Gives a version its description, and its logged model, as the run that promoted it, the sweep's figures.
+    """Gives a version its description, and its logged model, as the run that promoted it, the sweep's figures. A
+    registered model that nobody has described says what it is.
 
     The run has the files of `write_pages`. Where MLflow does not answer, that is only a warning.
     """
-    text = f"{position_gap(sweep)}\n![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})\n"
+    # Lists of versions show the first line, as it is.
+    head = f"Gap {_with_interval(sweep.gap, sweep.gap_ci95)}, mean {_with_interval(sweep.mean, sweep.mean_ci95)}."
+    picture = f"![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})"
+    text = f"{head}\n\n{position_gap(sweep)}\n{picture}\n"[:MOST_CHARACTERS]
     source = ""
     try:
-        source = ask(lambda client: client.update_model_version(name, version, text[:MOST_CHARACTERS])).source or ""
+        source = ask(lambda client: client.update_model_version(name, version, text)).source or ""
+        if not ask(lambda client: client.get_registered_model(name)).description:
+            ask(lambda client: client.update_registered_model(name, _ABOUT.format(name=name)))
     except TrackingError as error:
         log.warning("%s version %s is without its description: %s", name, version, error)
     log_sweep(sweep, run, source.removeprefix(_LOGGED) if source.startswith(_LOGGED) else "")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from posgap.errors import PosgapError
 from posgap.redaction import redacted
-from posgap.storage.datasets import Dataset
+from posgap.storage.datasets import EVALUATION, Dataset
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
 from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
 from posgap.tracking.server import (
@@ -107,6 +107,7 @@ class Run:
     def __init__(self, outbox: Outbox | None = None, sender: Sender | None = None):
         self._outbox, self._sender = outbox, sender or Sender()
         self._ended = outbox is None
+        self._evaluated_on: Dataset | None = None
 
     @property
     def id(self) -> str:
@@ -121,18 +122,22 @@ class Run:
         self._tell(Entry(params=_texts(values)))
 
     def metrics(self, values: Mapping[str, float], step: int = 0, model_id: str = "") -> None:
-        """Logs metrics, also for the logged model of this id."""
-        now = milliseconds()
+        """Logs metrics, also for the logged model of this id: there with the data for evaluation."""
+        now, measured_on = milliseconds(), self._evaluated_on if model_id else None
         logged = [(name, float(value), now, step) for name, value in values.items()]
         for at in range(0, len(logged), METRICS_AT_ONCE):
-            self._tell(Entry(metrics=logged[at : at + METRICS_AT_ONCE], model_id=model_id))
+            part = logged[at : at + METRICS_AT_ONCE]
+            self._tell(Entry(metrics=part, model_id=model_id, measured_on=measured_on))
 
     def tags(self, values: Mapping[str, object]) -> None:
         self._tell(Entry(tags=_texts(values)))
 
     def dataset(self, dataset: Dataset) -> None:
         """Logs data that the run used: its name, digest and source, and what for; not the data itself."""
-        self._tell(Entry(dataset=Dataset(**_texts(dataset.model_dump()))))
+        dataset = Dataset(**_texts(dataset.model_dump()))
+        self._tell(Entry(dataset=dataset))
+        if dataset.context == EVALUATION:
+            self._evaluated_on = dataset
 
     def label(self, text: str) -> None:
         """Gives the run a label, by which people tell it from others of its stage; in its name, too, unless somebody
@@ -183,11 +188,11 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 def link(run_id: str, server: str = "") -> str:
     """Where a browser shows an MLflow run of this experiment, on this server if not the tracking server; empty where
-    that cannot be told."""
+    that cannot be told. It is shown as training: what MLflow's pages show otherwise is up to the browser."""
     if not (server := server or address().rstrip("/")).startswith("http"):
         return ""
     try:
-        return f"{server}/#/experiments/{ask(experiment_id, STAGE)}/runs/{run_id}"
+        return f"{server}/#/experiments/{ask(experiment_id, STAGE)}/runs/{run_id}?workflowType=machine_learning"
     except TrackingError:
         return ""
 

@@ -22,12 +22,13 @@ def _figures(sweep: Sweep) -> dict[str, float]:
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
-    """Logs the figures as metrics, the curve over `step` = position, and a line to read; the metrics for the logged
-    model of this id, too."""
-    run.metrics(_figures(sweep) | {"flatness_p": sweep.flatness.p}, model_id=model_id)
+    """Logs the figures as metrics, for the logged model of this id, too; the curve over `step` = position, and a line
+    to read."""
+    run.metrics(_figures(sweep), model_id=model_id)
+    run.metrics({"flatness_p": sweep.flatness.p})
     if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
-            run.metrics({"accuracy_by_position": value}, position, model_id)
+            run.metrics({"accuracy_by_position": value}, step=position)
     run.label(sweep.label)
     log.info(
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
