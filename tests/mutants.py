@@ -15,6 +15,7 @@ mutmut credits a test with the functions that its own process calls. Where proce
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import os
 import random
 import shutil
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from mutmut.mutation.data import SourceFileMutationData
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.mutation.file_mutation import mutate_file_contents
 from mutmut.mutation.mutators import mutation_operators
+from mutmut.runners.harness import PytestRunner
 from mutmut.state import state
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.format_utils import (
@@ -186,6 +188,32 @@ mutation_operators.extend(OURS)
 
 # One module
 
+IMPORTS = Path("imports.txt")
+
+
+def noting_imports(run: Callable[..., int]) -> Callable[..., int]:
+    """Has the run of all tests write down which modules they import."""
+
+    def noting(*arguments: Any, **options: Any) -> int:
+        code = run(*arguments, **options)
+        IMPORTS.write_text("\n".join(sys.modules))
+        return code
+
+    return noting
+
+
+def repeating_imports(warm_up: Callable[..., None]) -> Callable[..., None]:
+    """Has the process from which that of each mutant is forked import them, so that these, one after the other, need
+    not: it takes half of a mutant's time."""
+
+    def repeating(*arguments: Any) -> None:
+        warm_up(*arguments)
+        for name in IMPORTS.read_text().split():
+            with contextlib.suppress(Exception):  # not every name of a module can be imported
+                importlib.import_module(name)
+
+    return repeating
+
 
 def mutate(module: str, names: list[str], workers: int) -> None:
     """Lets mutmut try the mutants of a module with these names, or all; for a process of its own to call."""
@@ -204,6 +232,8 @@ def mutate(module: str, names: list[str], workers: int) -> None:
         os.environ["PYTHONPATH"] = str(Path("mutants", SOURCE.parts[0]).resolve())
 
     mutmut.collect_or_load_stats = choose_judges
+    PytestRunner.run_stats = noting_imports(PytestRunner.run_stats)
+    PytestRunner.warm_up = repeating_imports(PytestRunner.warm_up)
 
     (WORK / module).mkdir(parents=True, exist_ok=True)
     os.chdir(WORK / module)

@@ -529,6 +529,13 @@ def test_one_process_of_a_machine_fetches_for_the_others(slow, remote, tmp_path,
     two_processes(tmp_path, lambda rank: goes_on(Training(Checkpoints(Kept(remote))), rank), slow=slow)
 
 
+def test_the_first_process_alone_asks_s3_what_it_has(remote, tmp_path):
+    def body(rank):
+        assert Training(Checkpoints(Kept("s3://nowhere/work" if rank else remote))).load() == []
+
+    two_processes(tmp_path, body, apart=True)
+
+
 def test_without_s3_machines_cannot_go_on(tmp_path):
     def body(rank):
         training = Training(Checkpoints(tmp_path / f"disk-{rank}"))

@@ -95,6 +95,10 @@ def test_sweeps_are_paired_with_the_candidate_s_examples_and_what_differs_is_tol
     assert (case.base.correct == Evidence(base).correct[::-1]).all()
     case, otherwise = case_of(candidate, candidate, None, [])
     assert case.champion is None and otherwise == []
+    case, otherwise = case_of(candidate, None, None, [])
+    assert case.base is case.champion is None and otherwise == []
+    case, otherwise = case_of(candidate, None, champion, ["shuffle"])
+    assert case.base is None and case.champion.path == champion and otherwise == ["shuffle"]
     with pytest.raises(PosgapError, match=r"best: not asked alike|best and .*: not asked alike: shuffle"):
         case_of(candidate, candidate, champion, [])
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+import mlflow
 import numpy as np
 import pytest
 from scipy import stats
@@ -13,9 +14,10 @@ from posgap.config import Policy
 from posgap.files import digest, digest_of, write_json
 from posgap.gating.evidence import case_of
 from posgap.gating.rules import Case, GateRule, Ruling
-from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, markdown, read_verdict
+from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, log_verdict, markdown, read_verdict
 from posgap.measurement.power import assumed_of_pair
 from posgap.measurement.sweeps import Evidence
+from posgap.tracking.runs import start_run
 
 GOOD = [0.995] * 5
 Z = stats.norm.isf(0.05)
@@ -194,6 +196,37 @@ def test_more_examples_are_not_asked_for_where_a_flat_model_would_have_passed_wi
     refused = judge(worse, worse, None, Policy(max_gap=5))
     assert refused.outcome == "refused" and refused.needs is None  # no number of examples makes up for it
     assert judge(uneven, uneven, None, Policy(max_gap=50)).needs is None
+
+
+def test_no_fewer_examples_are_asked_for_than_the_policy_does(tmp_path):
+    right = write_sweep(tmp_path / "right", np.ones((N, 5)))
+    uneven = np.ones((N, 5))
+    uneven[:8, 4] = 0
+    unsure = write_sweep(tmp_path / "unsure", uneven)
+    uneven[:60, 4] = 0
+    worse = write_sweep(tmp_path / "worse", uneven)
+
+    def needs(folder, least: int, max_gap: float = 4.2) -> int | None:
+        return judge(folder, folder, None, Policy(max_gap=max_gap, least_examples=least)).needs
+
+    assert (needs(right, N), needs(right, N + 1), needs(right, 500)) == (None, N + 1, 500)
+    assert (needs(unsure, N), needs(unsure, 205), needs(unsure, 206), needs(unsure, 207)) == (206, 206, 206, 207)
+    assert needs(unsure, N + 1, max_gap=6) == N + 1  # where no number would do by the rules
+    assert needs(worse, 500) is None
+
+
+def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
+    folder = write_sweep(tmp_path / "right", np.ones((N, 5)))
+    reached = judge(folder, None, None, Policy(max_gap=12.5))
+    swept = Evidence(folder).sweep.model_copy(update={"label": "after", "gap": 1.5, "mean": 98.5})
+    with start_run("gate", {}, tmp_path / "gate") as run:
+        log_verdict(reached, swept, run)
+    (logged,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
+    values = {f"{rule.name}_value": pytest.approx(rule.value) for rule in reached.rules}
+    assert values.keys() == {"gap_value", "useful_value"}
+    assert logged.data.metrics == {"gap": 1.5, "mean": 98.5, **values}
+    tags = {name: logged.data.tags[f"posgap.{name}"] for name in ("gate", "label", "policy_digest")}
+    assert tags == {"gate": "admitted", "label": "after", "policy_digest": reached.policy_digest}
 
 
 def test_a_rule_that_cannot_say_how_often_it_is_passed_names_no_number_of_examples(tmp_path):

@@ -75,7 +75,7 @@ def lacking(sweep: Sweep, policy: Policy) -> list[str]:
         complaints.append(f"{sweep.n_examples} examples, and the gate asks for {policy.least_examples}")
     if len(sweep.placements) < (least := min(policy.least_placements, sweep.n_docs)):
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
-    most = max(1, math.ceil(SPACING * sweep.n_docs))
+    most = math.ceil(SPACING * sweep.n_docs)
     for positions in zip(*sweep.placements):
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
         if holes := [(a, b) for a, b in pairwise(swept) if b - a > most]:
@@ -87,7 +87,7 @@ def lacking(sweep: Sweep, policy: Policy) -> list[str]:
 
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
-    seed = evidence.sweep.settings.get("seed", 0)
+    seed = evidence.sweep.settings.get("seed")
     figures = summarize(evidence.correct, evidence.sweep.placements, seed if isinstance(seed, int) else 0)
     recorded = evidence.sweep.model_dump(mode="json")
     again = evidence.sweep.model_validate(evidence.sweep.model_dump() | figures).model_dump(mode="json")
