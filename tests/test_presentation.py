@@ -19,7 +19,6 @@ def server(tmp_path, empty_store, monkeypatch):
     folder.mkdir()
     with serving(folder, str(folder / "store"), empty_store) as (uri, _):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        mlflow.set_tracking_uri(uri)
         yield mlflow.MlflowClient(uri)
 
 

@@ -126,7 +126,7 @@ def shown_as_training(client: "MlflowClient", experiment: str) -> None:
     """Says of an experiment that it is one of training, so that MLflow's pages show its runs first, and not traces of
     agents, unless it says already what it is. Who may not change the experiment leaves it as it is.
 
-    Since MLflow 3.17 the browser's last choice comes before that, and an address's `workflowType` before both.
+    In MLflow 3.17 the browser's last choice comes before that, and an address's `workflowType` before both.
     """
     from mlflow.exceptions import MlflowException
 
