@@ -76,14 +76,16 @@ def _ceph(folder: Path) -> Iterator[str]:
     with ExitStack() as stack:
 
         def start(program: str, *more: str):
-            return stack.enter_context(_process([program, "-c", str(conf), "-f", *more], folder))
+            return stack.enter_context(_process([program, "-c", str(conf), *more], folder))
 
-        start("ceph-mon", "-i", "a")
+        start("ceph-mon", "-f", "-i", "a")
         run("ceph", "--connect-timeout", str(SECONDS), "osd", "new", str(osd))
         run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", str(osd))
-        start("ceph-osd", "-i", "0")
+        # One that asks before it has the monitors' map ends at once, with `wrong fsid`.
+        again = f"until ceph-osd -c {conf} -f -i 0; do sleep 1; done"
+        stack.enter_context(_process(["sh", "-c", again], folder))
         frontend = f"--rgw_frontends=beast endpoint=127.0.0.1:{port}"
-        alive = start("radosgw", "-n", "client.rgw", frontend, f"--rgw_data={folder}/rgw")
+        alive = start("radosgw", "-f", "-n", "client.rgw", frontend, f"--rgw_data={folder}/rgw")
         address = _when_up(port, alive, folder)
         run(
             *("radosgw-admin", "user", "create", "--uid", KEY, "--display-name", KEY),

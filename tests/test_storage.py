@@ -189,6 +189,19 @@ def test_an_announced_folder_is_not_complete(bucket):
         fetch(f"{bucket}/f")
 
 
+@pytest.mark.parametrize("name", ["sha256", "Sha256", "SHA256"])
+def test_the_name_of_a_stated_sha256_may_come_in_any_case(name, bucket, s3_calls):
+    """As Go's HTTP servers write headers: rclone's, and others."""
+    put(f"{bucket}/a", b"text", Metadata={"sha256": "0" * 64})
+    rename = lambda parsed, **_: parsed.update(Metadata={name: "0" * 64})  # noqa: E731
+    events = client.client().meta.events
+    events.register("after-call.s3.HeadObject", rename)
+    try:
+        assert look(f"{bucket}/a").digest() == "0" * 64 and "GetObject" not in s3_calls.count()
+    finally:
+        events.unregister("after-call.s3.HeadObject", rename)
+
+
 def test_what_is_not_what_its_checksum_says_is_not_kept(bucket, tmp_path):
     put(f"{bucket}/model/weights", b"damaged", Metadata={"sha256": "0" * 64})
     with pytest.raises(PosgapError, match=f"{bucket}/model/weights: checksum mismatch: the sha256 is [0-9a-f]{{64}}"):

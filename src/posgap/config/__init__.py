@@ -15,6 +15,7 @@ from posgap.config.data import (
     MakeQAConfig,
     MakeTwoHopConfig,
     NewestConfig,
+    ReleaseConfig,
     ValidateConfig,
     VerifyConfig,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "PreflightConfig",
     "PromoteConfig",
     "PromptConfig",
+    "ReleaseConfig",
     "ReportConfig",
     "Role",
     "RollbackConfig",

@@ -124,3 +124,14 @@ class NewestConfig(Config):
     prefix: Annotated[str, POSITIONAL] = Field(
         min_length=1, description="a folder, or the beginning of names in it: s3://bucket/data/, data/train-"
     )
+
+
+class ReleaseConfig(Config):
+    """Has a complete data version taken for the newest until a later one is released, whatever else is written."""
+
+    version: Annotated[str, POSITIONAL] = Field(
+        min_length=1, description="file or folder of the version: s3://bucket/data/v=2026-11-20"
+    )
+    instead_of: str = Field(
+        "", description="name of the version that is released now, like 2026-11-27, where an earlier one is to be taken"
+    )

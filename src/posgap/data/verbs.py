@@ -1,4 +1,4 @@
-"""The data verbs: making data, importing files as examples, fetching public files, finding the newest version."""
+"""The data verbs: making data, importing files as examples, fetching public files, finding the version to take."""
 
 import logging
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from posgap.config import (
     MakeQAConfig,
     MakeTwoHopConfig,
     NewestConfig,
+    ReleaseConfig,
 )
 from posgap.config.sources import SOURCES
 from posgap.data.distractors import with_distractors
@@ -27,6 +28,7 @@ from posgap.files import write_jsonl
 from posgap.locations import Location
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import newest as newest_version
+from posgap.storage.versions import release as release_version
 from posgap.tasks.examples import AnyExample, Example, read_examples, told_apart, write_examples
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,13 @@ def newest(config: NewestConfig) -> Location:
     version = newest_version(config.prefix)
     log.info("version %s", version.name)
     print(version.location)
+    return version.location
+
+
+def release(config: ReleaseConfig) -> Location:
+    """Has a data version be the one that is taken."""
+    version = release_version(config.version, config.instead_of)
+    log.info("version %s of %s is released", version.name, version.location)
     return version.location
 
 

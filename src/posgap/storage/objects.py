@@ -11,6 +11,8 @@ from posgap.storage.client import client, explained, refusal
 
 SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
 DELETED_AT_ONCE = 1000
+# A condition of a put that does not hold; another put came between; what was to be replaced is gone.
+_UNMET = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def stated_sha256(stored: Object) -> str:
     """The sha256 in the object's metadata; empty where its uploader gave none."""
     with explained(stored.uri):
         answer = client().head_object(Bucket=stored.bucket, Key=stored.key, IfMatch=f'"{stored.etag}"')
-    return answer["Metadata"].get(SHA256, "")
+    # Headers have no case: some servers hand them out as `Sha256`.
+    return {name.lower(): said for name, said in answer["Metadata"].items()}.get(SHA256, "")
 
 
 def put(uri: str, body: bytes) -> None:
@@ -84,6 +87,41 @@ def put(uri: str, body: bytes) -> None:
     bucket, key = split_uri(uri)
     with explained(uri):
         client().put_object(Bucket=bucket, Key=key, Body=body)
+
+
+def get(uri: str) -> tuple[bytes, str] | None:
+    """The content of a small object, and its ETag; None where there is none."""
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    with explained(uri):
+        try:
+            answer = client().get_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            if refusal(error) == "NoSuchKey":
+                return None
+            raise
+        return answer["Body"].read(), answer["ETag"].strip('"')
+
+
+def put_if(uri: str, body: bytes, etag: str) -> bool:
+    """Writes a small object if the one that is there has this ETag; if none is there, where the ETag is empty.
+
+    False where that is not so: then nothing was written, or, where an answer was lost, this very body.
+    """
+    from botocore.exceptions import ClientError
+
+    bucket, key = split_uri(uri)
+    # Ceph compares the ETag letter by letter with its own, which is in no quotes; others take it either way.
+    condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
+    with explained(uri):
+        try:
+            client().put_object(Bucket=bucket, Key=key, Body=body, **condition)
+        except ClientError as error:
+            if refusal(error) in _UNMET:
+                return False
+            raise
+    return True
 
 
 def delete(uris: Iterable[str]) -> None:

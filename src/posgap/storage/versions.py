@@ -2,13 +2,15 @@
 
 `train-2026-11-20.jsonl.gz`, `v=2026-11-20/`, `v1.10.0/`. A folder counts when `manifest.json` or
 `_SUCCESS` says that it is complete; a file appears at once, and so counts as soon as it is there.
-The newest is the one of the highest date or number, whenever it was written.
+The newest is the one of the highest date or number, whenever it was written; unless a version was released: then
+it is that one, which a record beside the versions names, `train-latest.json` or `v=latest.json`.
 """
 
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from posgap.errors import PosgapError
@@ -16,7 +18,9 @@ from posgap.locations import Location, as_location, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.client import client, explained
 from posgap.storage.objects import head
+from posgap.storage.records import Record, amend, read
 
+LATEST = "latest.json"
 COMPLETE = (MANIFEST, "_SUCCESS")
 # A version ends a name, but for suffixes, or the slash of a folder; what stands before it is the series.
 _END = r"(?:/|(?:\.[A-Za-z][\w-]*)*)"
@@ -40,6 +44,15 @@ class Version:
             return True, [int(re.sub(r"\D", "", self.name).ljust(len("YYYYmmddHHMMSS"), "0"))]
         return False, [int(digits) for digits in self.name.split(".")]
 
+    @property
+    def file_name(self) -> str:
+        return str(self.location).rpartition("/")[2]
+
+    @property
+    def record(self) -> Location:
+        """Where it stands which version of the series was released."""
+        return as_location(f"{str(self.location).removesuffix(self.file_name)}{self.series}{LATEST}")
+
     def is_complete(self) -> bool:
         return not self.is_folder or (
             any(_is_there(self.location, name) for name in COMPLETE) and not _is_there(self.location, INCOMPLETE)
@@ -47,7 +60,7 @@ class Version:
 
 
 def newest(prefix: str) -> Version:
-    """The newest complete version whose place begins with `prefix`, on this machine or in S3.
+    """The newest complete version whose place begins with `prefix`, or the one released, on this machine or in S3.
 
     `prefix` is a folder, a folder and the beginning of names in it, or a file or complete folder
     that holds no versions and so is the one there is. `PosgapError` where there is none, or where
@@ -64,6 +77,8 @@ def newest(prefix: str) -> Version:
     if len(series := {version.series for version in versions}) > 1:
         named = ", ".join(sorted(series))
         raise PosgapError(f"{prefix}: versions of {len(series)} series ({named}): give the beginning of one's names")
+    if versions and f"{versions[0].series}{LATEST}" in names:
+        return _released(versions)
     if len({version.order[0] for version in versions}) > 1:
         raise PosgapError(f"{prefix}: dates and numbers, which have no common order: name all versions one way")
     for version in sorted(versions, key=lambda version: version.order, reverse=True):
@@ -77,6 +92,60 @@ def newest(prefix: str) -> Version:
         f"of {len(versions)} none is complete" if versions else "no file or folder there is named by a date or number"
     )
     raise PosgapError(f"{prefix}: no data version: {reason} ({' or '.join(COMPLETE)} completes a folder)")
+
+
+def release(location: str, instead_of: str = "") -> Version:
+    """Has `newest` take the version at `location`, a complete file or folder, until a later one is released.
+
+    `PosgapError` where a later one is released already, or was by another process meanwhile. An earlier one is released
+    in place of `instead_of`, the name of the version that is to be taken no longer.
+    """
+    place = newest(location).location
+    version = parse(str(place), str(place).rpartition("/")[2])
+    if not version or place != as_location(location.rstrip("/")):
+        raise PosgapError(
+            f"{location}: is no complete version: name a file, or a folder with {' or '.join(COMPLETE)}, "
+            "whose name ends in a date or a number"
+        )
+
+    def change(standing: Record | None) -> Record | None:
+        taken = _taken(version, standing) if standing else None
+        if taken == version:
+            return None
+        if taken and instead_of and taken.name != instead_of:
+            raise PosgapError(f"{place}: is not released: what is by now is {taken.name}, and not {instead_of}")
+        if (
+            standing
+            and taken
+            and not instead_of
+            and (taken.order[0] != version.order[0] or taken.order >= version.order)
+        ):
+            raise PosgapError(
+                f"{place}: is not released: {taken.name} is, since {standing.get('since')} by {standing.get('by')}, "
+                f"and this is no later one; to go back, --instead-of {taken.name}"
+            )
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        return {"name": version.file_name, "by": socket.gethostname(), "since": since}
+
+    amend(version.record, change)
+    return version
+
+
+def _released(versions: list[Version]) -> Version:
+    """Of the versions of a series the one that its record names."""
+    taken = _taken(versions[0], read(versions[0].record) or {})
+    for version in versions:
+        if version.location == taken.location and version.is_complete():
+            return version
+    raise PosgapError(f"{versions[0].record}: names {taken.location}, which is not there or not complete")
+
+
+def _taken(beside: Version, record: Record) -> Version:
+    """The version that the record of a series names; `beside` is one of them."""
+    version = parse(str(beside.location), str(record.get("name", "")))
+    if not version or version.series != beside.series:
+        raise PosgapError(f"{beside.record}: names no version; remove it, and release one")
+    return version
 
 
 def _itself(prefix: str) -> Version:

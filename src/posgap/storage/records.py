@@ -1,0 +1,92 @@
+"""A record that several processes change: a JSON object in a file, here or in S3, of which no change is lost.
+
+It is replaced only if it still is what was read. Of two that change it at once one wins, and the other looks again.
+In S3 a put with a condition (If-Match, If-None-Match) sees to that; on a disk a lock, of the processes that have one
+cache.
+"""
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from posgap import files
+from posgap.errors import PosgapError
+from posgap.locations import Location, is_uri
+from posgap.storage.cache import locked
+from posgap.storage.objects import get, put_if
+
+Record = dict[str, Any]
+LOOKS = 30  # at a record that others replace all the time
+LONGEST_WAIT = 0.5  # seconds between two of them
+_ID = "id"  # of a change, by which its writer knows it again
+
+
+def read(place: Location) -> Record | None:
+    """The record at `place`; None where there is none, and `PosgapError` where it is no JSON object."""
+    return _read(place)[0]
+
+
+def amend(place: Location, change: Callable[[Record | None], Record | None]) -> Record | None:
+    """Replaces the record at `place` by what `change` makes of it; returns what is there then.
+
+    `change` is called with None where there is no record, and returns None to leave what is there. Where others
+    replaced the record meanwhile it is called again, with theirs. `PosgapError` where that goes on and on, and where
+    S3 takes no heed of conditions, so that a change may be lost.
+    """
+    if not is_uri(place):
+        with locked(files.digest_of(["record", os.path.realpath(place)])[:16]):
+            standing = read(place)
+            if wanted := change(standing):
+                with files.atomic(Path(place)) as partial:
+                    partial.write_bytes(_body(wanted))
+            return wanted or standing
+    mark = uuid.uuid4().hex
+    for _ in range(LOOKS):
+        standing, etag = _read(place)
+        if standing and standing.get(_ID) == mark:
+            return standing  # S3 had written it, and its answer was lost on the way
+        if not (wanted := change(standing)):
+            return standing
+        wanted = wanted | {_ID: mark}
+        if put_if(place, _body(wanted), etag):
+            _require_conditions(place, wanted)
+            return wanted
+        time.sleep(random.uniform(0, LONGEST_WAIT))
+    raise PosgapError(f"{place}: others replace it all the time; run the same command again")
+
+
+def _require_conditions(place: Location, written: Record) -> None:
+    """Raises `PosgapError` where S3 puts what is not there anew over what is there."""
+    if put_if(str(place), _body(written), ""):
+        raise PosgapError(
+            f"{place}: is written, but this S3 server takes no heed of If-None-Match, so that of two writers both may "
+            "think that theirs is there; let one at a time write it, or use a server that knows conditional puts"
+        )
+
+
+def _read(place: Location) -> tuple[Record | None, str]:
+    """The record, and its ETag where it is in S3."""
+    if is_uri(place):
+        if not (stored := get(str(place))):
+            return None, ""
+        content, etag = stored
+    elif Path(place).exists():
+        content, etag = Path(place).read_bytes(), ""
+    else:
+        return None, ""
+    try:
+        record = json.loads(content)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise PosgapError(f"{place}: holds no JSON object; remove it, and run the same command again")
+    return record, etag
+
+
+def _body(record: Record) -> bytes:
+    return json.dumps(record, indent=2).encode() + b"\n"
