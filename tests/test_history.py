@@ -7,6 +7,7 @@ from test_gate import base as base
 from test_gate import copy_of, promotion
 
 from posgap.cli import main
+from posgap.files import read_json
 from posgap.stages.promote import promote
 from posgap.tracking import champions
 
@@ -26,6 +27,10 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     out = capsys.readouterr().out
     first, second, changes = out.splitlines()[2], out.splitlines()[3], out.splitlines()[-3:]
     assert "| champion " in first and "| previous " in second
+    header, cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (out.splitlines()[0], first))
+    assert "max_gap 10" in cells[header.index("demanded")]
+    assert cells[header.index("champion (UTC)")].count(" to ") == 2 and first.rstrip(" |").endswith("to now")
+    assert second.count(" to 2") == 1 and "to now" not in second
     told = [[cell.strip() for cell in line.split("|")[2:-1]] for line in changes]
     assert told == [["", "1", "promoted"], ["1", "2", "promoted"], ["2", "1", "rolled back: answers in French"]]
 
@@ -39,3 +44,38 @@ def test_somebody_s_tag_is_no_part_of_the_history():
     client = mlflow.MlflowClient()
     client.create_registered_model("tiny", tags={f"{champions.CHANGE}note": "hello", "other": "x"})
     assert champions.changes(client.get_registered_model("tiny")) == []
+
+
+def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, capsys):
+    client = mlflow.MlflowClient()
+
+    def promoted(name, approval, again=""):
+        model = tmp_path / name
+        config = promotion(tmp_path, name, model if again else copy_of(model_folder, model), base, again=again)
+        promote(config.model_copy(update={"approval": approval}))
+        return read_json(config.out / "promotion.json")
+
+    def aliases():
+        return {name: str(number) for name, number in client.get_registered_model("tiny").aliases.items()}
+
+    assert fails(capsys, "approve", "tiny", "1") == "tiny: no registered model of this name in MLflow"
+    promoted("one", approval=False)
+    assert promoted("two", approval=True)["alias"] == "challenger"
+    assert aliases() == {"champion": "1", "challenger": "2"}
+    assert "version 3: has not the alias `challenger` (version 2 has)" in fails(capsys, "approve", "tiny", "3")
+    for _ in range(2):  # twice is as good
+        assert run(capsys, "approve", "tiny", "2")[0] == 0
+        assert aliases() == {"champion": "2", "previous": "1"}
+    # In the UI a person gives it the tag, and the next promotion of the name makes it the champion.
+    promoted("three", approval=True)
+    client.set_model_version_tag("tiny", "3", "posgap.approved", "Ada")
+    assert promoted("three", approval=True, again="-again")["alias"] == "champion"
+    assert aliases() == {"champion": "3", "previous": "2"}
+    # What was judged against another champion than that of today is not promoted.
+    promoted("four", approval=True)
+    run(capsys, "rollback", "tiny", "--reason", "x")
+    assert "version 4: was judged against another champion than version 2" in fails(capsys, "approve", "tiny", "4")
+    assert aliases() == {"champion": "2", "previous": "3", "challenger": "4"}
+    whys = [change["why"].partition(" by ") for change in champions.changes(client.get_registered_model("tiny"))]
+    assert [why for why, _, _ in whys] == ["promoted", "approved", "approved", "rolled back: x"]
+    assert whys[2][2] == "Ada"

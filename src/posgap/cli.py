@@ -261,6 +261,7 @@ def build() -> click.Group:
     root.add_command(pipeline)
     root.add_command(verb("history", config.HistoryConfig, "posgap.tracking.history:show"))
     root.add_command(verb("rollback", config.RollbackConfig, "posgap.tracking.history:rollback"))
+    root.add_command(verb("approve", config.ApproveConfig, "posgap.tracking.promotion:approve"))
     root.add_command(verb("gc", config.GcConfig, "posgap.tracking.garbage:collect"))
     root.add_command(verb("sync", config.SyncConfig, "posgap.tracking.sync:sync"))
     root.add_command(verb("verify", config.VerifyConfig, "posgap.storage.verification:verify"))

@@ -49,6 +49,7 @@ from posgap.config.rollout import (
 )
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
 from posgap.config.tracking import (
+    ApproveConfig,
     CheckConfig,
     GateConfig,
     GateReplayConfig,
@@ -68,6 +69,7 @@ from posgap.config.tracking import (
 __all__ = [
     "ON_HUB",
     "POSITIONAL",
+    "ApproveConfig",
     "BackendConfig",
     "CheckConfig",
     "ClusterConfig",

@@ -153,6 +153,12 @@ class GcConfig(Config):
     yes: bool = Field(False, description="remove what is shown")
 
 
+class ApproveConfig(HistoryConfig):
+    """Makes the challenger of a registered model the champion: a version that was promoted with --approval."""
+
+    version: Annotated[int, POSITIONAL] = Field(ge=1, description="number of the version that has the alias challenger")
+
+
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
     """How many examples the gate needs so that a flat model which lost nothing is admitted."""
 
@@ -167,6 +173,9 @@ class PromoteConfig(StageConfig):
     gate: InputPath = Field(description="folder from `gate`")
     sweep: InputPath = Field(description="sweep of the candidate")
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
+    approval: bool = Field(
+        False, description="let it wait, as alias challenger, until `posgap approve` makes it the champion"
+    )
 
 
 class ReportConfig(StageConfig):

@@ -17,7 +17,7 @@ from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tracking import registry
-from posgap.tracking.champions import CHAMPION
+from posgap.tracking.champions import CHALLENGER, CHAMPION
 from posgap.tracking.presentation import describe, short_tags, write_pages
 from posgap.tracking.promotion import crown
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
@@ -26,6 +26,11 @@ from posgap.tracking.version_record import keep as keep_record
 
 log = logging.getLogger(__name__)
 PROMOTION_FILE = "promotion.json"
+_OUTCOMES = {
+    CHAMPION: "is the champion",
+    CHALLENGER: "is the challenger: `posgap approve` makes it the champion",
+    "": "is registered; another candidate of this run is better",
+}
 
 
 @stage
@@ -86,18 +91,13 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
-    version, champion = crown(config.name, Path(config.model), tags, run, sweep, require_current)
-    crowned = version == champion
-    outcome = "is the champion" if crowned else f"is registered; of this run's candidates version {champion} is better"
-    log.info("%s version %s %s", config.name, version, outcome)
-    run.tags({"posgap.promotion": "promoted" if crowned else "registered", "posgap.version": version, **shown})
-    alias = CHAMPION if crowned else ""
-    write_json(
-        out / PROMOTION_FILE,
-        {"name": config.name, "version": version, "alias": alias, "champion": champion, "tags": tags},
-    )
+    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, config.approval)
+    log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
+    promotion = "promoted" if place.alias == CHAMPION else "registered"
+    run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **shown})
+    write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
     run.artifact(out)
-    describe(config.name, version, swept, run)
+    describe(config.name, place.version, swept, run)
 
 
 def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str, before: str = "") -> str:

@@ -2,13 +2,14 @@
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from posgap import tables
 from posgap.config import HistoryConfig, RollbackConfig
 from posgap.errors import PosgapError
+from posgap.json_text import parse
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
 from posgap.tracking.leases import Lease
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-_VERSION = ["version", "registered (UTC)", "aliases", *SHOWN]
+_VERSION = ["version", "registered (UTC)", "aliases", *SHOWN, "demanded", "champion (UTC)"]
 
 
 def show(config: HistoryConfig) -> None:
@@ -30,9 +31,13 @@ def show(config: HistoryConfig) -> None:
     for alias, number in model.aliases.items():
         aliases.setdefault(str(number), []).append(alias)
     versions = sorted(registry.versions(config.name), key=lambda version: int(version.version))
-    rows = [_row(version, aliases.get(str(version.version), [])) for version in versions]
-    click.echo(tables.markdown(_VERSION, rows, left=4))
-    if changes := champions.changes(model):
+    changes = champions.changes(model)
+    rows = [
+        [*_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
+        for version in versions
+    ]
+    click.echo(tables.markdown(_VERSION, rows, left=len(_VERSION)))
+    if changes:
         shown = [[str(change.get(key, "")) for key in ("at", "before", "version", "why")] for change in changes]
         click.echo(f"\n{tables.markdown(['since (UTC)', 'before', 'champion', 'why'], shown, left=4)}")
 
@@ -40,7 +45,23 @@ def show(config: HistoryConfig) -> None:
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
     registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(champions.WHEN)
     shown = [version.tags.get(name, "") for name in SHOWN]
-    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown]
+    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown, _demanded(version)]
+
+
+def _demanded(version: "ModelVersion") -> str:
+    """What the policy demanded that admitted a version, in few words; empty where it does not say."""
+    if not (text := version.tags.get(registry.POLICY)):
+        return ""
+    policy = parse(text, f"{version.name} version {version.version}: tag {registry.POLICY}")
+    demands = policy.items() if isinstance(policy, dict) else ()
+    return ", ".join(f"{name} {value}" for name, value in demands if value not in ("", [], None) and name != "version")
+
+
+def _reign(version: str, changes: list[dict[str, Any]]) -> str:
+    """From when to when a version was champion, each time."""
+    ends = [str(change.get("at", "")) for change in changes[1:]] + ["now"]
+    return ", ".join(f"{change.get('at', '')} to {end}" for change, end in zip(changes, ends)
+                     if str(change.get("version", "")) == version)  # fmt: skip
 
 
 def rollback(config: RollbackConfig) -> None:

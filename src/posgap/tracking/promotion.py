@@ -6,14 +6,15 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from posgap import files
+from posgap.config import ApproveConfig
 from posgap.errors import PosgapError
 from posgap.models import flavor
 from posgap.tracking import champions
 from posgap.tracking.candidates import best_of_run
-from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
+from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
 from posgap.tracking.leases import Lease
 from posgap.tracking.registry import (
     DIGEST,
@@ -29,14 +30,25 @@ from posgap.tracking.registry import (
     registered_model,
     tagged,
 )
-from posgap.tracking.runs import PIPELINE_TAG, Run
+from posgap.tracking.runs import PIPELINE_TAG, Run, user
 from posgap.tracking.server import BYTES_PER_SECOND, ask, tries_of_mlflow
+from posgap.tracking.version_record import record_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 log = logging.getLogger(__name__)
+APPROVED = "posgap.approved"  # tag of a version: who approved it
 _OF_CANDIDATES = (EVIDENCE, PROMOTION_RUN, PIPELINE_TAG)  # tags: a version without them is not ready to be promoted
+
+
+class Place(NamedTuple):
+    """Where a model stands in the registry: its version, the alias of that (empty: none), and the champion's version
+    (empty: none)."""
+
+    version: str
+    alias: str
+    champion: str
 
 
 def crown(
@@ -46,15 +58,16 @@ def crown(
     run: Run,
     sweep: Path | None = None,
     require_current: Callable[[], None] = lambda: None,
-) -> tuple[str, str]:
+    approval: bool = False,
+) -> Place:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
-    Returns its version and the champion's. A model that is registered already gets no second version. `sweep` is the
-    folder of the sweep that admitted it, which its run keeps. All that decides is read, and all that moves is moved,
-    under the lease of the name: `require_current` is called there, and raises where the verdict is not on the champion
-    of that moment. Candidates of one run come side by side, and each is compared with all that came before it
-    (`candidates.best`): the last sees all, so that the alias ends at the same in whatever order they come. The champion
-    before the run becomes `previous`.
+    A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it,
+    which its run keeps. With `approval` the best becomes the challenger, unless it is approved already. All that
+    decides is read, and all that moves is moved, under the lease of the name: `require_current` is called there, and
+    raises where the verdict is not on the champion of that moment. Candidates of one run come side by side, and each is
+    compared with all that came before it (`candidates.best`): the last sees all, so that the alias ends at the same in
+    whatever order they come. The champion before the run becomes `previous`.
     """
     if not run.id:
         raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
@@ -68,18 +81,74 @@ def crown(
     version = champions.in_turn(name, lambda lease, _: _registered(lease, uri, first, run))
     _require_stored(name, version, tags[DIGEST])
 
-    def decide(lease: Lease, _: Change | None) -> str:
+    def decide(lease: Lease, _: Change | None) -> Place:
+        _promote_approved(lease)
         require_current()
         _tag(lease, version, tags)
         registered = lease.read()
         winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
         former, previous = (champions.under(registered, alias) for alias in (CHAMPION, PREVIOUS))
-        if former != winner:
-            stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
-            champions.move(lease, winner, "promoted", previous if stays else former, run=run.id)
-        return winner
+        if former == winner:
+            return Place(version, CHAMPION if version == winner else "", winner)
+        if approval and not _approver(name, winner):
+            lease.set_alias(CHALLENGER, winner)
+            return Place(version, CHALLENGER if version == winner else "", former)
+        stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
+        champions.move(lease, winner, "promoted", previous if stays else former, run=run.id)
+        return Place(version, CHAMPION if version == winner else "", winner)
 
-    return version, champions.in_turn(name, decide)
+    return champions.in_turn(name, decide)
+
+
+def approve(config: ApproveConfig) -> None:
+    """Makes the challenger of a registered model its champion, and records who approved it.
+
+    `PosgapError` where `config` names another version, or the challenger was judged against another champion.
+    """
+    name, version = config.name, str(config.version)
+    if registered_model(name) is None:
+        raise PosgapError(f"{name}: no registered model of this name in MLflow")
+
+    def decide(lease: Lease, _: Change | None) -> None:
+        registered = lease.read()
+        champion, challenger = (champions.under(registered, alias) for alias in (CHAMPION, CHALLENGER))
+        if champion == version and _approver(name, version):
+            return
+        if challenger != version:
+            there = f"version {challenger} has" if challenger else "no version has"
+            raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
+        lease.write(partial(_set_tag, name=name, version=version, key=APPROVED, value=user()))
+        _promote_approved(lease)
+        if champions.under(lease.read(), CHAMPION) != version:
+            raise PosgapError(
+                f"{name} version {version}: was judged against another champion than version {champion}; gate and "
+                "promote it again"
+            )
+
+    champions.in_turn(name, decide)
+    log.info("%s: version %s is the champion", name, version)
+
+
+def _promote_approved(lease: Lease) -> None:
+    """Makes the challenger the champion, if it is approved and was judged against the champion of today."""
+    registered = lease.read()
+    champion, challenger = (champions.under(registered, alias) for alias in (CHAMPION, CHALLENGER))
+    if not challenger or not (approver := _approver(lease.name, challenger)):
+        return
+    if champion != challenger:
+        record = record_of(numbered(lease.name, challenger))
+        of_today = numbered(lease.name, champion).tags.get(DIGEST, "") if champion else None
+        if record is None or record.sweeps.get("champion", {}).get("model") != of_today:
+            log.warning("%s: challenger %s was judged against another champion", lease.name, challenger)
+            return
+        run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
+        champions.move(lease, challenger, f"approved by {approver}", champion, run)
+    lease.set_alias(CHALLENGER, "")
+
+
+def _approver(name: str, version: str) -> str:
+    """Who approved a version; empty where nobody did."""
+    return numbered(name, version).tags.get(APPROVED, "")
 
 
 def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:

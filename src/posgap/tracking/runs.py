@@ -238,7 +238,7 @@ def is_for_this_server(outbox: Outbox) -> bool:
 
 
 def _opening(stage: str) -> Opening:
-    tags = {"mlflow.user": _user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
+    tags = {"mlflow.user": user(), "mlflow.source.name": "posgap", "mlflow.source.type": "LOCAL"}
     if parent := os.environ.get(PARENT_VARIABLE):
         tags[PARENT_TAG] = parent
     name, experiment_id = experiment()
@@ -254,7 +254,8 @@ def _opening(stage: str) -> Opening:
     )
 
 
-def _user() -> str:
+def user() -> str:
+    """Who runs this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
