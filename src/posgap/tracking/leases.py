@@ -37,6 +37,7 @@ FLAG = "posgap.lease."  # beginning of the tags of a registered model that are f
 VARIABLE = "POSGAP_LEASE_SECONDS"
 SECONDS = 120.0  # without a change of its flag, after which a holder is dead
 LEAST, MOST = 1.0, 3600.0  # that a flag may say
+LEAST_PAUSE = 0.5  # seconds between two looks at the others
 WAIT = 1800.0  # seconds that one process waits for the others
 WRITING = Patience(seconds=60, longest_wait=5)  # of a change under the lease
 LOST_AT_MOST = 3  # times, for one piece of work
@@ -68,6 +69,7 @@ class Lease:
         self._prefix, self._tries = f"{FLAG}{int(1000 * time.time())}-{uuid.uuid4().hex[:8]}", 0
         self._flag, self._beats, self._holds_until = "", 0, 0.0
         self._others: dict[str, tuple[str, float]] = {}
+        self._awaited: set[str] = set()
         self._writing, self._over = threading.Lock(), threading.Event()
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
@@ -225,8 +227,9 @@ class Lease:
                 self._remove(flag)
             else:
                 self._others[flag] = (value, since if value_before == value else now())
-                if flag not in before:
-                    log.info("%s: waiting for %s", self.name, _holder(value)[0])
+                if (holder := _holder(value)[0]) not in self._awaited:
+                    self._awaited.add(holder)
+                    log.info("%s: waiting for %s", self.name, holder)
         return list(self._others)
 
     def _pause(self, until: float) -> None:
@@ -235,7 +238,7 @@ class Lease:
             raise PosgapError(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
         if self._flag and now() > self._holds_until:
             raise Lost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
-        time.sleep(self.seconds / 120 * random.uniform(0.5, 1.0))
+        time.sleep(max(LEAST_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
 
 
 @contextmanager
