@@ -1,6 +1,7 @@
 """Candidates of one pipeline run promoted side by side, by processes of their own, against MLflow servers that fail.
 
-`CHAOS_SEED` chooses the faults. With `POSGAP_CHAOS_SECONDS` there are more rounds, of more processes.
+`CHAOS_SEED` chooses the faults. With `POSGAP_CHAOS_SECONDS` there are more rounds, of more processes; `POSGAP_RACES`
+says how many rounds.
 """
 
 import json
@@ -29,7 +30,7 @@ from posgap.tracking import champions, leases, registry
 pytestmark = pytest.mark.slow
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "POSGAP_CHAOS_SECONDS" in os.environ
-ROUNDS = 20 if LONG else 1
+ROUNDS = int(os.environ.get("POSGAP_RACES", "3" if LONG else "1"))
 MOST = 8 if LONG else 3  # processes
 LEASE = 8.0  # seconds
 TRIES = 5  # of one promotion
@@ -164,24 +165,27 @@ def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str
         assert promotion["alias"] == ("champion" if crowned == number else "")
 
 
-@pytest.mark.parametrize("round", range(ROUNDS))
-def test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion(place, round, tmp_path, record_property):
-    draw = random.Random(f"{SEED} {round}")
+def test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion(place, tmp_path, record_property):
+    promotions = 0
+    for number in range(ROUNDS):
+        (folder := tmp_path / str(number)).mkdir()
+        promotions += race(place, f"{SEED} {number}", f"tiny-{SEED}-{number}", folder)
+    record_property("promotions", promotions)
+
+
+def race(place: Place, seed: str, name: str, folder: Path) -> int:
+    """Promotes some candidates side by side through a proxy that spoils requests; returns how many."""
+    draw = random.Random(seed)
     number = draw.randint(2, MOST)
-    name, run = f"tiny-{round}-{SEED}", f"run-{round}"
-    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    place.promote(place.former, name, "before", folder / "former", place.url)
     candidates = [*draw.sample(place.candidates[:-1], number - 1), place.candidates[-1]]
-    outs = [tmp_path / f"out-{at}" for at in range(number)]
-
-    def spoil(count: int, method: str, path: str) -> Fault:
-        return draw.choice(SPOILT) if draw.randrange(EVERY) == 0 else FINE
-
-    place.proxy.fault = spoil
+    outs = [folder / f"out-{at}" for at in range(number)]
+    place.proxy.fault = lambda *_: draw.choice(SPOILT) if draw.randrange(EVERY) == 0 else FINE
     try:
         with watched(place.url, name) as sights:
-            work = [(place.promote, (candidate, name, run, out)) for candidate, out in zip(candidates, outs)]
             failures: list[BaseException] = []
-            threads = [threading.Thread(target=attempted, args=(failures, *each)) for each in work]
+            work = [(candidate, name, name, out) for candidate, out in zip(candidates, outs)]
+            threads = [threading.Thread(target=attempted, args=(failures, place.promote, each)) for each in work]
             for thread in threads:
                 thread.start()
                 time.sleep(draw.uniform(0, 1))
@@ -192,7 +196,7 @@ def test_whatever_fails_the_best_candidate_of_a_run_ends_as_the_one_champion(pla
         assert_one_truth(place, name, outs, sights)
     finally:
         place.proxy.heal()
-    record_property("promotions", number)
+    return number
 
 
 def attempted(failures: list[BaseException], call, arguments) -> None:
@@ -200,3 +204,21 @@ def attempted(failures: list[BaseException], call, arguments) -> None:
         call(*arguments)
     except BaseException as error:
         failures.append(error)
+
+
+def test_a_promotion_killed_at_any_moment_is_completed_by_the_next(place, tmp_path, record_property):
+    draw = random.Random(f"{SEED} kills")
+    name, best, kills = f"tiny-killed-{SEED}", place.candidates[-1], 0
+    place.promote(place.former, name, "before", tmp_path / "former", place.url)
+    out = tmp_path / "out"
+    with watched(place.url, name) as sights:
+        for _ in range(10 if LONG else 2):
+            started = place.start(best, name, "run", out, place.url)
+            started.join(draw.uniform(0, 12))
+            kills += started.is_alive()
+            started.kill()
+            started.join()
+        place.promote(best, name, "run", out, place.url)
+        time.sleep(0.5)
+    assert_one_truth(place, name, [out], sights)
+    record_property("kills", kills)
