@@ -83,6 +83,23 @@ def test_the_random_numbers_of_every_gpu_go_on_too(checkpoints, monkeypatch):
     assert [state.tolist() for state in restored] == [[1, 2], [3, 4]]
 
 
+def test_what_a_gpu_had_is_loaded_into_main_memory(checkpoints, monkeypatch):
+    """Saved as if from a GPU, of which there need be none where it is loaded."""
+    save = torch.save
+
+    def saved(state, file):
+        with monkeypatch.context() as patched:
+            if file.name == "training.pt":
+                patched.setattr("torch.serialization.location_tag", lambda storage: "cuda:0")
+            save(state, file)
+
+    monkeypatch.setattr("torch.save", saved)
+    training = Training(checkpoints, 2)
+    training.save(2)
+    again = Training(checkpoints)
+    assert again.load() == HISTORY and torch.equal(again.go_on(0), training.go_on(0))
+
+
 def test_what_another_node_has_deleted_already_is_no_fault(checkpoints):
     _remove(checkpoints.folder / "step-1")
 
