@@ -45,6 +45,7 @@ def test_a_version_says_what_it_is_on_its_page(tmp_path, server, base, model_fol
     # Run and logged model have the figures, and the run the curve over positions.
     model = server.get_logged_model(version.source.removeprefix("models:/"))
     figures = {"gap": swept.gap, "gap_high": swept.gap_ci95[1], "mean": swept.mean, "worst": swept.worst.accuracy}
+    figures = {name: round(value, 2) for name, value in figures.items()}
     of_model = {metric.key: metric.value for metric in model.metrics}
     assert figures.items() <= run.data.metrics.items() and figures.items() <= of_model.items()
     history = server.get_metric_history(run.info.run_id, "accuracy_by_position")

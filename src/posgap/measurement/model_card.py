@@ -46,7 +46,7 @@ def position_gap(sweep: Sweep) -> str:
     """The section's head: what was measured, and how it came out, in words."""
     return f"""## Position gap
 
-How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task
+How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task \
 `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}.
 
 {" ".join(reading(sweep))}

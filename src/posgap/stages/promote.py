@@ -18,7 +18,7 @@ from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tracking import registry
 from posgap.tracking.champions import CHALLENGER, CHAMPION
-from posgap.tracking.presentation import describe, short_tags, write_pages
+from posgap.tracking.presentation import OF_RUN, describe, short_tags, write_pages
 from posgap.tracking.promotion import crown
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run
 from posgap.tracking.version_record import VersionRecord
@@ -94,7 +94,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     place = crown(config.name, Path(config.model), tags, run, sweep, require_current, config.approval)
     log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"
-    run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **shown})
+    run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})
     write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
     run.artifact(out)
     describe(config.name, place.version, swept, run)

@@ -24,7 +24,7 @@ def parent_of(
     if there := _parents(client, experiment_id, pipeline_run):
         return there[0]
     tags = tags | {PIPELINE_TAG: pipeline_run, STAGE_TAG: PIPELINE}
-    own = client.create_run(experiment_id, milliseconds, tags, f"pipeline {pipeline_run[:8]}").info.run_id
+    own = client.create_run(experiment_id, milliseconds, tags, f"pipeline {pipeline_run[:13]}").info.run_id
     first = next(iter(_parents(client, experiment_id, pipeline_run)), own)
     if first != own:
         client.delete_run(own)

@@ -15,11 +15,13 @@ from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
+OF_RUN = METHOD, GATE, POLICY, DATA  # of these tags those for the run too, which has the figures as metrics
 CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
 MOST_CHARACTERS = 5000  # of a description, in MLflow's database
+# In lines as they are to be shown: MLflow's pages break them where the text does.
 _ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
-The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`. `posgap history {name}` says how
-it came to that.
+The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`.
+`posgap history {name}` says how it came to that.
 """
 _LOGGED = "models:/"  # before the id of the logged model that is a version's source
 

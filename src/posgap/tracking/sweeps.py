@@ -10,15 +10,16 @@ log = logging.getLogger(__name__)
 
 
 def _figures(sweep: Sweep) -> dict[str, float]:
-    """The figures by which runs and models are compared, in points: `gap_high` is the upper end of the gap's interval,
-    `worst` the accuracy at the worst placement."""
-    return {
+    """The figures by which runs and models are compared, in points with the two decimals that people read: `gap_high`
+    is the upper end of the gap's interval, `worst` the accuracy at the worst placement."""
+    figures = {
         "gap": sweep.gap,
         "gap_high": sweep.gap_ci95[1],
         "mean": sweep.mean,
         "worst": sweep.worst.accuracy,
         **{f"accuracy_{name}": category.accuracy for name, category in sweep.by_category.items()},
     }
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
