@@ -21,7 +21,7 @@ from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.gate import gate
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch, locked
-from posgap.storage.inputs import read_manifest
+from posgap.storage.lineage import examples_of
 from posgap.tracking import registry
 from posgap.tracking.version_record import record_of
 
@@ -87,7 +87,7 @@ def _swept_again(version: "ModelVersion", config: GateConfig, candidate: Sweep, 
             f"{where}: the candidate was swept at an endpoint, where the champion is not; sweep the champion there in "
             "the same way, and give its folder as --champion"
         )
-    examples = config.examples or _examples_of(config.candidate)
+    examples = config.examples or examples_of(config.candidate)
     if examples is None:
         raise PosgapError(
             f"{where}: was not swept on the candidate's examples, and {config.candidate} does not say where these are; "
@@ -102,12 +102,3 @@ def _swept_again(version: "ModelVersion", config: GateConfig, candidate: Sweep, 
     except ValidationError as error:
         raise PosgapError(f"{config.candidate}: settings: {first_fault(error)}; sweep the candidate again") from None
     return sweep(asked)
-
-
-def _examples_of(swept: Location) -> Location | None:
-    """Where the examples of a sweep, or of the parts that it was merged from, lie; None where that cannot be told."""
-    inputs = read_manifest(fetch(swept)).get("inputs", {})
-    for field in ("examples", "sweeps.1"):
-        if path := inputs.get(field, {}).get("path"):
-            return path if field == "examples" else _examples_of(path)
-    return None

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from posgap.choices import METHODS
 from posgap.files import parsed, read_json, write_json
+from posgap.locations import Location
+from posgap.storage.cache import fetch
 from posgap.storage.inputs import read_manifest
 
 TRAINING_EXAMPLES_FILE = "training_examples.json"
@@ -15,6 +17,15 @@ def method_of(model: str | Path) -> str:
     manifest = read_manifest(Path(model))
     made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
     return made[0] if made else str(manifest.get("config", {}).get("method", ""))
+
+
+def examples_of(swept: Location) -> Location | None:
+    """Where the examples of a sweep, or of the parts that it was merged from, lie; None where that cannot be told."""
+    inputs = read_manifest(fetch(swept)).get("inputs", {})
+    for field in ("examples", "sweeps.1"):
+        if path := inputs.get(field, {}).get("path"):
+            return path if field == "examples" else examples_of(path)
+    return None
 
 
 def training_examples(folder: str | Path) -> set[str]:

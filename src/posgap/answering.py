@@ -1,0 +1,84 @@
+"""Does a model answer as its sweep recorded? Asked of a version that the registry gives back, before it serves."""
+
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from posgap.choices import BACKENDS
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.generation.backends import TRANSFORMERS, open_generator
+from posgap.generation.generator import Sampling, complete
+from posgap.locations import Location
+from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep
+from posgap.models.memory import available_bytes, needed_bytes
+from posgap.storage.cache import fetch
+from posgap.storage.lineage import examples_of
+from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.placements import Placement
+
+log = logging.getLogger(__name__)
+
+
+def require_answers(model: Path, swept: Path, examples: Location | None, number: int) -> None:
+    """Has the model answer some prompts of its sweep; `PosgapError` where fewer than half of the responses are those
+    that the sweep recorded. Not all must be: another processor or precision decides near-ties otherwise.
+
+    `examples` are those that were swept; None where the sweep's manifest says. `number` of responses: 0 tries none.
+    Where it cannot be tried (no examples, too little memory, an endpoint that answered) a line says so.
+    """
+    sweep, predictions = read_sweep(swept), read_predictions(swept)
+    rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
+    if not rows:
+        return
+    at_hand = _examples(sweep, examples or examples_of(swept))
+    if examples and not at_hand:
+        raise PosgapError(f"{examples}: are not the examples of {swept}; give those that were swept")
+    if hindrance := _hindrance(sweep, model, at_hand):
+        log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
+        return
+    responses = _responses(sweep, model, at_hand, rows)
+    same = sum(response == row["response"] for response, row in zip(responses, rows, strict=True))
+    log.info("%d of %d responses are as the sweep recorded", same, len(rows))
+    if 2 * same < len(rows):
+        other = next((response, row) for response, row in zip(responses, rows) if response != row["response"])
+        raise PosgapError(
+            f"{model}: only {same} of {len(rows)} responses are as its sweep recorded: to {other[1]['id']} it answers "
+            f"{other[0]!r}, and the sweep has {other[1]['response']!r}"
+        )
+
+
+def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
+    """The sweep's examples by their content; none where they are not at the location, or are others."""
+    try:
+        examples = read_examples(fetch(location)) if location else []
+    except (PosgapError, OSError):
+        return {}
+    shuffle = sweep.asked.shuffle
+    limit = sweep.n_examples
+    if examples_digest(examples[:limit], sweep.n_docs, shuffle) != sweep.examples_digest:
+        return {}
+    return dict(zip(contents(examples), examples))
+
+
+def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample]) -> str:
+    """Why it cannot be tried; empty where it can."""
+    if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
+        return "an endpoint answered"
+    if not examples:
+        return "the examples are not at hand; give them with --examples"
+    needed, available = needed_bytes(model, sweep.settings["dtype"]), available_bytes()
+    if needed > available:
+        return f"it needs {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
+    return ""
+
+
+def _responses(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> list[str]:
+    parameters = sweep.settings | {"backend": TRANSFORMERS.name}
+    config = SweepConfig(model=str(model), examples=model, out=model, **parameters)
+    build = TRANSFORMERS.builder(config)
+    prompts = [build.prompt(examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs)) for row in rows]
+    sampling = Sampling(build.max_new_tokens, seed=config.seed)
+    return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]

@@ -1,0 +1,84 @@
+"""A version that the registry gives back answers what the sweep recorded; what does not is told from it."""
+
+import logging
+
+import pytest
+from conftest import kv_example
+
+from posgap import answering
+from posgap.answering import require_answers
+from posgap.config import MergeConfig, SweepConfig
+from posgap.errors import PosgapError
+from posgap.models import memory
+from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.models.memory import available_bytes, needed_bytes
+from posgap.stages.merge import merge
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+
+@pytest.fixture
+def examples(tmp_path):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(6)])
+    return tmp_path / "e.jsonl"
+
+
+@pytest.fixture
+def swept(tmp_path, model_folder, examples):
+    return sweep(SweepConfig(examples=examples, model=str(model_folder), n_docs=4, limit=5, out=tmp_path / "swept"))
+
+
+def test_the_swept_model_answers_as_recorded(caplog, swept, model_folder, examples):
+    caplog.set_level(logging.INFO, "posgap")
+    require_answers(model_folder, swept, None, 4)
+    require_answers(model_folder, swept, examples, 7)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[-2:] == [f"{n} of {n} responses are as the sweep recorded" for n in (4, 7)]
+
+
+def test_another_model_does_not(tmp_path, swept, model_folder):
+    other = load_model(str(model_folder))
+    for weight in other.parameters():
+        weight.data.neg_()
+    save_model(other, load_tokenizer(str(model_folder)), tmp_path / "other")
+    with pytest.raises(PosgapError, match=r"other: only [012] of 6 responses are as its sweep recorded: to kv-\d it"):
+        require_answers(tmp_path / "other", swept, None, 6)
+
+
+def test_parts_of_a_merged_sweep_say_where_the_examples_are(caplog, tmp_path, model_folder, examples):
+    caplog.set_level(logging.INFO, "posgap")
+    parts = [
+        sweep(SweepConfig(examples=examples, model=str(model_folder), n_docs=4, shard=f"{i}/2", out=tmp_path / f"p{i}"))
+        for i in (1, 2)
+    ]
+    merged = merge(MergeConfig(sweeps=parts, out=tmp_path / "merged"))
+    require_answers(model_folder, merged, None, 3)
+    assert caplog.records[-1].getMessage() == "3 of 3 responses are as the sweep recorded"
+
+
+def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, swept, model_folder, examples):
+    require_answers(model_folder, swept, None, 0)
+    assert not caplog.records
+    with monkeypatch.context() as patch:
+        patch.setattr(answering, "available_bytes", lambda: 1000.0)
+        require_answers(model_folder, swept, None, 2)
+    assert caplog.records.pop().getMessage().endswith("it needs 0.0 GiB of memory, and 0.0 GiB are free")
+    write_examples(examples, [kv_example(i) for i in range(20, 26)])
+    require_answers(model_folder, swept, None, 2)
+    assert caplog.records[-1].getMessage().endswith("the examples are not at hand; give them with --examples")
+    with pytest.raises(PosgapError, match=r"e\.jsonl: are not the examples of .*swept; give those that were swept"):
+        require_answers(model_folder, swept, examples, 2)
+
+
+def test_memory_is_that_of_the_weights_in_their_precision_and_of_a_container_s_limit(
+    model_folder, tmp_path, monkeypatch
+):
+    weights = (model_folder / "model.safetensors").stat().st_size
+    assert needed_bytes(model_folder, "float32") == 2 * needed_bytes(model_folder, "bfloat16") == int(1.2 * weights)
+    assert 0 < available_bytes() < 2**50
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    for name, text in {"memory.max": "5000", "memory.current": "4000", "memory.stat": "anon 900\nfile 3000\n"}.items():
+        (tmp_path / name).write_text(text)
+    assert available_bytes() == 4000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes() > 5000
