@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,31 @@ def own_tracking(tmp_path, empty_store, monkeypatch):
     shutil.copy(empty_store, beside / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{beside}/mlflow.db")
     monkeypatch.setenv("POSGAP_CACHE", f"{beside}/cache")
+
+
+@pytest.fixture
+def registers(tmp_path) -> Callable[[Path], str]:
+    """Registers a model's folder as `tiny`, with the tag that promotion gives it, and makes it the champion, without a
+    gate; returns its version."""
+    import mlflow
+    from mlflow.models import Model
+
+    from posgap.files import digest
+    from posgap.models import flavor
+    from posgap.tracking.champions import CHAMPION
+    from posgap.tracking.registry import DIGEST
+
+    client = mlflow.MlflowClient()
+    experiment = client.create_experiment("registered", (tmp_path / "artifacts").as_uri())
+
+    def register(folder: Path) -> str:
+        with mlflow.start_run(experiment_id=experiment):
+            logged = Model.log(artifact_path=None, name="model", flavor=flavor, flavor_name=flavor.NAME, folder=folder)
+        version = mlflow.register_model(logged.model_uri, "tiny", tags={DIGEST: digest(folder)}).version
+        client.set_registered_model_alias("tiny", CHAMPION, version)
+        return str(version)
+
+    return register
 
 
 @pytest.fixture(autouse=True)

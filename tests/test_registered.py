@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from conftest import kv_example
 from test_cli import fails, run
-from test_flavor import logits, registered_as
+from test_flavor import logits
 
 import posgap
 from posgap.errors import PosgapError
@@ -19,22 +19,6 @@ from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.registered import Registered
 from posgap.tasks.examples import write_examples
 from posgap.tracking import registry
-from posgap.tracking.champions import CHAMPION
-
-
-@pytest.fixture
-def registers(tmp_path):
-    """Registers a folder, with the tag that promotion gives it, and makes it the champion; returns its version."""
-    client = mlflow.MlflowClient()
-    experiment = client.create_experiment("registered", (tmp_path / "artifacts").as_uri())
-
-    def register(folder: Path) -> str:
-        version = client.get_model_version("tiny", registered_as(experiment, folder).rpartition("/")[2]).version
-        client.set_model_version_tag("tiny", version, registry.DIGEST, digest(folder))
-        client.set_registered_model_alias("tiny", CHAMPION, version)
-        return str(version)
-
-    return register
 
 
 @pytest.fixture

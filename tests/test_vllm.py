@@ -5,6 +5,8 @@ make an environment for it.
 """
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from test_cli import run
 from test_scaling_application import SIZES
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from vllm_environment import found_or_made, in_vllm, vllm_server
+from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
 from posgap.cli import main
 from posgap.config import SweepConfig
@@ -89,7 +91,7 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
 
 @pytest.mark.slow
 def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_backend(
-    vllm_python, tmp_path, tokenizer, monkeypatch
+    vllm_python, tmp_path, tokenizer, monkeypatch, registers
 ):
     """transformers, vLLM in the sweep's process, and a vLLM server, in a chat and completing bare prompts."""
     scaled = scale_model(model("llama"), FACTORS)
@@ -100,7 +102,10 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
         name: sweep(SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name)))
         for name in ("chat", "completions")
     }
-    options = sweep_options(tmp_path, tmp_path / "chat", out=tmp_path / "in-vllm", backend="vllm")
+    # Out of the registry, as which nothing but its name tells where it lies.
+    options = sweep_options(
+        tmp_path, f"models:/tiny/{registers(tmp_path / 'chat')}", out=tmp_path / "in-vllm", backend="vllm"
+    )
     in_vllm(
         Path(vllm_python).with_name("posgap"), "sweep", *(f"--{k.replace('_', '-')}={v}" for k, v in options.items())
     )
@@ -111,6 +116,16 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
             changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
             there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes))
             assert predictions(there) == predictions(folder)
+
+
+@pytest.mark.slow
+def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokenizer):
+    """Its Transformers backend has one rotary embedding for all layers."""
+    save_model(scale_model(model("llama"), FACTORS), tokenizer, tmp_path / "scaled")
+    code = "from vllm import LLM; LLM({!r}, model_impl='transformers', dtype='float32', enforce_eager=True)"
+    (tmp_path / "serve.py").write_text(f"if __name__ == '__main__':\n    {code.format(str(tmp_path / 'scaled'))}\n")
+    done = subprocess.run([vllm_python, tmp_path / "serve.py"], env=os.environ | QUIET, capture_output=True, text=True)
+    assert done.returncode and "posgap: posgap_rope_factors has 3 factors, but this model has" in done.stderr
 
 
 @pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}])
