@@ -102,6 +102,7 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
         gate: dsl.Input[dsl.Artifact],
         sweep: dsl.Input[dsl.Artifact],
         out: dsl.Output[dsl.Artifact],
+        examples: dsl.Input[dsl.Artifact] = None,
         settings: dict = {},  # noqa: B006
     ):
         return locals()
@@ -109,8 +110,8 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default, inputs["speed"].description) == ("Float", 1.5, "how fast")
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
-    step = dict.fromkeys(("model", "gate", "sweep", "out")) | {"name": "m", "seed": 0, "approval": False}
-    step |= {"stops": [1], "speed": 2.0}
+    step = dict.fromkeys(("model", "gate", "sweep", "examples", "out")) | {"name": "m", "seed": 0}
+    step |= {"approval": False, "answers": 4, "stops": [1], "speed": 2.0}
     assert promote_fast.python_func(**step) == step | {"settings": {}}
     # What KFP has the step run is this function, as text, and nothing else.
     program = promote_fast.component_spec.implementation.container.command[-1]

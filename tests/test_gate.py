@@ -239,6 +239,26 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
     assert len(client.search_model_versions("name='tiny'")) == 3
 
 
+def test_a_version_that_does_not_answer_as_it_was_swept_is_not_promoted(tmp_path, base, model_folder, monkeypatch):
+    """What is tried is what the registry gives back, and before an alias moves."""
+    config = promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "one"), base)
+    tried = []
+
+    def refuses(model, swept, examples, number):
+        tried.append((digest(model), model == tmp_path / "one", swept, examples, number))
+        raise PosgapError("only 1 of 4 responses are as its sweep recorded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("posgap.stages.promote.require_answers", refuses)
+        with pytest.raises(PosgapError, match=r"^models:/tiny/1: no alias was moved: only 1 of 4 responses are as its"):
+            promote(config)
+    assert tried == [(digest(tmp_path / "one"), False, config.sweep, None, 4)]
+    assert not config.out.exists() and not mlflow.MlflowClient().get_registered_model("tiny").aliases
+    # It is promoted once it answers, and is no second version.
+    promote(config)
+    assert str(mlflow.MlflowClient().get_registered_model("tiny").aliases["champion"]) == "1"
+
+
 def test_a_gate_of_another_model_does_not_admit_this_one(tmp_path, base, model_folder):
     admitted = promotion(tmp_path, "admitted", copy_of(model_folder, tmp_path / "one"), base)
     other = copy_of(model_folder, tmp_path / "two")

@@ -12,6 +12,7 @@ def promote(
     gate: dsl.Input[dsl.Artifact],
     sweep: dsl.Input[dsl.Artifact],
     out: dsl.Output[dsl.Artifact],
+    examples: dsl.Input[dsl.Artifact] = None,
 ):
     """Registers a model that passed the gate and makes it the champion."""
     arguments = dict(locals())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, shortened
 from posgap.generation.backends import TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling, complete
 from posgap.locations import Location
@@ -26,8 +26,9 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
     """Has the model answer some prompts of its sweep; `PosgapError` where fewer than half of the responses are those
     that the sweep recorded. Not all must be: another processor or precision decides near-ties otherwise.
 
-    `examples` are those that were swept; None where the sweep's manifest says. `number` of responses: 0 tries none.
-    Where it cannot be tried (no examples, too little memory, an endpoint that answered) a line says so.
+    `model` is its folder, and `swept` that of the sweep. `examples` are those that were swept; None where the sweep's
+    manifest says. `number` of responses: 0 tries none. Where it cannot be tried (no examples, too little memory, an
+    endpoint that answered) a line says so.
     """
     sweep, predictions = read_sweep(swept), read_predictions(swept)
     rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
@@ -45,8 +46,8 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
     if 2 * same < len(rows):
         other = next((response, row) for response, row in zip(responses, rows) if response != row["response"])
         raise PosgapError(
-            f"{model}: only {same} of {len(rows)} responses are as its sweep recorded: to {other[1]['id']} it answers "
-            f"{other[0]!r}, and the sweep has {other[1]['response']!r}"
+            f"only {same} of {len(rows)} responses are as its sweep recorded: to {other[1]['id']} it answers "
+            f"{shortened(repr(other[0]))}, and the sweep has {shortened(repr(other[1]['response']))}"
         )
 
 

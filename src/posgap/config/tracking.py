@@ -172,9 +172,15 @@ class PromoteConfig(StageConfig):
     model: ModelPath = Field(description="Hugging Face folder of the candidate")
     gate: InputPath = Field(description="folder from `gate`")
     sweep: InputPath = Field(description="sweep of the candidate")
+    examples: OptionalInputPath = Field(
+        None, description="examples that were swept, of which some are asked again; empty: those of the sweep"
+    )
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
     approval: bool = Field(
         False, description="let it wait, as alias challenger, until `posgap approve` makes it the champion"
+    )
+    answers: int = Field(
+        4, ge=0, description="recorded responses that the version, loaded from the registry, writes again; 0: none"
     )
 
 

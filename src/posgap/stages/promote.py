@@ -1,8 +1,10 @@
 """promote: a model that passed the gate becomes the registry's champion."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
+from posgap.answering import require_answers
 from posgap.config import PromoteConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
@@ -38,10 +40,12 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     """Registers the model with alias `champion` and writes `promotion.json`.
 
     Where several candidates of one pipeline run are promoted, the alias ends at the best of them, whichever comes
-    first. Where the name has a policy of its own, the kept evidence is judged by
-    that too. Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where
-    sweep and model do not belong together, the verdict is on another champion than that of today, or a signature is
-    missing that a policy asks for.
+    first. Where the name has a policy of its own, the kept evidence is judged by that too. Before an alias moves, the
+    version as the registry gives it back answers some prompts of the sweep.
+
+    Raises what the verdict says, and moves no alias, where the model is not admitted; `PosgapError` where sweep and
+    model do not belong together, the version answers otherwise, the verdict is on another champion than that of today,
+    or a signature is missing that a policy asks for.
     """
     verdict, evidence = replayed(config.gate), Evidence(config.sweep)
     judged, swept_files = verdict.evidence["candidate"].files, record_of(evidence).files
@@ -91,7 +95,8 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
-    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, config.approval)
+    try_out = partial(require_answers, swept=config.sweep, examples=config.examples, number=config.answers)
+    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, try_out, config.approval)
     log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"
     run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})

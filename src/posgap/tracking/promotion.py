@@ -58,16 +58,18 @@ def crown(
     run: Run,
     sweep: Path | None = None,
     require_current: Callable[[], None] = lambda: None,
+    try_out: Callable[[Path], None] = lambda _: None,
     approval: bool = False,
 ) -> Place:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
     A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it,
-    which its run keeps. With `approval` the best becomes the challenger, unless it is approved already. All that
-    decides is read, and all that moves is moved, under the lease of the name: `require_current` is called there, and
-    raises where the verdict is not on the champion of that moment. Candidates of one run come side by side, and each is
-    compared with all that came before it (`candidates.best`): the last sees all, so that the alias ends at the same in
-    whatever order they come. The champion before the run becomes `previous`.
+    which its run keeps. With `approval` the best becomes the challenger, unless it is approved already. `try_out` is
+    called with the model's folder as the registry gives it back, and raises where the version is not to be used. All
+    that decides is then read, and all that moves is moved, under the lease of the name: `require_current` is called
+    there, and raises where the verdict is not on the champion of that moment. Candidates of one run come side by side,
+    and each is compared with all that came before it (`candidates.best`): the last sees all, so that the alias ends at
+    the same in whatever order they come. The champion before the run becomes `previous`.
     """
     if not run.id:
         raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
@@ -79,7 +81,7 @@ def crown(
     # Not yet a candidate of its run: nobody must crown what was not looked at.
     first = {key: value for key, value in tags.items() if key not in _OF_CANDIDATES}
     version = champions.in_turn(name, lambda lease, _: _registered(lease, uri, first, run))
-    _require_stored(name, version, tags[DIGEST])
+    _require_stored(name, version, tags[DIGEST], try_out)
 
     def decide(lease: Lease, _: Change | None) -> Place:
         _promote_approved(lease)
@@ -172,14 +174,19 @@ def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
         raise ConnectionError("it took the sweep, and does not have it")
 
 
-def _require_stored(name: str, version: str, model_digest: str) -> None:
-    """`PosgapError` unless the registry gives back the very files of the model that was judged."""
+def _require_stored(name: str, version: str, model_digest: str, try_out: Callable[[Path], None]) -> None:
+    """`PosgapError` unless the registry gives back the very files of the model that was judged, and they do."""
     uri = f"models:/{name}/{version}"
     with tempfile.TemporaryDirectory() as place:
-        if files.digest(bring_model(uri, Path(place))) != model_digest:
+        folder = bring_model(uri, Path(place))
+        if files.digest(folder) != model_digest:
             raise PosgapError(
                 f"{uri}: MLflow gives back other files than it was given; no alias was moved, promote again"
             )
+        try:
+            try_out(folder)
+        except PosgapError as error:
+            raise PosgapError(f"{uri}: no alias was moved: {error}") from None
 
 
 def _upload(model: Path, run: Run) -> str:
