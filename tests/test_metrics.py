@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.tasks.metrics import exact_match, f1, normalize, sub_exact_match
+from posgap.choices import METRICS
+from posgap.errors import PosgapError
+from posgap.tasks.metrics import (
+    contains_any,
+    exact_match,
+    f1,
+    lost_in_the_middle,
+    matches_pattern,
+    normalize,
+    numeric,
+    sub_exact_match,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,6 +27,7 @@ from posgap.tasks.metrics import exact_match, f1, normalize, sub_exact_match
         ("  théâtre ", "théâtre"),
         ("a", ""),
         ("Athens", "athens"),
+        ("a\u0308pfel", "a\u0308pfel"),  # a letter and its accent are no article
     ],
 )
 def test_squad_normalisation(text, normal):
@@ -31,6 +43,13 @@ def test_squad_normalisation(text, normal):
         ("the Stones", ["beatles", "stones"], True, True),
         ("", ["beatles"], False, False),
         ("beat", ["beatles"], False, False),
+        ("Athens", ["A", "the", "hens"], False, False),
+        ("Vitamin A.", ["a"], False, True),
+        ("grade a-", ["A-"], False, True),
+        ("beatles2", ["beatles"], False, False),
+        ("one and only beatles beatles2", ["beatles"], False, True),
+        ("答案是北京市。", ["北京"], False, True),
+        ("กรุงเทพมหานคร", ["กรุงเทพ"], False, True),
     ],
 )
 def test_known_answers(response, answers, em, sub_em):
@@ -83,3 +102,93 @@ def test_f1_is_one_where_all_words_match_and_never_beyond(response, answers):
     assert 0 <= f1(response, answers) <= 1
     if exact_match(response, answers):
         assert f1(response, answers) == 1
+
+
+KEY = "2a8d601d-1d69-4e64-9f90-8ad825a74195"
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "right"),
+    [
+        (f'"{KEY}"', [KEY], True),
+        (KEY.upper(), [KEY], True),
+        (KEY.replace("-", ""), [KEY], False),
+        (KEY[:-1], [KEY], False),
+        ("", [KEY], False),
+        (f"first\n{KEY}", ["other", KEY], True),
+    ],
+)
+def test_a_key_is_contained_as_it_is_written(response, answers, right):
+    assert contains_any(response, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "right"),
+    [
+        ("Wilhelm Conrad Röntgen", ["Wilhelm Conrad Röntgen"], True),
+        ("It was the  wilhelm-conrad röntgen!", ["Wilhelmconrad Röntgen"], True),
+        ("I do not know.\nWilhelm Conrad Röntgen won it.", ["Wilhelm Conrad Röntgen"], False),
+        ("Röntgen\nI do not know.", ["Röntgen"], True),
+        ("Röntgenstrahlen", ["Röntgen"], True),  # within a word too, as there
+        ("Röntgen\u2028", ["Röntgen"], True),
+        ("anything at all", ["A"], False),  # there it is right
+        ("Group A", ["A"], True),
+        ("anything at all", [], False),
+    ],
+)
+def test_the_first_line_is_scored_as_lost_in_the_middle_does(response, answers, right):
+    assert lost_in_the_middle(response, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "right"),
+    [
+        ("It cost $1,234.50.", ["1234.5"], True),
+        ("3 + 4 = 7", ["7"], True),
+        ("3 + 4 = 7", ["3"], False),
+        ("-5", ["5"], False),
+        ("−5", ["-5"], True),
+        ("6.02e23", ["602000000000000000000000"], True),
+        (".5", ["0.5"], True),
+        ("1,23", ["23"], True),  # no separator of thousands
+        ("no number", ["no number"], False),
+        ("", ["0"], False),
+        ("9" * 5000, ["9" * 5000], True),
+    ],
+)
+def test_numbers_are_compared_as_numbers(response, answers, right):
+    assert numeric(response, answers) is right
+
+
+@pytest.mark.parametrize(
+    ("response", "answers", "right"),
+    [
+        ("colour", ["colou?r"], True),
+        ("color", ["^colou?r$"], True),
+        ("discolored", [r"\bcolor"], False),
+        ("", [], False),
+    ],
+)
+def test_an_answer_can_be_a_pattern(response, answers, right):
+    assert matches_pattern(response, answers) is right
+
+
+def test_a_pattern_that_is_none_or_takes_for_ever_is_refused_in_a_line():
+    with pytest.raises(PosgapError, match=r"^answer '\(' is no regular expression: missing \)"):
+        matches_pattern("a", ["("])
+    with pytest.raises(PosgapError, match=r"takes more than 1 s to look for"):
+        matches_pattern("a" * 40 + "!", ["^(a|aa|a+)+$"])
+
+
+@given(st.text(), st.lists(st.text(min_size=1), max_size=3))
+def test_every_metric_scores_any_response_from_0_to_1(response, answers):
+    for metric in METRICS:
+        if metric.name != "regex":
+            assert 0 <= metric.score(response, answers) <= 1
+
+
+@given(st.text("ab c1", max_size=12), st.text("ab c1", min_size=1, max_size=4).filter(str.strip))
+def test_sub_em_finds_whole_words_only(response, answer):
+    words, wanted = (f" {' '.join(text.split())} " for text in (response, answer))
+    if normalize(response) == words.strip() and normalize(answer) == wanted.strip():
+        assert sub_exact_match(response, [answer]) is (wanted in words)

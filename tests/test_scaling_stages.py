@@ -83,7 +83,11 @@ def same(path) -> dict:
 @pytest.mark.parametrize("strategy", ["genetic", "ms_poe"])
 def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder, strategy):
     scaling = read_scaling(scale_search(config.model_copy(update={"strategy": strategy})))
-    assert (scaling.model_digest, scaling.positions, scaling.metric) == (digest(model_folder), [1, 2, 3, 4], "sub_em")
+    assert (scaling.model_digest, scaling.positions, scaling.metric) == (
+        digest(model_folder),
+        [1, 2, 3, 4],
+        "contains_any",
+    )
     if strategy == "genetic":
         assert len(scaling.factors) == 2 and len(scaling.control_points) == 4 and len(scaling.history) == 3
         assert all(1 <= factor <= 2 for factor in scaling.factors)

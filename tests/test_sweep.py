@@ -44,7 +44,7 @@ def test_sweep_json_keeps_the_contract(swept):
         *("mean", "mean_ci95", "gap", "gap_ci95", "gap_noise", "worst"),
     }
     assert written["placements"] == [[1], [2], [3], [4]]
-    assert (written["metric"], written["n_examples"]) == ("sub_em", 4)
+    assert (written["metric"], written["n_examples"]) == ("contains_any", 4)
 
 
 def test_single_positions_have_no_categories(swept):

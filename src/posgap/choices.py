@@ -178,7 +178,15 @@ TASKS: Choices["Task"] = Choices(
     "posgap.tasks.multihop:COC",
 )
 METRICS: Choices["Metric"] = Choices(
-    "metric", "posgap.metrics", "posgap.tasks.metrics:EM", "posgap.tasks.metrics:SUB_EM", "posgap.tasks.metrics:F1"
+    "metric",
+    "posgap.metrics",
+    "posgap.tasks.metrics:EM",
+    "posgap.tasks.metrics:SUB_EM",
+    "posgap.tasks.metrics:F1",
+    "posgap.tasks.metrics:LITM",
+    "posgap.tasks.metrics:CONTAINS_ANY",
+    "posgap.tasks.metrics:NUMERIC",
+    "posgap.tasks.metrics:REGEX",
 )
 METHODS: Choices["Method"] = Choices(
     "method",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from posgap.choices import METRICS
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -23,23 +24,25 @@ class Question(NamedTuple):
         return self.prompt + self.response[:-1]
 
 
-def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample]) -> bool:
-    """Whether every question has only one right response: a fixed wording, and a single answer to each example."""
-    return build.task.one_wording and all(len(example.answers) == 1 for example in examples)
+def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample], metric: str) -> bool:
+    """Whether every question has only one right response: a fixed wording, a single answer to each example, and a
+    metric that tells where it is right."""
+    has_one = build.task.one_wording and all(len(example.answers) == 1 for example in examples)
+    return has_one and bool(METRICS[metric].right_after)
 
 
 def right_response(build: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
     """Token ids of an example's only right response.
 
-    Metric em takes the whole response with its end token, sub_em the response up to the end of its answer. Raises
-    `PosgapError` if the task or the example allows more than one response.
+    Up to the end of its answer, or whole with its end token, as the metric asks. Raises `PosgapError` if the task, the
+    example or the metric allows more than one response.
     """
-    if not one_right_response(build, [example]):
+    if not one_right_response(build, [example], metric):
         raise PosgapError(
-            f"example {example.id}: task {build.task.name} allows more than one right response; take `evaluation` "
-            "generation"
+            f"example {example.id}: task {build.task.name} with metric {metric} allows more than one right response; "
+            "take `evaluation` generation"
         )
-    if metric == "em":
+    if METRICS[metric].right_after == "end":
         return build.gold_response(example, placement)
     text = build.task.target.partition("{answer}")[0] + example.answers[0]
     return build.response_ids(example, placement, text)[:-1]

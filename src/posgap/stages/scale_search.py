@@ -51,7 +51,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     positions = [placement.positions[0] for placement in placements]
     metric = config.metric or build.task.metric
     teacher_forced = config.evaluation == "teacher_forced" or (
-        config.evaluation == "auto" and one_right_response(build, examples)
+        config.evaluation == "auto" and one_right_response(build, examples, metric)
     )
     questions = ask(build, examples, placements, metric, teacher_forced)
     model, score = load_model(config.model, config.dtype), partial(build.task.score, metric=metric)

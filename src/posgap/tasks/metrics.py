@@ -1,22 +1,31 @@
 """Metrics: a response's score from 0 to 1, where True counts as 1."""
 
-import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from decimal import Decimal
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from posgap.choices import Parameters
+from posgap.errors import PosgapError, shortened
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+if TYPE_CHECKING:
+    import regex
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = r"\b(a|an|the)\b"
+# Thai to Myanmar, Khmer, kana and Chinese: scripts that put no spaces between words.
+_SPACELESS = r"[\p{Thai}\p{Lao}\p{Myanmar}\p{Khmer}\p{Hiragana}\p{Katakana}\p{Han}]"
+_NUMBER = r"[-+−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|[-+−]?\.\d+"
+PATTERN_SECONDS = 1.0  # for a pattern that somebody wrote, on one response
 
 
 def normalize(text: str) -> str:
     """SQuAD normalisation (Rajpurkar et al. 2016): lower case, no punctuation, no articles,
     single spaces."""
-    return " ".join(_ARTICLES.sub(" ", _without_punctuation(text)).split())
+    return " ".join(_pattern(_ARTICLES).sub(" ", _without_punctuation(text)).split())
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
@@ -25,8 +34,30 @@ def exact_match(response: str, answers: Sequence[str]) -> bool:
 
 
 def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
-    """sub_EM (Liu et al. 2024): a normalised answer is contained in the normalised response."""
-    return any(answer in simplified for answer, simplified in _comparable(response, answers))
+    """sub_EM: the words of a normalised answer stand together in the normalised response.
+
+    Not within a word, so that the answer "A" is not in every response; in scripts without spaces, anywhere.
+    """
+    return any(_stands_in(answer, simplified) for answer, simplified in _comparable(response, answers))
+
+
+def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
+    """How Lost in the Middle scores open questions (Liu et al. 2024, scripts/evaluate_qa_responses.py): a normalised
+    answer is contained in the response's normalised first line, within a word too.
+
+    Only the first line counts, since a model that copies the documents would copy the answer. Otherwise than there, an
+    answer that normalisation empties ("A", "-") is not contained in every response: it is scored as by sub_EM.
+    """
+    line = response.split("\n")[0]
+    simplified = normalize(line)
+    return any(wanted in simplified if (wanted := normalize(a)) else sub_exact_match(line, [a]) for a in answers)
+
+
+def contains_any(response: str, answers: Sequence[str]) -> bool:
+    """The response contains an answer as it is written, in whatever case: how Lost in the Middle scores key-value
+    retrieval (scripts/evaluate_kv_responses.py)."""
+    lowered = response.lower()
+    return any(answer.lower() in lowered for answer in answers)
 
 
 def f1(response: str, answers: Sequence[str]) -> float:
@@ -35,9 +66,72 @@ def f1(response: str, answers: Sequence[str]) -> float:
     return max((_token_f1(simplified.split(), answer.split()) for answer, simplified in pairs), default=0.0)
 
 
+def numeric(response: str, answers: Sequence[str]) -> bool:
+    """The last number in the response equals that of an answer; 1,234.50 and 1234.5 are the same number.
+
+    An answer without a number is in no response.
+    """
+    stated = _numbers(response)[-1:]
+    return bool(stated) and any(stated == _numbers(answer)[-1:] for answer in answers)
+
+
+def matches_pattern(response: str, answers: Sequence[str]) -> bool:
+    """An answer, read as a regular expression, matches somewhere in the response.
+
+    Raises `PosgapError` where it is none, or takes more than a second for a response.
+    """
+    return any(_matches(answer, response) for answer in answers)
+
+
+def _matches(answer: str, response: str) -> bool:
+    import regex
+
+    try:
+        return _pattern(answer).search(response, timeout=PATTERN_SECONDS) is not None
+    except regex.error as error:
+        raise PosgapError(f"answer {shortened(repr(answer))} is no regular expression: {error}") from None
+    except TimeoutError:
+        raise PosgapError(
+            f"answer {shortened(repr(answer))}: takes more than {PATTERN_SECONDS:g} s to look for; write it without "
+            "repetitions within repetitions"
+        ) from None
+
+
+@cache
+def _pattern(text: str) -> "regex.Pattern[str]":
+    import regex  # which takes a while, and not every command scores
+
+    return regex.compile(text)
+
+
 def _token_f1(response: list[str], answer: list[str]) -> float:
     common = (Counter(response) & Counter(answer)).total()
     return 2 * common / (len(response) + len(answer))
+
+
+def _stands_in(answer: str, response: str) -> bool:
+    """Whether an answer is in a response, and begins and ends no word in part."""
+    spaceless = _pattern(_SPACELESS)
+
+    def is_cut(inner: str, outer: str) -> bool:
+        return _is_of_word(inner) and _is_of_word(outer) and not (spaceless.match(inner) or spaceless.match(outer))
+
+    start = response.find(answer)
+    while start >= 0:
+        end = start + len(answer)
+        before, after = response[start - 1 : start] if start else "", response[end : end + 1]
+        if not (is_cut(answer[0], before) or is_cut(answer[-1], after)):
+            return True
+        start = response.find(answer, start + 1)
+    return False
+
+
+def _is_of_word(letter: str) -> bool:
+    return bool(letter) and bool(_pattern(r"\w").match(letter))
+
+
+def _numbers(text: str) -> list[Decimal]:
+    return [Decimal(number.replace(",", "").replace("−", "-")) for number in _pattern(_NUMBER).findall(text)]
 
 
 def _comparable(response: str, answers: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -63,14 +157,25 @@ def _lowered(text: str) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1."""
+    """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1.
+
+    `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
+    or its "end". Without it responses have to be generated to be scored.
+    """
 
     name: str
     help: str
     score: Callable[[str, Sequence[str]], float]
+    right_after: Literal["answer", "end", ""] = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
-EM = Metric("em", "the response equals an answer", exact_match)
-SUB_EM = Metric("sub_em", "the response contains an answer", sub_exact_match)
+EM = Metric("em", "the response equals an answer", exact_match, "end")
+SUB_EM = Metric("sub_em", "the response contains the words of an answer", sub_exact_match, "answer")
 F1 = Metric("f1", "token F1 with the answer that fits best", f1)
+LITM = Metric(
+    "litm", "the response's first line contains an answer, as Lost in the Middle has it", lost_in_the_middle, "answer"
+)
+CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
+NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
+REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)

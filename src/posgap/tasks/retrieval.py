@@ -24,7 +24,7 @@ KV = Task(
         'JSON data:\n{documents}\n\nKey: "{question}"\nCorresponding value:'
     ),
     render=json_records,
-    metric="sub_em",
+    metric="contains_any",
     max_new_tokens=100,
     target='"{answer}"',
     one_wording=True,
@@ -39,7 +39,7 @@ QA = Task(
         "(some of which might be irrelevant).\n\n{documents}\n\nQuestion: {question}\nAnswer:"
     ),
     render=search_results,
-    metric="sub_em",
+    metric="litm",
     max_new_tokens=100,
     synthetic="needle",
 )
