@@ -79,11 +79,17 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
 def test_the_right_response_ends_with_its_answer_or_whole_with_the_end_token(tokenizer):
     build, placement = PromptBuilder(TASKS["kv"], tokenizer, 512, 4), Placement((2,), 4)
     example = kv_example(3)
-    (value,) = right_response(build, example, placement, "sub_em")
+    (value,) = right_response(build, example, placement, "contains_any")
     assert tokenizer.decode([value]).strip() == example.value
     assert right_response(build, example, placement, "em") == [value, tokenizer.eos_token_id]
-    with pytest.raises(PosgapError, match="example kv-3: task kv allows more than one right response"):
-        right_response(build, example.model_copy(update={"answers": ["d", "e"]}), placement, "em")
+    for metric in ("sub_em", "litm"):
+        assert right_response(build, example, placement, metric) == [value]
+    two_answers = example.model_copy(update={"answers": ["d", "e"]})
+    for asked, metric in ((two_answers, "em"), (example, "f1"), (example, "numeric"), (example, "regex")):
+        with pytest.raises(
+            PosgapError, match=f"kv-3: task kv with metric {metric} allows more than one right response"
+        ):
+            right_response(build, asked, placement, metric)
 
 
 def test_middle_weights_are_twice_those_of_the_ends_and_fitness_is_what_its_name_says():
