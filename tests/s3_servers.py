@@ -87,11 +87,20 @@ def _ceph(folder: Path) -> Iterator[str]:
         frontend = f"--rgw_frontends=beast endpoint=127.0.0.1:{port}"
         alive = start("radosgw", "-f", "-n", "client.rgw", frontend, f"--rgw_data={folder}/rgw")
         address = _when_up(port, alive, folder)
-        run(
-            *("radosgw-admin", "user", "create", "--uid", KEY, "--display-name", KEY),
-            *("--access-key", KEY, "--secret", KEY, "--max-buckets", "0"),
-        )
+        _CEPH_FILES[address] = conf
+        new_user(address, KEY)
         yield address
+
+
+_CEPH_FILES: dict[str, Path] = {}  # by address
+
+
+def new_user(address: str, name: str) -> tuple[str, str]:
+    """Adds a user to Ceph, whose access key and secret key are its name; returns these."""
+    who = ["--uid", name, "--display-name", name, "--access-key", name, "--secret", name, "--max-buckets", "0"]
+    command = ["radosgw-admin", "-c", str(_CEPH_FILES[address]), "user", "create", *who]
+    subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+    return name, name
 
 
 _CEPH = """[global]
