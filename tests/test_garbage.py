@@ -25,7 +25,7 @@ def left(monkeypatch):
     client.set_terminated(ids["done"])
     for name, source in {"orphan": "dead", "used": "done", "foreign": "other"}.items():
         ids[name] = client.create_logged_model(experiment, source_run_id=ids[source]).model_id
-    client.create_registered_model("tiny", tags={f"{leases.FLAG}{int(1000 * time.time())}-dead": "{}"})
+    client.create_registered_model("tiny", tags={f"{leases.FLAG}00000001.{int(1000 * time.time())}-dead": "{}"})
     looked_at = {registry.DIGEST: "1", registry.PROMOTION_RUN: ids["done"]}
     for tags in (looked_at, {registry.DIGEST: "2"}, {registry.DIGEST: "3"}, {}):
         client.create_model_version("tiny", f"models:/{ids['used']}", ids["done"], tags=tags)

@@ -77,9 +77,7 @@ def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
         champions.in_turn(name, lambda lease, completed: None)
 
     for flag, holder in leases.holders(model).items():
-        moment = flag.removeprefix(leases.FLAG).partition("-")[0]
-        since = int(moment) if moment.isdecimal() else 0
-        if since < before:
+        if (since := leases.since(flag)) < before:
             yield Remains("lease", f"{name}: {holder}", since, "removed, unless it is alive", take_lease)
     if champions.UNDER_WAY in model.tags and not leases.holders(model):
         yield Remains("change", name, model.last_updated_timestamp or 0, "completed", take_lease)

@@ -1,10 +1,11 @@
 """The lease of a registered name: who moves its aliases holds it, and only one process at a time does.
 
 MLflow's interface has no lock and no compare-and-swap. What it has, whatever is behind it, is tags that each writer can
-keep to itself, and that are read as they were last written. Of these a lock can be made: Burns and Lamport's one-bit
-algorithm. Each process writes a tag of its own on the registered model, its flag, and then reads those of the others.
-It withdraws before an earlier flag, and waits until later ones are gone. Nobody writes over, or takes away, a flag that
-is another's, unless that other is dead: then exactly its flag is removed, and removing it twice does no harm.
+keep to itself, and that are read as they were last written. Of these a lock can be made: Lamport's bakery. Each process
+has tags of its own on the registered model, its flags: one says that it is choosing a number, and then one has the
+number, which is higher than all that it sees. It waits for those that were choosing when it had its own, and for lower
+numbers. Nobody writes over, or takes away, a flag that is another's, unless that other is dead: then exactly its flag
+is removed, and removing it twice does no harm.
 
 A holder writes its flag again and again. Who waits takes it for dead when the flag has not changed for as many seconds
 as it says itself, by the clock of who waits: nobody's time of day is compared with another's. A holder that could not
@@ -21,6 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.errors import PosgapError
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 FLAG = "posgap.lease."  # beginning of the tags of a registered model that are flags
+CHOOSING = "choosing"  # stands in a flag where the number will be
 VARIABLE = "POSGAP_LEASE_SECONDS"
 SECONDS = 120.0  # without a change of its flag, after which a holder is dead
 LEAST, MOST = 1.0, 3600.0  # that a flag may say
@@ -66,7 +69,8 @@ class Lease:
         # asked, long after nobody waits for its answer.
         self.in_transit = 0.0 if address().startswith("sqlite") else self.seconds / 2
         self.quiet_at = quiet_at  # when no request can be under way any more that was not answered
-        self._prefix, self._tries = f"{FLAG}{int(1000 * time.time())}-{uuid.uuid4().hex[:8]}", 0
+        self._own = f".{int(1000 * time.time())}-{uuid.uuid4().hex[:8]}"  # end of its flags
+        self._raised: list[str] = []
         self._flag, self._beats, self._holds_until = "", 0, 0.0
         self._others: dict[str, tuple[str, float]] = {}
         self._awaited: set[str] = set()
@@ -104,15 +108,17 @@ class Lease:
 
     def acquire(self) -> None:
         """Returns when the lease is this process's; `PosgapError` where that takes too long."""
-        until = now() + WAIT
-        self._raise_flag()
+        until, choosing = now() + WAIT, f"{FLAG}{CHOOSING}{self._own}"
+        self._raise(choosing)
         self._beating.start()
-        while earlier := [flag for flag in self._flags() if flag < self._flag]:
-            self._withdraw()
-            while [flag for flag in self._flags() if flag in earlier]:
-                self._pause(until)
-            self._raise_flag()
-        while [flag for flag in self._flags() if flag > self._flag]:
+        numbers = [_number(flag) for flag in self._flags()]
+        self._raise(f"{FLAG}{1 + max(numbers, default=0):08}{self._own}")
+        # Whoever chose for too long to be waited for by the others may have chosen a number that is too low.
+        if choosing not in self.read().tags:
+            raise Lost(f"{self.name}: MLflow took too long to give a place in the queue; run this again")
+        chosen_with = {flag for flag in self._flags() if not _number(flag)}
+        self._remove(choosing)
+        while [flag for flag in self._flags() if flag in chosen_with or self._is_before(flag)]:
             self._pause(until)
         self.read()
 
@@ -123,7 +129,7 @@ class Lease:
             self._over.set()
             self._beating.join()
             self.settle()
-            for flag in [flag for flag in self._model().tags if flag.startswith(self._prefix)]:
+            for flag in [flag for flag in self._model().tags if self._is_own(flag)]:
                 self._remove(flag)
         except TrackingError as error:
             self._over.set()
@@ -132,15 +138,14 @@ class Lease:
     def abandon(self) -> None:
         """Gives the lease back after an error, at once; where something is still under way, it is left to expire."""
         self._over.set()
-        if not self._beating.is_alive() and not self._flag:
-            return
         if self._beating.is_alive():
             self._beating.join(1.0)
         if self.quiet_at > now() or self._beating.is_alive():
             log.warning("%s: its lease is left to expire, in %.0f s", self.name, self.seconds)
             return
         try:
-            ask(lambda client: client.delete_registered_model_tag(self.name, self._flag), ONCE)
+            for flag in self._raised:
+                ask(partial(_take_down, name=self.name, flag=flag), ONCE)
         except TrackingError as error:
             log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
 
@@ -178,20 +183,24 @@ class Lease:
             unanswered = sent[:-1] if answered else sent
             self.quiet_at = max([self.quiet_at, *(at + self.in_transit for at in unanswered)])
 
-    def _raise_flag(self) -> None:
-        """Writes a new flag: what was asked of an earlier one, and may yet be done, does nothing to this."""
-        self._tries += 1
+    def _is_before(self, flag: str) -> bool:
+        """Whether a flag has a lower number than this process's, or the same and comes first by its name."""
+        return _number(flag) > 0 and (_number(flag), flag) < (_number(self._flag), self._flag)
+
+    def _is_own(self, flag: str) -> bool:
+        return flag.startswith(FLAG) and flag.endswith(self._own)
+
+    def _raise(self, flag: str) -> None:
+        """Writes a flag, which from now on is the one that is written again and again."""
+        if self._flag:
+            self._require_time()
         with self._writing:
-            self._flag = f"{self._prefix}.{self._tries:04}"
+            self._flag = flag
+            self._raised.append(flag)
             self._show(WRITING, self.seconds / 4)
 
-    def _withdraw(self) -> None:
-        with self._writing:
-            flag, self._flag = self._flag, ""
-        self._remove(flag)
-
     def _remove(self, flag: str) -> None:
-        self._send(lambda client: client.delete_registered_model_tag(self.name, flag), WRITING, self.seconds / 4)
+        self._send(partial(_take_down, name=self.name, flag=flag), WRITING, self.seconds / 4)
 
     def _show(self, patience: Patience, seconds: float) -> None:
         """Writes the flag, with another value than before."""
@@ -218,7 +227,7 @@ class Lease:
         """The flags of other processes that live, or died too short a time ago to be sure; the others are removed."""
         tags = self._model().tags
         flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
-        flags = {flag: value for flag, value in flags.items() if not flag.startswith(self._prefix)}
+        flags = {flag: value for flag, value in flags.items() if not self._is_own(flag)}
         before, self._others = self._others, {}
         for flag, value in flags.items():
             value_before, since = before.get(flag, ("", 0.0))
@@ -239,6 +248,10 @@ class Lease:
         if self._flag and now() > self._holds_until:
             raise Lost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
         time.sleep(max(LEAST_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
+
+
+def _take_down(client: "MlflowClient", name: str, flag: str) -> None:
+    client.delete_registered_model_tag(name, flag)
 
 
 @contextmanager
@@ -283,6 +296,19 @@ def _holder(value: str) -> tuple[str, float]:
         return str(holder["by"]), min(MOST, max(LEAST, float(holder["seconds"])))
     except (ValueError, LookupError, TypeError):
         return "somebody", SECONDS
+
+
+def since(flag: str) -> int:
+    """When the process that wrote a flag began to ask for the lease, in milliseconds by its time of day; 0 where the
+    flag does not say."""
+    moment = flag.removeprefix(FLAG).partition(".")[2].partition("-")[0]
+    return int(moment) if moment.isdecimal() else 0
+
+
+def _number(flag: str) -> int:
+    """The number in a flag; 0 where its process is choosing one, and where it is no flag of posgap's."""
+    number = flag.removeprefix(FLAG).partition(".")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _process() -> str:
