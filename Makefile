@@ -60,9 +60,10 @@ mlproject: $(VENV)/.installed
 components: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.components.readmes
 
-# The compiled pipeline, to be uploaded in the KFP UI.
+# The compiled pipelines, to be uploaded in the KFP UI.
 pipeline: $(VENV)/.installed
 	$(VENV)/bin/posgap pipeline compile --out pipelines/mitigation.yaml
+	$(VENV)/bin/posgap pipeline compile --pipeline watch --out pipelines/watch.yaml
 
 manifests: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest --quiet tests/test_kubernetes.py tests/test_kubernetes_security.py

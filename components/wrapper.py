@@ -13,8 +13,11 @@ from posgap import __version__
 from posgap.config import ClusterConfig, Config, Role, plain_type, role
 
 CPU, TRAIN, SERVE = "cpu", "gpu-train", "gpu-serve"  # images, by what they are for
-SETTINGS = "settings"
-_SETTINGS = "parameters by name, as `preflight` has checked them; they go before the others"
+SETTINGS, CACHE_KEY = "settings", "cache_key"
+_DESCRIBED = {
+    SETTINGS: "parameters by name, as `preflight` has checked them; they go before the others",
+    CACHE_KEY: "digest of what the inputs hold, as `data_version` gives it: KFP's cache knows them by their names only",
+}
 
 
 def image(kind: str, registry: str = ClusterConfig.default("registry")) -> str:
@@ -30,8 +33,10 @@ def component(
     Each field that is no artifact becomes a parameter of the function, with the type, default and description that the
     config has, so that `locals()` in its body holds them all. KFP keeps only the function's source, so the body
     imports what it needs. `apart` says by which inputs, if any, the function makes a field itself: KFP makes a list of
-    artifacts only in a loop. A parameter `settings` holds others by name. Raises `TypeError` where the function
-    takes an input that is no field of the config, or does not take one of its artifacts.
+    artifacts only in a loop. A parameter `settings` holds others by name. Every component takes a `cache_key`, too,
+    which its stage never sees: KFP takes a step from its cache where all parameters are the same, and so runs it again
+    where this one has changed. Raises `TypeError` where the function takes an input that is no field of the config, or
+    does not take one of its artifacts.
     """
     apart = apart or {}
 
@@ -42,14 +47,14 @@ def component(
         made = dsl.component(complete, base_image=image(kind), install_kfp_package=False)
         spec = made.component_spec
         replaced = {each: name for name, inputs in apart.items() for each in inputs}
-        unknown = {name for name in spec.inputs or {} if name not in {SETTINGS, *fields, *replaced}}
+        unknown = {name for name in spec.inputs or {} if name not in {*_DESCRIBED, *fields, *replaced}}
         forgotten = {name for name in added if role(fields[name]) in (Role.INPUT, Role.OUTPUT)}
         if unknown or forgotten:
             raise TypeError(
                 f"component {spec.name}: artifacts differ from {config.__name__}: {sorted(unknown | forgotten)}"
             )
         for name, parameter in (spec.inputs or {}).items():
-            parameter.description = _SETTINGS if name == SETTINGS else fields[replaced.get(name, name)].description
+            parameter.description = _DESCRIBED.get(name) or fields[replaced.get(name, name)].description
             if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 default = config.default(name)
@@ -73,6 +78,7 @@ def _with_parameters(function: Callable, config: type[Config], added: Iterable[s
         *map(ast.unparse, arguments[:required]),
         *(f"{name}: {plain_type(config.model_fields[name]).__name__}" for name in added),
         *(f"{ast.unparse(each)} = {ast.unparse(default)}" for each, default in zip(arguments[required:], defaults)),
+        f'{CACHE_KEY}: str = ""',
     ]
     returned = f" -> {ast.unparse(definition.returns)}" if definition.returns else ""
     body = source.splitlines()[definition.body[0].lineno - 1 :]

@@ -29,7 +29,7 @@ def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) ->
     if config.smoke:
         from posgap.pipelines.smoke import PARAMETERS
 
-        values = PARAMETERS | values
+        values = {name: value for name, value in PARAMETERS.items() if name in parameters} | values
     return {name: _value(name, value, parameters) for name, value in values.items()}
 
 

@@ -1,5 +1,6 @@
-"""Compiles the mitigation pipeline to YAML, which KFP's UI accepts and `submit` and `lint` read."""
+"""Compiles posgap's pipelines to YAML, which KFP's UI accepts and `submit` and `lint` read."""
 
+import importlib
 import sys
 import tempfile
 import warnings
@@ -24,19 +25,26 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
 
     It replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
     """
+    compiled = pipeline(config.pipeline)
+
+    def is_older(file: Path) -> bool:
+        try:
+            return load(file).name == compiled.name
+        except PosgapError:
+            return False
+
     if config.out is None:
-        sys.stdout.write(compiled_text(_mitigation()))
+        sys.stdout.write(compiled_text(compiled))
         return
-    with File(config, config.force, may_replace=_is_mitigation) as output:
-        output.partial.write_text(compiled_text(_mitigation()), encoding="utf-8")
+    with File(config, config.force, may_replace=is_older) as output:
+        output.partial.write_text(compiled_text(compiled), encoding="utf-8")
         output.place()
 
 
-def _is_mitigation(file: Path) -> bool:
-    try:
-        return load(file).name == _mitigation().name
-    except PosgapError:
-        return False
+def pipeline(name: str) -> Any:
+    """This version's pipeline of this name, as its module makes it for the cluster of today."""
+    # Creating the components takes half a second, and not every verb needs them.
+    return getattr(importlib.import_module(f"posgap.pipelines.{name}"), name)
 
 
 def compiled_text(pipeline: Any) -> str:
@@ -110,10 +118,10 @@ class Compiled:
             yield str(file)
 
 
-def load(file: Path | None) -> Compiled:
-    """Reads a compiled pipeline from its file; without one, compiles this version's mitigation pipeline."""
+def load(file: Path | None, name: str = "mitigation") -> Compiled:
+    """Reads a compiled pipeline from its file; without one, compiles this version's pipeline of that name."""
     if file is None:
-        return parse(compiled_text(_mitigation()), "the mitigation pipeline")
+        return parse(compiled_text(pipeline(name)), f"the pipeline {name}")
     try:
         return parse(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
@@ -134,10 +142,3 @@ def parse(text: str, where: str) -> Compiled:
         hint = "write one with `posgap pipeline compile`"
         raise PosgapError(f"{where}: not a compiled KFP pipeline ({reason}); {hint}") from None
     return compiled
-
-
-def _mitigation() -> Any:
-    # Creating the components takes half a second, and they are needed only if no file is given.
-    from posgap.pipelines.mitigation import mitigation
-
-    return mitigation

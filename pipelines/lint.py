@@ -22,7 +22,7 @@ _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 def lint(config: PipelineLintConfig) -> None:
     """Prints steps, totals and warnings; raises `LintFindings` if there are any warnings."""
-    compiled = load(config.file)
+    compiled = load(config.file, config.pipeline)
     group = tree(compiled, checked(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
     warnings = [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]

@@ -65,14 +65,14 @@ class _Digest:
 
 @goes_on()
 def run(config: PipelineRunConfig) -> None:
-    """Runs the mitigation pipeline in `config.out`, and prints its report and the folder of its steps."""
+    """Runs a pipeline in `config.out`, and prints its report and the folder of its steps."""
     from posgap.pipelines.arguments import arguments
-    from posgap.pipelines.compilation import compiled_text, parse
-    from posgap.pipelines.smoke import pipeline
+    from posgap.pipelines.compilation import compiled_text, parse, pipeline
 
+    chosen = pipeline(config.pipeline)
     with RunFolder(config, "pipeline_run") as output:
-        values, out = arguments(config, parse(compiled_text(pipeline), pipeline.name).parameters), output.out
-        folder = run_locally(pipeline, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
+        values, out = arguments(config, parse(compiled_text(chosen), chosen.name).parameters), output.out
+        folder = run_locally(chosen, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
     for report in folder.glob("report/out/report.md"):
         print(report.read_text(encoding="utf-8"))
     print(folder)

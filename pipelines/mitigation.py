@@ -6,6 +6,7 @@ from typing import Any
 
 from kfp import dsl
 
+from posgap.components.champion import champion
 from posgap.components.compare import compare
 from posgap.components.data_version import data_version
 from posgap.components.distill import distill
@@ -35,7 +36,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     )
     @form(PreflightConfig)
     def mitigation(**parameters: Any):
-        """preflight -> validate -> sweep (base) -> candidates, one a method -> sweep -> compare -> gate -> promote."""
+        """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
         model, name, seed = parameters["model"], parameters["registered_name"], parameters["seed"]
         nodes = parameters["nodes_cpu"], parameters["nodes_inference"], parameters["nodes_train"]
         pools = Pools(cluster, *nodes, parameters["tolerations"], parameters["gpus_train"])
@@ -43,65 +44,83 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         ending.set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.cpu(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
-            source = {"data": parameters["train_data"], "only_new": parameters["only_new"]}
-            data = data_version(model=model, name=name, seed=seed, **source)
-            pools.cpu(data).after(plan).set_caching_options(False)
+            source = {"data": parameters["train_data"], "eval_data": parameters["eval_data"], "model": model}
+            made = {"recipe": plan.outputs["recipe"], "only_new": parameters["only_new"]}
+            data = pools.cpu(data_version(name=name, seed=seed, **source, **made)).set_caching_options(False)
             # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence
             # this If.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
-                newest, held_out = data.outputs["uri"], parameters["eval_data"]
-                _measure_and_mitigate(plan.outputs, pools, newest, held_out, model, name, seed)
+                registered = {"name": name, "approval": parameters["approval"]}
+                _measure_and_mitigate(plan.outputs, data.outputs, pools, model, registered, seed)
 
     return mitigation
 
 
 def _measure_and_mitigate(
-    given: Mapping[str, Any], pools: Pools, train_data: Any, eval_data: str, model: str, registered_name: str, seed: int
+    given: Mapping[str, Any],
+    data: Mapping[str, Any],
+    pools: Pools,
+    model: str,
+    registered: Mapping[str, Any],
+    seed: int,
 ) -> None:
-    """All that costs GPUs; `given` is what `preflight` says to each stage."""
-    base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
-    train_raw = dsl.importer(artifact_uri=train_data, artifact_class=dsl.Dataset).set_display_name("train data").output
-    eval_raw = dsl.importer(artifact_uri=eval_data, artifact_class=dsl.Dataset).set_display_name("eval data").output
-    checked = {"model": base, "settings": given["validate"]}
-    train = pools.cpu(validate(examples=train_raw, **checked)).set_display_name("validate train").outputs["out"]
-    held_out = pools.cpu(validate(examples=eval_raw, exclude=train, **checked))
-    held_out = held_out.set_display_name("validate eval").outputs["out"]
+    """All that costs GPUs; `given` is what `preflight` says to each stage, `data` what `data_version` chose, and
+    `registered` the name of the registered model, and whether what is admitted waits for approval.
 
-    def swept(model, title: str, **label: str):
+    KFP takes a step from its cache where its parameters and the names of its artifacts are the same. So each cached
+    step has a digest of all that it goes back to as a parameter: `measured` where that is evaluation data and base
+    model, `made` where it is the training data, too, and one of its own for the champion.
+    """
+    measured, made = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}
+    base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
+    train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).set_display_name("train data").output
+    eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset)
+    eval_raw = eval_raw.set_display_name("eval data").output
+    checked = {"model": base, "settings": given["validate"]}
+    # The training data give way, so that what is measured stays the same where only they are new.
+    held_out = pools.cpu(validate(examples=eval_raw, **checked, **measured))
+    held_out = held_out.set_display_name("validate eval").outputs["out"]
+    train = pools.cpu(validate(examples=train_raw, exclude=held_out, **checked, **made))
+    train = train.set_display_name("validate train").outputs["out"]
+
+    def swept(model, title: str, key: Mapping[str, Any], **label: str):
         """The sweep of a model, its parts side by side."""
         with dsl.ParallelFor(given["parts"], name=f"sweep {title}") as shard:
-            part = sweep(examples=held_out, model=model, shard=shard, settings=given["sweep"], **label)
+            part = sweep(examples=held_out, model=model, shard=shard, settings=given["sweep"], **key, **label)
             pools.inference(part).set_display_name(f"sweep {title}")
-        merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), seed=seed))
+        merged = pools.cpu(merge(sweeps=dsl.Collected(part.outputs["out"]), seed=seed, **key))
         return merged.set_display_name(f"curve {title}").outputs["out"]
 
-    before = swept(base, "base", label="base")
+    before = swept(base, "base", measured, label="base")
+    rival = {"name": registered["name"], "version": data["champion"], "cache_key": data["champion_key"], "seed": seed}
+    best = pools.inference(champion(examples=held_out, like=before, **rival)).outputs["out"]
 
     def judge(candidate, title: str) -> None:
         """Sweeps a candidate, compares it with the base, and promotes it if the gate admits it."""
-        after = swept(candidate, title)
-        comparison = compare(reference=before, candidate=after, settings=given["compare"])
+        after = swept(candidate, title, made)
+        comparison = compare(reference=before, candidate=after, settings=given["compare"], **made)
         pools.cpu(comparison).set_display_name(f"compare {title}")
         # Its verdict is what the run is about, and each run's report shows it.
-        asked = {"examples": held_out, "name": registered_name, "settings": given["gate"]}
-        decision = pools.gate(gate(candidate=after, base=before, **asked)).set_caching_options(False)
+        swept_alike = {"candidate": after, "base": before, "champion": best}
+        decision = pools.gate(gate(**swept_alike, name=registered["name"], settings=given["gate"]))
+        decision.set_caching_options(False)
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
-            crowned = promote(
-                model=candidate, gate=decision.outputs["out"], sweep=after, name=registered_name, seed=seed
-            )
+            judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after}
+            crowned = promote(**judged, **registered, recipe=given["recipe"], seed=seed)
             # Its effect is on the registry, which no cache can repeat.
             pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
         with dsl.If(method == LPES.name, name="scaling"):
-            found = scale_search(examples=train, exclude=held_out, model=base, settings=given["scale_search"])
-            scaling = pools.inference(found).outputs["out"]
-            judge(pools.cpu(scale_apply(model=base, scaling=scaling, seed=seed)).outputs["out"], "scaled")
+            searched = {"examples": train, "exclude": held_out, "model": base, "settings": given["scale_search"]}
+            scaling = pools.inference(scale_search(**searched, **made)).outputs["out"]
+            scaled = pools.cpu(scale_apply(model=base, scaling=scaling, seed=seed, **made))
+            judge(scaled.outputs["out"], "scaled")
         with dsl.If(method != LPES.name, name="distillation"):
-            asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"])
+            asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
             responses = pools.inference(asked).outputs["out"]
-            learned = {"examples": train, "responses": responses, "model": base, "method": method}
+            learned = {"examples": train, "responses": responses, "model": base, "method": method, **made}
             if pools.cluster.trainer:
                 trained = pools.cpu(train_job(work="", settings=given["train_job"], **learned), retry=True)
             else:

@@ -84,11 +84,16 @@ class Pools:
         return self._place(task, pool, self.nodes_inference, True, pool.accelerators)
 
     def gate(self, task: PipelineTask) -> PipelineTask:
-        """Places a gate, which may have to sweep the champion, and alone has the key that signs verdicts."""
+        """Places a gate, which alone has the key that signs verdicts."""
         if self.cluster.signing_secret:
             key = {signature.VARIABLE: signature.VARIABLE}
             kubernetes.use_secret_as_env(task, self.cluster.signing_secret, key, optional=True)
-        return self.inference(task)
+        return self.cpu(task, retry=True)
+
+    def watch(self, task: PipelineTask) -> PipelineTask:
+        """Places a step that may start a run: on Kubeflow with several users a PodDefault gives its pod the token."""
+        kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
+        return self.cpu(task)
 
     def train(self, task: PipelineTask) -> PipelineTask:
         """Places a step that trains."""

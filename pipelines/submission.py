@@ -50,7 +50,7 @@ def submit(config: PipelineSubmitConfig) -> None:
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
     """The compiled pipeline to run, and its complete arguments."""
-    compiled = load(config.file)
+    compiled = load(config.file, config.pipeline)
     values = arguments(config, compiled.parameters)
     return (compiled.uncached() if config.no_cache else compiled), values
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from posgap.cli import PIPELINE, PLAN, SCHEDULE, STAGES, build, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
-from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, role
+from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
 from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 
@@ -82,10 +82,14 @@ def test_every_component_s_readme_is_what_its_code_says(name):
     assert (ROOT / "components" / name / "README.md").read_text() == readme(name), "run `make components`"
 
 
-def test_the_form_s_page_says_what_the_form_says():
-    page = (ROOT / "docs" / "kubeflow.md").read_text().partition("## The form")[2].partition("\n## ")[0]
+@pytest.mark.parametrize(
+    ("heading", "config"), [("## The form", PreflightConfig), ("## Watch the champion", WatchFormConfig)]
+)
+def test_the_form_s_page_says_what_the_form_says(heading, config):
+    page = (ROOT / "docs" / "kubeflow.md").read_text().partition(heading)[2].partition("\n## ")[0]
+    page = page.partition("\n### ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
-    fields = {n: f.description for n, f in PreflightConfig.model_fields.items() if n not in forms.NO_FIELDS}
+    fields = {n: f.description for n, f in config.model_fields.items() if n not in forms.NO_FIELDS}
     assert rows == fields and list(rows) == sorted(rows)
 
 
@@ -110,15 +114,16 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default, inputs["speed"].description) == ("Float", 1.5, "how fast")
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
-    step = dict.fromkeys(("model", "gate", "sweep", "examples", "out")) | {"name": "m", "seed": 0}
-    step |= {"approval": False, "answers": 4, "stops": [1], "speed": 2.0}
-    assert promote_fast.python_func(**step) == step | {"settings": {}}
+    step = dict.fromkeys(("model", "gate", "sweep", "out")) | {"name": "m", "seed": 0, "stops": [1], "speed": 2.0}
+    step |= {name: PromoteConfig.default(name) for name in PromoteConfig.parameters().keys() - step.keys()}
+    every = step | {"settings": {}, "cache_key": "", "examples": None}
+    assert promote_fast.python_func(**step) == every
     # What KFP has the step run is this function, as text, and nothing else.
     program = promote_fast.component_spec.implementation.container.command[-1]
     assert inspect.getsource(promote_fast.python_func) in program
     compiled: dict = {}
     exec(program, compiled)
-    assert compiled["promote_fast"](**step) == step | {"settings": {}}
+    assert compiled["promote_fast"](**step) == every
 
 
 def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
@@ -136,7 +141,7 @@ def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
     returned = load("preflight").component_spec.outputs.keys() - {"out", "checks"}
-    assert returned == {"candidates", "parts", *GIVEN_STAGES}
+    assert returned == {"candidates", "parts", "recipe", *GIVEN_STAGES}
 
 
 def test_help_imports_neither_torch_nor_mlflow_nor_kfp():

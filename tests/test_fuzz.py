@@ -56,7 +56,7 @@ PATHS = {"examples": "examples", "input": "examples", "exclude": "examples", "tr
          "sweep": "sweep", "sweeps": "sweep", "base": "sweep", "candidate": "sweep", "champion": "sweep",
          "folder": "gate", "folders": "sweep", "gate": "gate", "responses": "responses", "scaling": "scaling",
          "measurement": "measurement", "prediction": "prediction", "work": "sweep", "prefix": "sweep",
-         "file": "examples"}  # fmt: skip
+         "like": "sweep", "file": "examples"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ DISTILLED, SCALED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "i
 
 
 def test_every_branch_runs_with_its_sweep_in_parts(runs):
-    base = {"preflight", "data-version", "validate", "validate-2", "merge", "report"}
+    base = {"preflight", "data-version", "validate", "validate-2", "merge", "champion", "report"}
     base |= {f"for-loop-3-{PART}-{i}/sweep" for i in (0, 1)}
     distilled = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2"}
     distilled |= {f"for-loop-9-{PART}-{i}/sweep-3" for i in (0, 1)}
@@ -133,10 +133,18 @@ def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
     assert low[report["champion"]["method"]] == max(low.values()) and report["champion"]["of_this_run"]
 
 
+def test_with_nothing_new_it_ends_before_anything_is_spent(runs):
+    run = runs.run(only_new=True)
+    assert run.error == "" and run.steps == {"preflight", "data-version", "report"}
+    assert run.report["status"] == "succeeded" and run.report["skipped"].startswith("skipped: tiny version ")
+
+
 def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     before = runs.client.get_model_version_by_alias("tiny", "champion").version
     run = runs.run(max_gap=0.0)
-    assert run.steps == {"preflight", "data-version", "report", f"{DISTILLED}/gate-2", f"{SCALED}/gate"}
+    # The champion is new, too, and its sweep is at hand.
+    assert run.steps == {"preflight", "data-version", "champion", "report", f"{DISTILLED}/gate-2", f"{SCALED}/gate"}
+    assert "the champion's sweep is at hand" in run.log
     verdicts = [read_verdict(run.folder / step / "out") for step in (f"{DISTILLED}/gate-2", f"{SCALED}/gate")]
     assert not any(verdict.passed for verdict in verdicts)
     assert run.error == "" and run.report["status"] == "succeeded"
@@ -165,7 +173,8 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
     why = "position 9: must lie in 1..4, the number of documents"
     assert run.error.startswith(f"{why} (the whole log is in ")
     # The other branch goes on, from the cache.
-    assert run.steps == {"preflight", "data-version", "report", f"{SCALED}/gate", f"{SCALED}/promote"}
+    always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew
+    assert run.steps == always | {f"{SCALED}/gate", f"{SCALED}/promote"}
     assert run.report["failed"] == [
         {"step": "teacher", "error": "position 9: must lie in 1..4, the number of documents"}
     ]
@@ -175,7 +184,8 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
 def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(runs):
     run = runs.run(methods="seqkd", shards=1, seed=1)  # another seed: nothing is in the cache
     branch = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2", f"for-loop-9-{PART}-0/sweep-3"}
-    base = {"preflight", "data-version", "validate", "validate-2", f"for-loop-3-{PART}-0/sweep", "merge", "report"}
+    base = {"preflight", "data-version", "validate", "validate-2", f"for-loop-3-{PART}-0/sweep", "merge", "champion"}
+    base |= {"report"}
     assert run.error == "" and run.steps == base | {f"{DISTILLED}/{step}" for step in branch}
     part, whole = run.folder / f"for-loop-3-{PART}-0/sweep/out", run.folder / "merge/out"
     assert (part / "sweep.html").read_bytes() == (whole / "sweep.html").read_bytes()
@@ -191,9 +201,3 @@ def test_a_form_with_mistakes_ends_at_the_start_with_one_line(runs):
     )
     assert "(2) task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc" in reason
     assert run.report["status"] == "failed" and run.report["failed"] == [{"step": "preflight", "error": reason}]
-
-
-def test_with_nothing_new_it_ends_before_anything_is_spent(runs):
-    run = runs.run(only_new=True)
-    assert run.error == "" and run.steps == {"preflight", "data-version", "report"}
-    assert run.report["status"] == "succeeded" and run.report["skipped"].startswith("skipped: tiny version ")

@@ -17,23 +17,29 @@ from posgap.pipelines import compilation, smoke
 from posgap.pipelines.compilation import compiled_text, load, parse
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
+OURS = pytest.mark.parametrize("name", ["mitigation", "watch"])
 
 
-def test_the_committed_pipeline_is_what_compiles_in_any_process_and_folder(tmp_path):
+@OURS
+def test_the_committed_pipeline_is_what_compiles_in_any_process_and_folder(tmp_path, name):
+    committed = ROOT / "pipelines" / f"{name}.yaml"
     for seed in ("1", "2"):
-        command = f"from posgap.cli import main; main(['pipeline', 'compile', '--out', '{seed}.yaml'])"
+        words = ["pipeline", "compile", "--pipeline", name, "--out", f"{seed}.yaml"]
         environment = os.environ | {"PYTHONHASHSEED": seed}
-        subprocess.run([sys.executable, "-c", command], cwd=tmp_path, env=environment, check=True)
+        command = [sys.executable, "-c", f"from posgap.cli import main; main({words})"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert (tmp_path / "1.yaml").read_bytes() == (tmp_path / "2.yaml").read_bytes()
-    assert COMMITTED.read_bytes() == (tmp_path / "1.yaml").read_bytes(), "run `make pipeline`"
-    assert str(ROOT) not in COMMITTED.read_text()
+    assert committed.read_bytes() == (tmp_path / "1.yaml").read_bytes(), "run `make pipeline`"
+    assert str(ROOT) not in committed.read_text()
 
 
-def test_kfp_reads_back_what_is_written():
-    loaded = components.load_component_from_text(COMMITTED.read_text())
-    assert loaded.name == "posgap-mitigation"
-    assert loaded.component_spec.inputs.keys() == load(COMMITTED).parameters.keys()
-    assert all(spec["description"] for spec in load(COMMITTED).parameters.values())
+@OURS
+def test_kfp_reads_back_what_is_written(name):
+    committed = ROOT / "pipelines" / f"{name}.yaml"
+    loaded = components.load_component_from_text(committed.read_text())
+    assert loaded.name == f"posgap-{name}"
+    assert loaded.component_spec.inputs.keys() == load(committed).parameters.keys()
+    assert all(spec["description"] for spec in load(committed).parameters.values())
 
 
 def test_both_documents_are_written_where_the_pipeline_asks_anything_of_kubernetes(tmp_path):
@@ -62,7 +68,7 @@ def test_a_pipeline_with_a_parameter_nobody_described_is_refused_and_nothing_is_
         """
         work(n=n)
 
-    monkeypatch.setattr(compilation, "_mitigation", lambda: bare)
+    monkeypatch.setattr(compilation, "pipeline", lambda name: bare)
     (tmp_path / "old.yaml").write_text("as it was")
     complaint = fails(capsys, "compile", "--out", tmp_path / "old.yaml")
     assert complaint == "pipeline bare: describe these parameters in its docstring: n"
@@ -113,7 +119,7 @@ def writes(text: str, times: int = 1) -> dsl.Artifact:
 
 @pytest.fixture
 def writing(monkeypatch):
-    monkeypatch.setattr(smoke, "pipeline", writes)
+    monkeypatch.setattr(compilation, "pipeline", lambda name: writes)
     monkeypatch.setattr(smoke, "PARAMETERS", {"times": 2})
 
 

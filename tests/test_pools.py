@@ -15,8 +15,8 @@ from posgap.pipelines.steps import tree
 
 CLUSTER = ClusterConfig()
 TRAINED = {"distill"}
-GATES = {"gate scaled", "gate distilled"}  # which sweep the champion, if need be
-GENERATED = {"sweep base", "sweep scaled", "sweep distilled", "teacher", "scale-search"} | GATES
+GATES = {"gate scaled", "gate distilled"}
+GENERATED = {"sweep base", "champion", "sweep scaled", "sweep distilled", "teacher", "scale-search"}
 UNCACHED = {
     "preflight",
     "data-version",
@@ -26,7 +26,7 @@ UNCACHED = {
     "promote distilled",
     "report",
 }
-RETRIED = TRAINED | GENERATED | {"promote scaled", "promote distilled"}
+RETRIED = TRAINED | GENERATED | GATES | {"promote scaled", "promote distilled"}
 IMAGES = {"distill": TRAIN, "scale-search": TRAIN} | dict.fromkeys(GENERATED - {"scale-search"}, SERVE)
 
 
@@ -43,7 +43,7 @@ def test_no_step_is_forgotten(steps):
     compiled = load(None)
     containers = {label for label, executor in compiled.executors.items() if "container" in executor}
     assert containers == compiled.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].keys()
-    assert len(containers) == len(steps) == 21 and steps.keys() >= TRAINED | GENERATED | UNCACHED
+    assert len(containers) == len(steps) == 22 and steps.keys() >= TRAINED | GENERATED | UNCACHED
 
 
 def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
@@ -81,6 +81,21 @@ def test_retries_and_caching_are_where_they_help(steps):
     policy = {"maxRetryCount": 2, "backoffDuration": "60s", "backoffFactor": 2.0, "backoffMaxDuration": "600s"}
     assert retried == RETRIED and all(steps[name].task["retryPolicy"] == policy for name in retried)
     assert {name for name, step in steps.items() if not resources(step).cached} == UNCACHED
+
+
+def test_what_watches_lies_where_its_twins_do(steps):
+    watching = {step.name: step for step in tree(load(None, "watch"), {}).steps()}
+    assert watching.keys() == {"data-version", "champion", "watch", "report"}
+    asked = {name: resources(step) for name, step in watching.items()}
+    assert {name for name, step in asked.items() if step.cached} == {"champion"}
+    for name in ("data-version", "champion", "report"):
+        twin = resources(steps[name])
+        assert (asked[name].pool, asked[name].volumes, asked[name].image) == (twin.pool, twin.volumes, twin.image)
+    assert asked["watch"].pool == CLUSTER.cpu.nodes and asked["watch"].accelerators == 0
+    key = watching["champion"].task["inputs"]["parameters"]["cache_key"]
+    assert key["taskOutputParameter"] == {"producerTask": "data-version", "outputParameterKey": "champion_key"}
+    assert watching["watch"].settings["podMetadata"]["labels"] == {"access-ml-pipeline": "true"}
+    assert not [complaint for step in watching.values() for complaint in complaints(step)]
 
 
 def test_lint_finds_nothing_wrong_with_any_step(steps):
@@ -149,3 +164,14 @@ def test_a_cluster_that_cannot_be_meant_is_refused_in_one_line(tmp_path, monkeyp
     with pytest.raises(PosgapError) as refused:
         cluster_config()
     assert complaint in str(refused.value) and str(file) in str(refused.value)
+
+
+def test_every_cached_step_has_a_digest_of_all_that_it_goes_back_to_among_its_parameters(steps):
+    """In KFP's cache key stand image, program, parameters and the names of artifacts, but not what these hold."""
+    cached = {name: step.task["inputs"]["parameters"] for name, step in steps.items() if resources(step).cached}
+    keys = {name: given["cache_key"]["componentInputParameter"] for name, given in cached.items()}
+    measured = {"validate eval", "sweep base", "curve base"}
+    assert {name for name in keys if keys[name] == "pipelinechannel--data-version-eval_key"} == measured
+    assert keys["champion"] == "pipelinechannel--data-version-champion_key"
+    others = keys.keys() - measured - {"champion"}
+    assert {keys[name] for name in others} == {"pipelinechannel--data-version-train_key"}

@@ -79,7 +79,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         "webhook_url: must begin with https:// or http://",
         "nodes_train.pool: Input should be a valid string, got 7",
         "gpus_train: String should match pattern",
-        f"{tmp_path}/none.jsonl: no such file or folder",
+        f"{tmp_path}/none.jsonl: no data version",
     ):
         assert fault in complaint
     assert "\n" not in complaint
@@ -101,7 +101,7 @@ def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
 def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
     preflight(form)
     (tmp_path / "eval.jsonl").unlink()
-    assert f"{tmp_path}/eval.jsonl: no such file or folder" in refused(form)
+    assert f"{tmp_path}/eval.jsonl: no data version" in refused(form)
 
 
 def test_scaling_wants_one_gold_document_and_rotary_positions(form):

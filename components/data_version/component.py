@@ -11,10 +11,16 @@ def data_version(
     out: dsl.Output[dsl.Artifact],
     uri: dsl.OutputPath(str),
     version: dsl.OutputPath(str),
+    eval_uri: dsl.OutputPath(str),
+    eval_key: dsl.OutputPath(str),
+    train_key: dsl.OutputPath(str),
+    champion_key: dsl.OutputPath(str),
+    champion: dsl.OutputPath(str),
 ) -> bool:
     """Picks the newest data version, and returns whether there is anything to do.
 
-    There is, if the data or the base model changed since the champion was made, or if that does not matter.
+    There is, if data, base model or recipe changed since the champion was made, or if that does not matter. The keys
+    are for the steps' `cache_key`: of what is evaluated on, of that and what is trained on, of the champion's sweep.
     """
     arguments = dict(locals())
     from pathlib import Path
@@ -26,4 +32,9 @@ def data_version(
     found = read_data_version(data_version(to_config(DataVersionConfig, arguments)))
     Path(uri).write_text(found["uri"])
     Path(version).write_text(found["version"])
+    Path(eval_uri).write_text(found["eval_uri"])
+    Path(eval_key).write_text(found["cache_keys"]["eval"])
+    Path(train_key).write_text(found["cache_keys"]["train"])
+    Path(champion_key).write_text(found["cache_keys"]["champion"])
+    Path(champion).write_text(found["champion"] or "")
     return not found["skip"]

@@ -2,11 +2,11 @@
 
 from kfp import dsl
 
-from posgap.components.wrapper import SERVE, component
+from posgap.components.wrapper import component
 from posgap.config import GateConfig
 
 
-@component(GateConfig, SERVE)
+@component(GateConfig)
 def gate(
     candidate: dsl.Input[dsl.Artifact],
     base: dsl.Input[dsl.Artifact],

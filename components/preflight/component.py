@@ -17,6 +17,7 @@ def preflight(
     [
         ("candidates", list),
         ("parts", list),
+        ("recipe", str),
         ("validate", dict),
         ("sweep", dict),
         ("teacher", dict),
@@ -37,4 +38,4 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    return plan["candidates"], plan["parts"], *(plan["settings"][stage] for stage in STAGES)
+    return plan["candidates"], plan["parts"], plan["recipe"], *(plan["settings"][stage] for stage in STAGES)

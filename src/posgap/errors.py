@@ -24,6 +24,12 @@ class GateFailed(PosgapError):
     exit_code = 3
 
 
+class LeftPolicy(Rejected):
+    """The registered champion breaks its policy on fresh data; the report that says so is kept. Exit code 3."""
+
+    exit_code = 3
+
+
 class NotEnoughEvidence(PosgapError):
     """The gate could not tell whether the model fulfils its rules. Exit code 7."""
 

@@ -5,7 +5,7 @@ Nothing here imports torch.
 """
 
 from posgap.config.base import BackendConfig, Config, FileConfig, GenerationConfig, PromptConfig, StageConfig
-from posgap.config.cluster import ClusterConfig, PoolConfig, PreflightConfig
+from posgap.config.cluster import ClusterConfig, PoolConfig, PreflightConfig, WatchFormConfig
 from posgap.config.data import (
     DataVersionConfig,
     FetchConfig,
@@ -50,6 +50,7 @@ from posgap.config.rollout import (
 from posgap.config.scaling import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
 from posgap.config.tracking import (
     ApproveConfig,
+    ChampionConfig,
     CheckConfig,
     GateConfig,
     GateReplayConfig,
@@ -64,6 +65,7 @@ from posgap.config.tracking import (
     ReportConfig,
     RollbackConfig,
     SyncConfig,
+    WatchConfig,
 )
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "POSITIONAL",
     "ApproveConfig",
     "BackendConfig",
+    "ChampionConfig",
     "CheckConfig",
     "ClusterConfig",
     "CompareConfig",
@@ -138,6 +141,8 @@ __all__ = [
     "TrainJobConfig",
     "ValidateConfig",
     "VerifyConfig",
+    "WatchConfig",
+    "WatchFormConfig",
     "plain_type",
     "role",
 ]

@@ -9,7 +9,7 @@ from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
 from posgap.config.fields import SECRET, Values, from_json
 from posgap.config.measurement import SweepConfig
-from posgap.config.tracking import GateConfig, PromoteConfig
+from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 
 
 class PoolConfig(Config):
@@ -53,7 +53,7 @@ class ClusterConfig(Config):
     variables: list[str] = Field(
         [
             *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_DISABLE_TELEMETRY", "GX_ANALYTICS_ENABLED"),
-            *("DO_NOT_TRACK", "AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI"),
+            *("DO_NOT_TRACK", "AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI", "KFP_HOST"),
         ],
         description="keys of that config map that become environment variables; missing ones are left unset",
     )
@@ -72,7 +72,36 @@ class ClusterConfig(Config):
     )
 
 
-class PreflightConfig(StageConfig):
+class PlacedConfig(StageConfig):
+    """What the forms of all pipelines ask for."""
+
+    registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
+    webhook_url: Annotated[str, SECRET] = Field(
+        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
+    )
+    nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
+    nodes_cpu: Values = Field(ClusterConfig().cpu.nodes, description="labels of the nodes for all other steps")
+    tolerations: Annotated[list[Any], BeforeValidator(from_json)] = Field(
+        ClusterConfig().train.tolerations, description="taints of GPU nodes that steps tolerate"
+    )
+
+
+class WatchFormConfig(PlacedConfig):
+    """The form of the pipeline that watches the champion."""
+
+    eval_data: str = Field(
+        description="examples to sweep the champion on; if it is the beginning of the names of several versions, the "
+        "newest is taken"
+    )
+    mitigate: Values = Field(
+        WatchConfig.default("mitigate"), description=str(WatchConfig.model_fields["mitigate"].description)
+    )
+    namespace: str = Field(
+        WatchConfig.default("namespace"), description=str(WatchConfig.model_fields["namespace"].description)
+    )
+
+
+class PreflightConfig(PlacedConfig):
     """Checks the pipeline's form, and everything that a run needs, before any GPU time is spent.
 
     The parameters that the form passes to a stage are checked by that stage's config.
@@ -81,7 +110,10 @@ class PreflightConfig(StageConfig):
     train_data: str = Field(
         description="examples to train on; if it is the beginning of the names of several versions, the newest is taken"
     )
-    eval_data: str = Field(description="examples to evaluate on; none of them may be among the training examples")
+    eval_data: str = Field(
+        description="examples to evaluate on, or the beginning of their versions' names; none of them may be among the "
+        "training examples"
+    )
     model: str = Field(description="folder of the Hugging Face model")
     task: str = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
@@ -92,19 +124,14 @@ class PreflightConfig(StageConfig):
     backend: str = Field("vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}")
     shards: int = Field(1, description="number of parts of each sweep, which run in parallel")
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")
-    registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
     only_new: bool = Field(
-        False, description="end at once if the champion was made from the same training data and model"
+        False, description="end at once if the champion was made in the same way from the same training data and model"
     )
-    webhook_url: Annotated[str, SECRET] = Field(
-        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
+    approval: bool = Field(
+        PromoteConfig.default("approval"),
+        description="let what the gate admits wait, as alias challenger, until `posgap approve` makes it the champion",
     )
     nodes_train: Values = Field(ClusterConfig().train.nodes, description="labels of the nodes to train on")
-    nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
-    nodes_cpu: Values = Field(ClusterConfig().cpu.nodes, description="labels of the nodes for all other steps")
-    tolerations: Annotated[list[Any], BeforeValidator(from_json)] = Field(
-        ClusterConfig().train.tolerations, description="taints of GPU nodes that steps tolerate"
-    )
     gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")
     overrides: Values = Field(
         {},

@@ -24,22 +24,24 @@ class ValidateConfig(PromptConfig):
     examples_for: ClassVar[str] = "checked"
 
     exclude: OptionalInputPath = Field(
-        None, description="examples that must not be among these: the training set, where these are for evaluation"
+        None, description="examples that must not be among these: the evaluation set, where these are for training"
     )
 
 
 class DataVersionConfig(StageConfig):
-    """Picks the newest data version, and says whether data or base model have changed since the champion was made."""
+    """Picks the newest data version, and says whether data, base model or recipe are those of the champion."""
 
     data: Place = Field(
         min_length=1,
         description="beginning of the data versions' names, like s3://bucket/data/ or s3://bucket/data/train-; or a "
         "single file or folder",
     )
-    model: Place = Field(min_length=1, description="base model: Hugging Face folder, s3:// URI or hub name")
+    eval_data: Place = Field("", description="the same of the evaluation data; empty: none")
+    model: Place = Field("", description="base model: Hugging Face folder, s3:// URI or hub name; empty: none")
+    recipe: str = Field("", description="digest of how models are made, from `preflight`; empty: any way")
     name: RegisteredName = Field("posgap", description="registered model whose champion is compared with")
     only_new: bool = Field(
-        True, description="report `skip` if neither has changed; false: always take the newest version"
+        True, description="report `skip` if none of these has changed; false: always take the newest version"
     )
     force: bool = Field(
         True, description="run again even if the output is complete, since the champion may have changed"

@@ -18,8 +18,14 @@ from posgap.config.fields import (
 )
 
 
-class PipelineCompileConfig(Config):
-    """Compiles the mitigation pipeline to YAML, for upload in the KFP UI."""
+class _OneOfOurs(Config):
+    pipeline: Literal["mitigation", "watch"] = Field(
+        "mitigation", description="mitigation: close the gap and promote; watch: sweep the champion on fresh data"
+    )
+
+
+class PipelineCompileConfig(_OneOfOurs):
+    """Compiles a pipeline to YAML, for upload in the KFP UI."""
 
     out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
         None, description="file to write; empty: standard output"
@@ -27,7 +33,7 @@ class PipelineCompileConfig(Config):
     force: bool = Field(False, description="replace another file of this name")
 
 
-class PipelineArguments(Config):
+class PipelineArguments(_OneOfOurs):
     param: Arguments = Field(
         {}, description="NAME=VALUE: a parameter of the pipeline, lists and objects as JSON; can be repeated"
     )
@@ -35,7 +41,7 @@ class PipelineArguments(Config):
 
 
 class PipelineRunConfig(PipelineArguments):
-    """Runs the mitigation pipeline on this machine, without a cluster."""
+    """Runs a pipeline on this machine, without a cluster."""
 
     out: Annotated[OutputPath, OnThisMachine] = Field(
         Path("runs/pipeline"), description="folder of the run; complete steps in it are reused"
@@ -44,7 +50,7 @@ class PipelineRunConfig(PipelineArguments):
 
 class CompiledPipeline(PipelineArguments):
     file: Annotated[OptionalInputPath, OnThisMachine] = Field(
-        None, description="file of the compiled pipeline; empty: this version's pipeline"
+        None, description="file of the compiled pipeline; empty: this version's `pipeline`"
     )
 
 
@@ -64,7 +70,7 @@ class PipelineOnCluster(ServerConfig, CompiledPipeline):
 
 
 class PipelineSubmitConfig(PipelineOnCluster):
-    """Runs the mitigation pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
+    """Runs a pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
 
     name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
     wait: bool = Field(False, description="wait for the end; exit code 4 if the run failed, 5 if it was cancelled")

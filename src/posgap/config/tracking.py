@@ -22,6 +22,7 @@ from posgap.config.fields import (
     OutputPath,
     RegisteredName,
     RunId,
+    Values,
 )
 from posgap.config.measurement import MODEL, ExpectedConfig, Swept
 from posgap.config.policy import PUBLIC_KEY, Demands, Enough
@@ -50,6 +51,20 @@ class _Judged(StageConfig):
         "",
         pattern=PUBLIC_KEY,
         description="public key of the private one in POSGAP_SIGNING_KEY that signs the verdict; empty: whichever",
+    )
+
+
+class ChampionConfig(StageConfig):
+    """Sweeps the champion of a registered model, if it has one, to compare candidates with or to watch it."""
+
+    name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
+    version: str = Field("", pattern=r"^[0-9]*$", description="number of the version to sweep; empty: the champion")
+    examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
+    like: OptionalInputPath = Field(
+        None, description="sweep of these examples to ask the champion like; empty: as when it was promoted"
+    )
+    force: bool = Field(
+        True, description="run again even if the output is complete, since the champion may have changed"
     )
 
 
@@ -182,6 +197,22 @@ class PromoteConfig(StageConfig):
     answers: int = Field(
         4, ge=0, description="recorded responses that the version, loaded from the registry, writes again; 0: none"
     )
+    recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
+
+
+class WatchConfig(StageConfig):
+    """Judges the champion's sweep on fresh data by its policy. Exit code 3: it has left that."""
+
+    champion: InputPath = Field(description="folder from `champion`")
+    mitigate: Values = Field(
+        {},
+        description='parameters of the mitigation pipeline, like {"methods": "r1", ...}, which is started on the KFP '
+        "server when the champion has left its policy; empty: it is not started",
+    )
+    namespace: str = Field(
+        "", description="namespace of that run, if KFP is a multi-user installation; empty: it is not"
+    )
+    force: bool = Field(True, description="run again even if the output is complete, since the policy may have changed")
 
 
 class ReportConfig(StageConfig):

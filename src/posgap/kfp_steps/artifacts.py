@@ -51,6 +51,17 @@ def show_sweep(out: Any, curve: Any, metrics: Any) -> None:
     describe(out, label=sweep.label, task=sweep.task, n_docs=sweep.n_docs, n_examples=sweep.n_examples)
 
 
+def show_champion(out: Any, curve: Any, metrics: Any) -> None:
+    """Shows the sweep of a champion, or that there is none."""
+    swept = read_json(Path(out.path) / "champion.json")
+    if swept["version"]:
+        show_sweep(out, curve, metrics)
+    else:
+        Path(curve.path).write_text("<!doctype html><meta charset='utf-8'><p>There is no champion.", encoding="utf-8")
+        measure(metrics)
+    describe(out, registered_name=swept["name"], version=swept["version"])
+
+
 def show_page(out: Any, name: str, page: Any) -> None:
     """Shows the file `name` of the stage's folder as a page."""
     shutil.copyfile(Path(out.path) / name, page.path)

@@ -20,6 +20,11 @@ def write_sweep(
     write_training_examples(out, learnt)
     # Leave out the category fields where there is one gold document.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
+    write_readable(sweep, out, cases)
+
+
+def write_readable(sweep: Sweep, out: Path, cases: Sequence[Case] = ()) -> None:
+    """Writes what people read of a sweep: `sweep.png`, `sweep.html` and `model_card.md`."""
     title = f"{sweep.label}: position gap {sweep.gap:.1f} points"
     write_report([sweep], out / "sweep.png", out / "sweep.html", title, cases)
     write_model_card(sweep, out / "model_card.md")

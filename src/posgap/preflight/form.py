@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from posgap import __version__
 from posgap.choices import METHODS
 from posgap.config import (
     CompareConfig,
@@ -23,6 +24,7 @@ from posgap.config import (
 )
 from posgap.config.fields import registered_name
 from posgap.errors import faults
+from posgap.files import digest_of
 
 STAGES: dict[str, type[Config]] = {
     "validate": ValidateConfig,
@@ -34,6 +36,7 @@ STAGES: dict[str, type[Config]] = {
     "compare": CompareConfig,
     "gate": GateConfig,
 }
+JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages.
 FORM_FIELDS = ("task", "n_docs", "backend", "seed", "max_gap")
 _POOLS = {
@@ -80,6 +83,13 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         }
         by_stage[stage] = own | shared | alone
     return by_stage
+
+
+def recipe(form: PreflightConfig) -> str:
+    """sha256 of all that decides which models a run makes, beside data and base model: methods, the parameters of the
+    stages that make and measure them, and posgap's version, which is that of the images."""
+    by_stage = {name: values for name, values in settings(form).items() if name not in JUDGING}
+    return digest_of([__version__, sorted(candidates(form.methods)), form.trainer, by_stage])
 
 
 def as_config(stage: str, parameters: dict[str, Any]) -> Config:

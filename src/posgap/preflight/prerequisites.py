@@ -47,7 +47,7 @@ def _examples(location: str) -> str:
 def _apart(form: PreflightConfig) -> str:
     if form.eval_data.rstrip("/") == form.train_data.rstrip("/"):
         raise PosgapError(f"{form.eval_data}: is train_data, too; evaluate a model on examples it was not trained on")
-    return _examples(form.eval_data)
+    return _examples(str(newest(form.eval_data).location))
 
 
 def _model(form: PreflightConfig) -> str:

@@ -1,17 +1,22 @@
-"""data version: whether there is anything new to train on."""
+"""data version: whether there is anything new to train on, and by what the steps of a pipeline are kept."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posgap.config import DataVersionConfig
-from posgap.files import read_json, write_json
+from posgap.files import digest_of, read_json, write_json
 from posgap.locations import Location
 from posgap.stage import stage
 from posgap.storage.inputs import source
-from posgap.storage.versions import newest
+from posgap.storage.versions import Version, newest
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.version_record import record_of
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
 VERSION_FILE = "version.json"
@@ -19,16 +24,19 @@ VERSION_FILE = "version.json"
 
 @stage
 def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
-    """Writes `version.json`: the newest data version, and which of data and base model the champion was not made from.
+    """Writes `version.json`: the newest data version, and which of data, base model and recipe the champion was not
+    made from.
 
-    If the champion was made from both, `skip` is true and the run's description in MLflow says why. If `only_new` is
-    false, only the version is looked up.
+    If the champion was made from all of them, `skip` is true and the run's description in MLflow says why. If
+    `only_new` is false, only the version is looked up. `cache_keys` has a digest of what the steps of a pipeline read,
+    for KFP's cache, which knows artifacts by their names only: `eval` of evaluation data and base model, `train` of
+    these and the training data, `champion` of evaluation data, base model, recipe and champion.
     """
-    version = newest(config.data)
-    champion = registry.champion(config.name) if config.only_new else None
-    digests = {"data": _digest(version.location), "base model": _digest(config.model)} if config.only_new else {}
-    record = record_of(champion) if champion else None
-    changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
+    version, held_out = newest(config.data), newest(config.eval_data) if config.eval_data else None
+    champion, to_beat = registry.champion(config.name), registry.to_beat(config.name)
+    places = {"data": version.location, "base model": config.model} if config.only_new else {}
+    digests = {what: _digest(place) for what, place in places.items() if place}
+    changed = _changed(config, digests, champion) if config.only_new else []
     if not config.only_new:
         note = "taken whether it is new or not"
     elif not champion:
@@ -41,8 +49,10 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     result = {
         "version": version.name,
         "uri": str(version.location),
+        "eval_uri": str(held_out.location) if held_out else "",
         "digests": digests,
-        "champion": str(champion.version) if champion else None,
+        "champion": str(to_beat.version) if to_beat else None,
+        "cache_keys": _cache_keys(config, version, held_out, to_beat),
         "changed": changed,
         "skip": config.only_new and not changed,
         "note": note,
@@ -64,6 +74,30 @@ def read_data_version(folder: Location) -> dict:
     return read_json(Path(folder) / VERSION_FILE)
 
 
-def _digest(location: str | Path) -> str:
+def _changed(config: DataVersionConfig, digests: Mapping[str, str], champion: "ModelVersion | None") -> list[str]:
+    """What the champion was not made from. One that does not say how it was made may have been made in the same way."""
+    record = record_of(champion) if champion else None
+    changed = [what for what, digest in digests.items() if not record or digest not in record.ancestors]
+    recipe = champion.tags.get(registry.RECIPE, "") if champion else ""
+    if config.recipe and recipe and config.recipe != recipe:
+        changed.append("recipe")
+    return changed
+
+
+def _digest(location: Location) -> str:
     """The digest that a manifest would record for this input; the name itself for a model on the hub."""
     return source(location).digest() or str(location)
+
+
+def _cache_keys(
+    config: DataVersionConfig, version: Version, held_out: Version | None, champion: "ModelVersion | None"
+) -> dict[str, str]:
+    places = (held_out or version).location, config.model
+    evaluated = [source(place).cache_key() if place else "" for place in places]
+    # Of a registry that was begun anew another version has the same number.
+    identity = [champion.version, champion.run_id, champion.creation_timestamp] if champion else []
+    return {
+        "eval": digest_of(evaluated),
+        "train": digest_of([*evaluated, source(version.location).cache_key()]),
+        "champion": digest_of([*evaluated, config.recipe, config.name, identity]),
+    }

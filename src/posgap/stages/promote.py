@@ -93,6 +93,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         registry.POLICY: policy.model_dump_json(),
         registry.EVIDENCE: keep_record(record, run.id, out),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),
+        **({registry.RECIPE: config.recipe} if config.recipe else {}),
     }
     sweep = out / registry.PROMOTED_SWEEP
     try_out = partial(require_answers, swept=config.sweep, examples=config.examples, number=config.answers)

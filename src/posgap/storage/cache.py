@@ -62,6 +62,16 @@ class Snapshot:
         hashed = self.sha256s()
         return files.digest_of_folder(hashed) if self.is_folder else hashed[""]
 
+    def cache_key(self) -> str:
+        """sha256 of the names of a folder's files and of what S3 says of each one's content: the sha256 that its
+        uploader stated, else its ETag, by which the same bytes uploaded in other parts are other content."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            counting = [stored for stored in self.objects if not self.is_folder or files.counts(stored.name)]
+            stated = pool.map(stated_sha256, counting)
+            marks = [sha256 or stored.etag for stored, sha256 in zip(counting, stated)]
+            names = [stored.name for stored in counting] if self.is_folder else [""]
+            return files.digest_of([*zip(names, marks)])
+
     def read(self, name: str) -> Path | None:
         """One file of the folder, here; None where it has none of this name."""
         for stored in self.objects:

@@ -46,6 +46,10 @@ class Source(Protocol):
     def digest(self) -> str:
         """sha256 of a file or folder; empty for what is known by its name only."""
 
+    def cache_key(self) -> str:
+        """Text that changes whenever the content does, and costs no download: of what is known by its name only, that
+        name."""
+
     def read(self, name: str) -> Path | None:
         """A file of the folder, on this machine; None where it has none."""
 
@@ -77,6 +81,8 @@ class OnDisk:
     def digest(self) -> str:
         return files.digest(self.location)
 
+    cache_key = digest
+
     def read(self, name: str) -> Path | None:
         return self.location / name if (self.location / name).is_file() else None
 
@@ -102,6 +108,9 @@ class ByName:
 
     def digest(self) -> str:
         return ""
+
+    def cache_key(self) -> str:
+        return self.location
 
     def read(self, name: str) -> None:
         return None

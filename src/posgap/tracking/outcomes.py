@@ -12,6 +12,7 @@ from posgap.tracking.runs import PIPELINE_TAG, link
 from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
+JUDGES = ("gate", "watch")  # stages that judge a sweep
 SUCCEEDED, FAILED = "succeeded", "failed"
 # KFP's words for the state of a group of steps; others, like RUNNING, say nothing at the end.
 _STATES = {"SUCCEEDED": SUCCEEDED, "COMPLETE": SUCCEEDED, "CACHED": SUCCEEDED, "FAILED": FAILED, "CANCELED": FAILED}
@@ -42,7 +43,7 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
         "status": status,
         "failed": (failed or [{"step": "", "error": message or _SILENT}]) if status == FAILED else [],
         "skipped": next((step.tags.get("mlflow.note.content", "") for step in last if _skips(step)), ""),
-        "candidates": [_candidate(step) for step in last if step.stage == "gate" and step.status == "FINISHED"],
+        "candidates": [_candidate(step) for step in last if step.stage in JUDGES and step.status == "FINISHED"],
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
         "links": _links(pipeline_run, run_id),

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 DIGEST = "posgap.model_digest"  # tag: the model's
 DOWNLOAD_SECONDS = 3600.0  # for the download of a model, whose size MLflow does not tell
 MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
+RECIPE = "posgap.recipe"  # tag: digest of how a model was made, beside what it was made from
 POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 EVIDENCE = "posgap.evidence"  # tag: sha256 of the file with the digests of all that admitted a version
+WATCHED = "posgap.watched"  # tag: when and how a version was last found on fresh data
 SEVERAL = Patience(tries=3, longest_wait=10)  # for what is done with a whole model
 # In what MLflow says where files did not come, for whatever reason.
 _IN_PART = ("failures occurred while downloading", "please ensure that the path is correct")

@@ -1,0 +1,3 @@
+from posgap.components.champion.component import champion
+
+__all__ = ["champion"]

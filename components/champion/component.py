@@ -1,0 +1,26 @@
+"""KFP component of the stage `champion`."""
+
+from kfp import dsl
+
+from posgap.components.wrapper import SERVE, component
+from posgap.config import ChampionConfig
+
+
+@component(ChampionConfig, SERVE)
+def champion(
+    examples: dsl.Input[dsl.Dataset],
+    out: dsl.Output[dsl.Artifact],
+    curve: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    like: dsl.Input[dsl.Artifact] = None,
+):
+    """Sweeps the registered champion, if there is one, in the way that another sweep was asked. The run page shows the
+    curve."""
+    arguments = dict(locals())
+    from posgap.champion_sweep import champion
+    from posgap.config import ChampionConfig
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_champion
+
+    champion(to_config(ChampionConfig, arguments))
+    show_champion(out, curve, metrics)

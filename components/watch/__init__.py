@@ -1,0 +1,3 @@
+from posgap.components.watch.component import watch
+
+__all__ = ["watch"]

@@ -1,0 +1,24 @@
+"""KFP component of the stage `watch`."""
+
+from kfp import dsl
+
+from posgap.components.wrapper import component
+from posgap.config import WatchConfig
+
+
+@component(WatchConfig)
+def watch(
+    champion: dsl.Input[dsl.Artifact],
+    out: dsl.Output[dsl.Artifact],
+    summary: dsl.Output[dsl.Markdown],
+):
+    """Judges the champion's sweep on fresh data by its policy; fails, and starts the mitigation pipeline if it is to,
+    where the champion has left that."""
+    arguments = dict(locals())
+    from posgap.config import WatchConfig
+    from posgap.kfp_steps.arguments import to_config
+    from posgap.kfp_steps.artifacts import show_page
+    from posgap.watching import READABLE_FILE, watch
+
+    watch(to_config(WatchConfig, arguments))
+    show_page(out, READABLE_FILE, summary)

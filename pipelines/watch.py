@@ -1,0 +1,46 @@
+"""The pipeline that watches the champion: it alone is swept, on fresh data, and judged by its policy."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kfp import dsl
+
+from posgap.components.champion import champion
+from posgap.components.data_version import data_version
+from posgap.components.report import report
+from posgap.components.watch import watch as judge
+from posgap.config import ClusterConfig, WatchFormConfig
+from posgap.pipelines.forms import form
+from posgap.pipelines.pools import Pools, cluster_config
+
+
+def watch_pipeline(cluster: ClusterConfig) -> Callable:
+    """The pipeline as compiled for a cluster. Its form is `WatchFormConfig`."""
+
+    @dsl.pipeline(
+        name="posgap-watch",
+        description="Sweep the champion on fresh data; fail, tell and mitigate if it has left its policy.",
+    )
+    @form(WatchFormConfig)
+    def watch(**parameters: Any):
+        """data version -> champion -> watch."""
+        name, seed = parameters["registered_name"], parameters["seed"]
+        nodes = {key: parameters[key] for key in ("nodes_cpu", "nodes_inference", "tolerations")}
+        pools = Pools(cluster, **nodes)
+        ending = pools.cpu(report(registered_name=name, webhook_url=parameters["webhook_url"], seed=seed))
+        ending.set_caching_options(False)
+        with dsl.ExitHandler(ending, name="watch"):
+            data = pools.cpu(data_version(data=parameters["eval_data"], name=name, only_new=False, seed=seed))
+            data.set_caching_options(False)
+            fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset)
+            fresh = fresh.set_display_name("fresh data").output
+            version = {"version": data.outputs["champion"], "cache_key": data.outputs["champion_key"]}
+            swept = pools.inference(champion(examples=fresh, name=name, seed=seed, **version)).outputs["out"]
+            mitigation = {"mitigate": parameters["mitigate"], "namespace": parameters["namespace"]}
+            # Its outcome is what the run is about, and it may start another run.
+            pools.watch(judge(champion=swept, seed=seed, **mitigation)).set_caching_options(False)
+
+    return watch
+
+
+watch = watch_pipeline(cluster_config())
