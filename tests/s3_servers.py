@@ -26,14 +26,17 @@ SECONDS = 120  # for a server to come up
 
 
 @contextmanager
-def serving(name: str, folder: Path) -> Iterator[str]:
-    """The address of a server, whose files are in a folder; skips where its programs are not installed."""
+def serving(name: str, folder: Path, *options: str) -> Iterator[str]:
+    """The address of a server, whose files are in a folder; skips where its programs are not installed.
+
+    `options` are lines of Ceph's configuration.
+    """
     if name not in _SERVERS:
         raise pytest.UsageError(f"POSGAP_S3={name}: there is no such server; name one of {', '.join(_SERVERS)}")
     programs, start = _SERVERS[name]
     if missing := [program for program in programs if not shutil.which(program)]:
         pytest.skip(f"POSGAP_S3={name}: not installed: {', '.join(missing)}")
-    with start(folder) as address:
+    with start(folder, *options) as address:
         yield address
 
 
@@ -59,11 +62,11 @@ def _rclone(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def _ceph(folder: Path) -> Iterator[str]:
+def _ceph(folder: Path, *options: str) -> Iterator[str]:
     """A monitor, one OSD that keeps everything in memory, and the gateway; no log-in between them."""
     monitor, port, cluster, osd = free_port(), free_port(), uuid.uuid4(), uuid.uuid4()
     conf = folder / "ceph.conf"
-    conf.write_text(_CEPH.format(folder=folder, cluster=cluster, monitor=monitor))
+    conf.write_text("\n".join([_CEPH.format(folder=folder, cluster=cluster, monitor=monitor), *options, ""]))
     for name in ("mon", "osd", "crash"):
         (folder / name).mkdir()
 

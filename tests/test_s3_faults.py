@@ -5,9 +5,11 @@ import os
 import random
 import time
 
+import boto3
 import pytest
 from fault_proxy import FAULTS, FINE, faulty
 from s3 import elsewhere
+from s3_servers import serving
 
 from posgap import files
 from posgap.errors import PosgapError
@@ -43,6 +45,26 @@ def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder,
     with caplog.at_level(logging.INFO, logger="posgap"):
         publish(folder, f"{bucket}/out")
     assert look(f"{bucket}/out").digest() == digest and not folder.exists()
+    assert "SlowDown; trying again in" in caplog.text
+
+
+@pytest.mark.skipif(os.environ.get("POSGAP_S3") != "ceph", reason="a real SlowDown needs POSGAP_S3=ceph")
+def test_a_gateway_that_takes_a_request_at_a_time_is_borne(bucket, tmp_path, monkeypatch, caplog):
+    """It answers SlowDown to the others of the eight that are under way."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{number}.bin").write_bytes(random.Random(number).randbytes(1 << 20))
+    (folder / "manifest.json").write_text("{}")
+    digest, server = files.digest(folder), tmp_path / "server"
+    server.mkdir()
+    with serving("ceph", server, "rgw_max_concurrent_requests = 1") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        boto3.client("s3").create_bucket(Bucket=bucket.removeprefix("s3://"))
+        with caplog.at_level(logging.INFO, logger="posgap"):
+            publish(folder, f"{bucket}/out")
+        elsewhere(tmp_path, monkeypatch)
+        assert files.digest(fetch(f"{bucket}/out")) == digest
     assert "SlowDown; trying again in" in caplog.text
 
 

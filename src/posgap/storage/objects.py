@@ -155,7 +155,7 @@ def _refused_at_once(bucket: str, keys: list[str]) -> list[str]:
             if refusal(error) != DENIED:
                 raise
             return keys
-    for error in errors:
-        if error["Code"] != DENIED:
-            raise PosgapError(f"{SCHEME}{bucket}/{error['Key']}: not deleted: {error['Code']}")
-    return [error["Key"] for error in errors]
+    for each in errors:
+        if each["Code"] != DENIED:
+            raise PosgapError(f"{SCHEME}{bucket}/{each['Key']}: not deleted: {each['Code']}")
+    return [each["Key"] for each in errors]
