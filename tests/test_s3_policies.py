@@ -16,10 +16,13 @@ import s3_servers
 from conftest import ROOT
 from mlflow.store.artifact import s3_artifact_repo
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow_server import serving
 from s3 import keys, put
+from test_gate import copy_of, promotion, write_sweep
 
 from posgap.errors import PosgapError
 from posgap.locations import split_uri
+from posgap.stages.promote import promote
 from posgap.storage.cache import fetch
 from posgap.storage.folders import announce, publish, publish_file
 from posgap.storage.objects import delete
@@ -208,6 +211,22 @@ def test_promote_alone_and_the_mlflow_server_write_the_registrys_objects(bucket,
                 with pytest.raises(Exception, match="AccessDenied|Access Denied|403"):
                     artifacts.log_artifacts(str(model))
     assert {key.split("/")[3] for key in keys(f"{bucket}/mlflow/1")} == {"posgap-promote", "posgap-mlflow"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SERVER == "moto", reason="moto denies presigned URLs, by which clients of MLflow download")
+def test_a_pod_promotes_through_mlflows_server_which_alone_writes(
+    bucket, has_role, tmp_path, empty_store, model_folder, monkeypatch
+):
+    base = write_sweep(tmp_path / "base", [1.0, 0.6, 0.3, 0.6, 0.9])
+    with has_role("posgap-mlflow"), serving(tmp_path, f"{bucket}/mlflow", empty_store) as (uri, _):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with has_role("posgap-data"):
+            promote(promotion(tmp_path, "first", copy_of(model_folder, tmp_path / "model"), base))
+            enforce(os.environ["AWS_ENDPOINT_URL"], True)
+            with pytest.raises(PosgapError, match="access denied"):
+                publish(folder(tmp_path), f"{bucket}/mlflow/0")
+    assert any(key.endswith("/model.safetensors") for key in keys(f"{bucket}/mlflow/"))
 
 
 def test_policies_name_one_bucket_and_grant_no_more_than_objects_of_it():
