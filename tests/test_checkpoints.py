@@ -23,7 +23,7 @@ from torch import nn
 from torch.multiprocessing import start_processes
 
 from posgap import files
-from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, shares
+from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, _rename, shares
 from posgap.errors import PosgapError
 from posgap.files import read_object
 from posgap.storage.folders import Kept
@@ -100,8 +100,12 @@ def test_what_a_gpu_had_is_loaded_into_main_memory(checkpoints, monkeypatch):
     assert again.load() == HISTORY and torch.equal(again.go_on(0), training.go_on(0))
 
 
-def test_what_another_node_has_deleted_already_is_no_fault(checkpoints):
-    _remove(checkpoints.folder / "step-1")
+def test_what_another_node_has_deleted_or_renamed_already_is_no_fault(tmp_path):
+    _remove(tmp_path / "step-1")
+    with pytest.raises(FileNotFoundError):
+        _rename(tmp_path / ".partial-1", tmp_path / "step-1")
+    (tmp_path / "step-1").mkdir()
+    _rename(tmp_path / ".partial-1", tmp_path / "step-1")
 
 
 def test_without_a_checkpoint_nothing_changes(checkpoints, caplog):
@@ -415,6 +419,12 @@ def test_every_file_is_uploaded_once_by_a_process_that_sees_it(seen):
     assert all(set(share) <= set(each) for share, each in zip(spread, seen))
     together = shares([seen[0]] * 3)
     assert max(map(len, together)) - min(map(len, together)) <= 1  # on a shared disk they share the work
+
+
+def test_every_process_finds_the_same_shares():
+    """Though sets of names have another order in each."""
+    assert shares([list("hgfedcba")]) == [list("abcdefgh")]
+    assert shares([list("hgfedcba"), list("abcdefgh")]) == [list("aceg"), list("bdfh")]
 
 
 # Two processes
