@@ -106,7 +106,7 @@ def _measure_and_mitigate(
         decision.set_caching_options(False)
         decision.set_display_name(f"gate {title}")
         with dsl.If(decision.outputs["Output"] == True, name="admitted"):  # noqa: E712
-            judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after}
+            judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after, "examples": held_out}
             crowned = promote(**judged, **registered, recipe=given["recipe"], seed=seed)
             # Its effect is on the registry, which no cache can repeat.
             pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")

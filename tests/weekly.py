@@ -44,7 +44,7 @@ def sweep(
 
     from weekly_stages import measure
 
-    measure(model.path, Path(out.path))
+    measure(examples.path, model.path, Path(out.path))
 
 
 @toy

@@ -3,14 +3,16 @@
 KFP's steps import this; `weekly.py` makes components of it.
 """
 
-import json
+import gzip
 import shutil
 from pathlib import Path
 
 import numpy as np
 
-from posgap.files import digest, read_json, write_json, write_jsonl
+from posgap.files import digest, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.sweeps import Asked, Sweep, summarize
+from posgap.tasks.content import examples_digest
+from posgap.tasks.examples import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
 BIASED = [0.98, 0.6, 0.3, 0.6, 0.9]
@@ -28,23 +30,26 @@ def record(out: Path, config: dict, *inputs: str) -> None:
 def check(examples: str, out: Path) -> None:
     """The toy of `validate`: the examples as they are."""
     out.mkdir()
-    shutil.copyfile(examples, out / "examples.jsonl")
+    (out / EXAMPLES_FILE).write_bytes(gzip.compress(Path(examples).read_bytes(), mtime=0))
     record(out, {}, examples)
 
 
 def train(examples: str, model: str, out: Path) -> None:
     """The toy of `distill`: a copy of the model that is as good as the first example says."""
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("manifest.json"))
-    first = json.loads((Path(examples) / "examples.jsonl").read_text().splitlines()[0])
+    _, first = next(read_jsonl(Path(examples) / EXAMPLES_FILE))
     write_json(out / SKILL, [first["skill"]] * 5)
     record(out, {"method": "r1", "model": model}, examples, model)
 
 
-def measure(model: str, out: Path) -> None:
-    """The toy of `sweep`: outcomes drawn with the model's probabilities, always the same of one model."""
-    skill, examples, placements = Path(model) / SKILL, range(200), [[position + 1] for position in range(5)]
+def measure(examples: str, model: str, out: Path) -> None:
+    """The toy of `sweep`: outcomes drawn with the model's probabilities, always the same of one model.
+
+    It says that an endpoint answered, whose responses nobody asks for again.
+    """
+    skill, numbers, placements = Path(model) / SKILL, range(200), [[position + 1] for position in range(5)]
     probability = read_json(skill) if skill.is_file() else BIASED
-    correct = np.random.default_rng(0).random((len(examples), 5)) < probability
+    correct = np.random.default_rng(0).random((len(numbers), 5)) < probability
     sweep = Sweep(
         task="kv",
         model=model,
@@ -53,17 +58,17 @@ def measure(model: str, out: Path) -> None:
         metric="em",
         n_docs=5,
         **summarize(correct, placements, 0),
-        examples_digest="e",
+        examples_digest=examples_digest(read_examples(Path(examples)), 5, 0),
         model_digest=digest(Path(model)),
         prompt_digest="p",
         asked=Asked(prompt="p", template="", question="after", shuffle=0, max_new_tokens=4, decoding="greedy"),
-        settings={},
+        settings={"backend": "openai"},
     )
     out.mkdir()
     write_json(out / "sweep.json", sweep.model_dump(mode="json"))
     rows = (
         {"id": f"e{n}", "content": f"{n:016x}", "placement": placement, "response": "", "correct": bool(correct[n, at])}
-        for n in examples
+        for n in numbers
         for at, placement in enumerate(placements)
     )
     write_jsonl(out / "predictions.jsonl", rows)
