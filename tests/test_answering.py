@@ -76,9 +76,27 @@ def test_memory_is_that_of_the_weights_in_their_precision_and_of_a_container_s_l
     weights = (model_folder / "model.safetensors").stat().st_size
     assert needed_bytes(model_folder, "float32") == 2 * needed_bytes(model_folder, "bfloat16") == int(1.2 * weights)
     assert 0 < available_bytes() < 2**50
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    for name, text in {"memory.max": "5000", "memory.current": "4000", "memory.stat": "anon 900\nfile 3000\n"}.items():
-        (tmp_path / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "folder", "names"),
+    [
+        ("0::/\n", "", ("memory.max", "memory.current", "file")),
+        ("0::/a/pod\n", "a/pod", ("memory.max", "memory.current", "file")),
+        ("4:memory:/pod\n0::/\n", "memory/pod", ("memory.limit_in_bytes", "memory.usage_in_bytes", "cache")),
+    ],
+)
+def test_the_memory_of_a_container_is_up_to_its_limit(tmp_path, monkeypatch, groups, folder, names):
+    limit, used, of_files = names
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(groups)
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 99 kB\nMemAvailable: 9 kB\n")
+    (tmp_path / "groups" / folder).mkdir(parents=True)
+    monkeypatch.setattr(memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "groups")
+    assert available_bytes() == 9 * 1024  # of the machine, where nothing is known of the container
+    for name, text in {limit: "5000", used: "4000", "memory.stat": f"anon 900\n{of_files} 3000"}.items():
+        (tmp_path / "groups" / folder / name).write_text(f"{text}\n")
     assert available_bytes() == 4000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes() > 5000
+    (tmp_path / "groups" / folder / limit).write_text("max\n" if limit == "memory.max" else f"{2**63}\n")
+    assert available_bytes() == 9 * 1024

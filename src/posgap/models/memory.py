@@ -5,14 +5,14 @@ from pathlib import Path
 
 from posgap.models.loading import load_config, resolve_dtype
 
-_CGROUP = Path("/sys/fs/cgroup")
+_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
 
 
 def needed_bytes(folder: Path, dtype: str) -> int:
     """About what it takes to generate with a model of this folder on a CPU, its parameters in `dtype`."""
-    stored = load_config(str(folder)).dtype
-    wider = resolve_dtype(dtype).itemsize / (stored.itemsize if stored else 4)
+    stored = str(load_config(str(folder)).dtype or "float32").removeprefix("torch.")
+    wider = resolve_dtype(dtype).itemsize / resolve_dtype(stored).itemsize
     return int(_BESIDE_WEIGHTS * wider * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
@@ -24,20 +24,24 @@ def available_bytes() -> float:
 
 def _of_machine() -> float:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (_PROC / "meminfo").read_text().splitlines()
     except OSError:
         return math.inf
     return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), math.inf)
 
 
 def _of_container() -> float:
+    """By the control group of this process, of version 2 or 1. What it holds of files can be given back."""
     try:
-        limit, current = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cache = next(
-            int(line.split()[1])
-            for line in (_CGROUP / "memory.stat").read_text().splitlines()
-            if line.startswith("file ")
-        )
-    except (OSError, StopIteration):
+        groups = [line.split(":", 2) for line in (_PROC / "self" / "cgroup").read_text().splitlines()]
+        of_memory = {"memory" in kinds: path.strip("/") for _, kinds, path in groups if kinds in ("", "memory")}
+        if True in of_memory:
+            folder, names = _CGROUPS / "memory" / of_memory[True], ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            folder, names = _CGROUPS / of_memory[False], ("memory.max", "memory.current")
+        limit, used = ((folder / name).read_text().strip() for name in names)
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        of_files = int(statistics.get("file") or statistics["cache"])
+    except (OSError, LookupError, ValueError):
         return math.inf
-    return math.inf if limit == "max" else int(limit) - int(current) + cache
+    return math.inf if limit == "max" else int(limit) - int(used) + of_files

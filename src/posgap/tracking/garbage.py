@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -84,7 +85,7 @@ def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
     for version in registry.versions(name):
         number, created = str(version.version), int(version.creation_timestamp)
         if created < before and _is_unfinished(name, number):
-            yield Remains("version", f"{name} version {number}", created, "deleted", lambda n=number: _delete(name, n))
+            yield Remains("version", f"{name} version {number}", created, "deleted", partial(_delete, name, number))
 
 
 def _is_unfinished(name: str, number: str) -> bool:
@@ -116,8 +117,16 @@ def _logged_models(before: int) -> Iterator[Remains]:
                 model.model_id,
                 model.creation_timestamp,
                 "deleted",
-                lambda identity=model.model_id: ask(lambda client: client.delete_logged_model(identity)),
+                partial(ask, partial(_delete_logged, identity=model.model_id)),
             )
+
+
+def _delete_logged(client: "MlflowClient", identity: str) -> None:
+    client.delete_logged_model(identity)
+
+
+def _close(client: "MlflowClient", run: str) -> None:
+    client.set_terminated(run, KILLED)
 
 
 def _runs(before: int) -> Iterator[Remains]:
@@ -129,7 +138,7 @@ def _runs(before: int) -> Iterator[Remains]:
                 f"{run.data.tags[STAGE_TAG]} {run.info.run_id}",
                 heard,
                 f"closed as {KILLED}",
-                lambda identity=run.info.run_id: ask(lambda client: client.set_terminated(identity, KILLED)),
+                partial(ask, partial(_close, run=run.info.run_id)),
             )
 
 
