@@ -14,6 +14,8 @@ VENV ?= .venv
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 WORKERS ?= 1
+# Slow tests wait for servers and processes of theirs more than they compute.
+TEST_PROCESSES ?= 3
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
@@ -32,7 +34,7 @@ smoke: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .

@@ -15,11 +15,12 @@ from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.mitigation import mitigation
 from posgap.tasks.examples import write_examples
+from posgap.tracking.candidates import best
 
 pytestmark = pytest.mark.slow
 PARAMETERS = {
@@ -129,8 +130,8 @@ def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
         "lpes": "admitted",
     }
     sweeps = {"r1": f"{DISTILLED}/merge-3/out", "lpes": f"{SCALED}/merge-2/out"}
-    low = {method: read_sweep(runs.first.folder / place).mean_ci95[0] for method, place in sweeps.items()}
-    assert low[report["champion"]["method"]] == max(low.values()) and report["champion"]["of_this_run"]
+    candidates = {method: Evidence(runs.first.folder / place) for method, place in sweeps.items()}
+    assert report["champion"]["method"] == best(candidates) and report["champion"]["of_this_run"]
 
 
 def test_with_nothing_new_it_ends_before_anything_is_spent(runs):

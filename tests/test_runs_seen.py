@@ -13,7 +13,7 @@ from test_cli import run
 from posgap.files import digest
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
-from posgap.tracking import runs
+from posgap.tracking import parents, runs
 from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run
 
@@ -120,3 +120,19 @@ def test_an_experiment_that_says_how_it_is_shown_is_left_so(server, tmp_path):
     with start_run("sweep", {}, tmp_path / "out"):
         pass
     assert server.get_experiment_by_name(name).tags["mlflow.experimentKind"] == "genai_development"
+
+
+def test_a_run_that_another_took_before_there_was_an_earlier_one_stays(server, monkeypatch):
+    """The clocks of two machines differ: what was made later says that it is earlier."""
+    monkeypatch.setattr(parents, "_BETWEEN_LOOKS", 0.01)
+    experiment = server.create_experiment("two clocks")
+    taken = parents.parent_of(server, experiment, "run-7", {})
+    first_look, real = [[]], parents._parents
+
+    def parents_seen(*asked):
+        return first_look.pop() if first_look else real(*asked)
+
+    monkeypatch.setattr(parents, "_parents", parents_seen)
+    monkeypatch.setattr(parents.time, "time", lambda: 1.0)
+    assert parents.parent_of(server, experiment, "run-7", {}) == taken
+    assert real(server, experiment, "run-7") == [taken]

@@ -276,7 +276,7 @@ class Outbox:
         tags, experiment = self.opening.tags, self._experiment(client)
         shown_as_training(client, experiment)
         if (pipeline_run := self.opening.pipeline_run) and PARENT_TAG not in tags:
-            tags = tags | {PARENT_TAG: parent_of(client, experiment, pipeline_run, tags, self.opening.time)}
+            tags = tags | {PARENT_TAG: parent_of(client, experiment, pipeline_run, tags)}
         return client.create_run(
             experiment, self.opening.time, tags | {KEY_TAG: self.key}, self.opening.name
         ).info.run_id

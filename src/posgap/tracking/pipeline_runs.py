@@ -51,7 +51,7 @@ def steps(pipeline_run: str) -> list[Step]:
 def parent(pipeline_run: str) -> str:
     """The id of a pipeline run's own MLflow run; empty, and a warning, where MLflow does not answer."""
     try:
-        return ask(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}, milliseconds()), STAGE)
+        return ask(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}), STAGE)
     except TrackingError as error:
         log.warning("the stages are not grouped: %s", error)
         return ""
