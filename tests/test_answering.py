@@ -1,6 +1,7 @@
 """A version that the registry gives back answers what the sweep recorded; what does not is told from it."""
 
 import logging
+import shutil
 
 import pytest
 from conftest import kv_example
@@ -9,6 +10,7 @@ from posgap import answering
 from posgap.answering import require_answers
 from posgap.config import MergeConfig, SweepConfig
 from posgap.errors import PosgapError
+from posgap.files import read_json, write_json
 from posgap.models import memory
 from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
@@ -63,6 +65,13 @@ def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, 
         patch.setattr(answering, "available_bytes", lambda: 1000.0)
         require_answers(model_folder, swept, None, 2)
     assert caplog.records.pop().getMessage().endswith("it needs 0.0 GiB of memory, and 0.0 GiB are free")
+    for changed in ({"backend": "somebody's"}, {"speed": 2}):
+        other = tmp_path / f"swept-{len(changed)}-{next(iter(changed))}"
+        shutil.copytree(swept, other)
+        sweep_file = read_json(other / "sweep.json")
+        write_json(other / "sweep.json", sweep_file | {"settings": sweep_file["settings"] | changed})
+        require_answers(model_folder, other, examples, 2)
+        assert caplog.records.pop().getMessage().endswith("its sweep has settings that this posgap does not know")
     write_examples(examples, [kv_example(i) for i in range(20, 26)])
     require_answers(model_folder, swept, None, 2)
     assert caplog.records[-1].getMessage().endswith("the examples are not at hand; give them with --examples")

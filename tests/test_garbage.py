@@ -77,3 +77,27 @@ def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, caps
 
 def test_a_name_that_is_not_there_is_a_line(capsys):
     assert fails(capsys, "gc", "--name", "none") == "none: no registered model of this name in MLflow"
+
+
+def test_what_lies_on_a_later_page_is_found(capsys, monkeypatch):
+    """MLflow returns a hundred registered models at a time."""
+    client = mlflow.MlflowClient()
+    for number in range(101):
+        client.create_registered_model(f"model-{number:03}")
+    client.set_registered_model_tag("model-100", champions.UNDER_WAY, "{}")
+    assert "| model-100 " in gc(capsys)
+
+
+def test_a_model_whose_version_lies_on_a_later_page_is_not_deleted(left, monkeypatch, capsys):
+    client, ids = left
+    whole = type(client).search_model_versions
+
+    def one_at_a_time(self, filter_string=None, **more):
+        return whole(self, filter_string, **more | {"max_results": 1, "order_by": ["version_number DESC"]})
+
+    # Of another model, so that the versions that use this one come later.
+    client.create_registered_model("zebra")
+    client.create_model_version("zebra", "elsewhere")
+    monkeypatch.setattr(type(client), "search_model_versions", one_at_a_time)
+    shown = gc(capsys, "--older-than", "0")
+    assert ids["orphan"] in shown and ids["used"] not in shown

@@ -17,6 +17,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.models import flavor
 from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.registered import Registered
+from posgap.storage.inputs import source
 from posgap.tasks.examples import write_examples
 from posgap.tracking import registry
 
@@ -73,6 +74,7 @@ def test_only_another_model_behind_the_alias_is_measured_again(
 def test_a_version_is_downloaded_once(tmp_path, model_folder, monkeypatch, registers):
     version = registers(model_folder)
     first = Registered("models:/tiny@champion").fetch()
+    assert source("models:/tiny@champion").cache_key() == digest(model_folder)
     monkeypatch.setattr(registry, "bring_model", None)
     assert Registered(f"models:/tiny/{version}").fetch() == first
     assert with_uris(str(first / "config.json")) == f"models:/tiny/{version}/config.json"

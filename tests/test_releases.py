@@ -74,6 +74,7 @@ def test_what_is_no_complete_version_is_not_released(bucket):
     [
         (b"", "v=latest.json: holds no JSON object; remove it"),
         (b"[]", "v=latest.json: holds no JSON object; remove it"),
+        (b'{"a":' * 100_000, "v=latest.json: holds no JSON object; remove it"),
         (b"{}", "v=latest.json: names no version; remove it"),
         (b'{"name": "../../v=1"}', "v=latest.json: names no version; remove it"),
         (b'{"name": "v=3"}', "v=latest.json: names s3://bucket-[0-9]+/v=3, which is not there or not complete"),

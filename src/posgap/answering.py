@@ -5,6 +5,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError, shortened
@@ -37,10 +39,10 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
     at_hand = _examples(sweep, examples or examples_of(swept))
     if examples and not at_hand:
         raise PosgapError(f"{examples}: are not the examples of {swept}; give those that were swept")
-    if hindrance := _hindrance(sweep, model, at_hand):
+    if hindrance := _hindrance(sweep, model, at_hand, rows):
         log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
         return
-    responses = _responses(sweep, model, at_hand, rows)
+    responses = _responses(_as_asked(sweep, model), at_hand, rows)
     same = sum(response == row["response"] for response, row in zip(responses, rows, strict=True))
     log.info("%d of %d responses are as the sweep recorded", same, len(rows))
     if 2 * same < len(rows):
@@ -57,29 +59,37 @@ def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
         examples = read_examples(fetch(location)) if location else []
     except (PosgapError, OSError):
         return {}
-    shuffle = sweep.asked.shuffle
-    limit = sweep.n_examples
-    if examples_digest(examples[:limit], sweep.n_docs, shuffle) != sweep.examples_digest:
+    if examples_digest(examples[: sweep.n_examples], sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
         return {}
     return dict(zip(contents(examples), examples))
 
 
-def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample]) -> str:
+def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
+    """The settings of a sweep for this model; by transformers, since promotion is no place for vLLM, which answers
+    alike. No examples are read by it, and nothing is written."""
+    return SweepConfig(
+        **sweep.settings | {"model": str(model), "examples": model, "out": model, "backend": TRANSFORMERS.name}
+    )
+
+
+def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> str:
     """Why it cannot be tried; empty where it can."""
-    if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
-        return "an endpoint answered"
-    if not examples:
+    if not examples or any(row["content"] not in examples for row in rows):
         return "the examples are not at hand; give them with --examples"
-    needed, available = needed_bytes(model, sweep.settings["dtype"]), available_bytes()
-    if needed > available:
+    try:
+        if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
+            return "an endpoint answered"
+        needed = needed_bytes(model, _as_asked(sweep, model).dtype)
+    except (ValidationError, PosgapError):
+        return "its sweep has settings that this posgap does not know"
+    if needed > (available := available_bytes()):
         return f"it needs {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
     return ""
 
 
-def _responses(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> list[str]:
-    parameters = sweep.settings | {"backend": TRANSFORMERS.name}
-    config = SweepConfig(model=str(model), examples=model, out=model, **parameters)
+def _responses(config: SweepConfig, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> list[str]:
     build = TRANSFORMERS.builder(config)
-    prompts = [build.prompt(examples[row["content"]], Placement(tuple(row["placement"]), sweep.n_docs)) for row in rows]
+    placements = [Placement(tuple(row["placement"]), config.n_docs) for row in rows]
+    prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
     sampling = Sampling(build.max_new_tokens, seed=config.seed)
     return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]

@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
 SCHEME = "s3://"
-MODELS = "models:/"  # before the name and version of a model in MLflow's registry
+MODELS = "models:/"  # in MLflow, before a registered model's name and version, or the id of a logged model
 
 
 def cache_folder() -> Path:

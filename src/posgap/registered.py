@@ -12,7 +12,7 @@ from posgap.files import digest, digest_of
 from posgap.locations import is_registered, registered_cache
 from posgap.models import loading
 from posgap.storage.cache import locked
-from posgap.storage.inputs import OnDisk
+from posgap.storage.inputs import OnDisk, Source
 from posgap.tracking import registry
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Registered:
     def digest(self) -> str:
         return self._version.tags.get(registry.DIGEST) or digest(self.fetch())
 
+    cache_key = digest
+
     def read(self, name: str) -> Path | None:
         return OnDisk(self.fetch()).read(name)
 
@@ -67,6 +69,11 @@ class Registered:
         return folder
 
 
+def source_at(location: str) -> Source:
+    """What `models:/name@champion` or `models:/name/3` names."""
+    return Registered(location)
+
+
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
     """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
 
@@ -76,5 +83,5 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
-    folder = str(Registered(path).fetch()) if is_registered(path) else path
+    folder = str(source_at(path).fetch()) if is_registered(path) else path
     return loading.load_model(folder, dtype, compute)

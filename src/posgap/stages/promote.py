@@ -89,7 +89,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     tags = {
         **shown,
         registry.DIGEST: model_digest,
-        registry.PROMOTION_RUN: run.id,
+        registry.PROMOTION_RUN: run.required_id(),
         registry.POLICY: policy.model_dump_json(),
         registry.EVIDENCE: keep_record(record, run.id, out),
         **({PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}),

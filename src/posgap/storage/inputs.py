@@ -129,7 +129,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         return look(location)
     if is_registered(location):
         # By its name: the registry's room rests on this one.
-        registered: Source = importlib.import_module("posgap.registered").Registered(location)
+        registered: Source = importlib.import_module("posgap.registered").source_at(location)
         return registered
     path = Path(location)
     if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):

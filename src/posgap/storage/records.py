@@ -16,6 +16,7 @@ from typing import Any
 
 from posgap import files
 from posgap.errors import PosgapError
+from posgap.json_text import parse
 from posgap.locations import Location, is_uri
 from posgap.storage.cache import locked
 from posgap.storage.objects import get, put_if
@@ -80,8 +81,8 @@ def _read(place: Location) -> tuple[Record | None, str]:
     else:
         return None, ""
     try:
-        record = json.loads(content)
-    except ValueError:
+        record = parse(content, str(place))
+    except PosgapError:
         record = None
     if not isinstance(record, dict):
         raise PosgapError(f"{place}: holds no JSON object; remove it, and run the same command again")

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from posgap import tables
 from posgap.config import GcConfig
 from posgap.errors import PosgapError
+from posgap.locations import MODELS
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from mlflow.entities.model_registry import RegisteredModel
+    from mlflow.store.entities import PagedList
 
 _PROMOTE = "promote"  # the stage that logs models
-_MODEL = "models:/"  # before the id of the logged model that is a version's source
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,10 @@ def _in_registry(name: str, before: int) -> Iterator[Remains]:
             raise PosgapError(f"{name}: no registered model of this name in MLflow")
         models = [model]
     else:
-        models = ask(lambda client: list(client.search_registered_models()))
+        models = _all(lambda client, token: client.search_registered_models(page_token=token))
     for model in models:
-        yield from _of_model(ask(lambda client: client.get_registered_model(model.name)), before)  # noqa: B023
+        if whole := registry.registered_model(model.name):
+            yield from _of_model(whole, before)
 
 
 def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
@@ -106,12 +109,14 @@ def _delete(name: str, number: str) -> None:
 
 def _logged_models(before: int) -> Iterator[Remains]:
     """What promotions uploaded, and no version was made of."""
-    uploaded = [run.info.run_id for run in _all_runs(f"tags.`{STAGE_TAG}` = '{_PROMOTE}'")]
-    logged = ask(lambda client: list(client.search_logged_models([experiment_id(client)])))
-    used = {str(version.source) for version in ask(lambda client: list(client.search_model_versions()))}
+    uploaded = {run.info.run_id for run in _all_runs(f"tags.`{STAGE_TAG}` = '{_PROMOTE}'")}
+    logged = _all(lambda client, token: client.search_logged_models([experiment_id(client)], page_token=token))
+    # Of every version there is: one that was overlooked would lose its model.
+    versions = _all(lambda client, token: client.search_model_versions(page_token=token))
+    used = {str(version.source) for version in versions}
     for model in logged:
         ours = model.source_run_id in uploaded and model.creation_timestamp < before
-        if ours and f"{_MODEL}{model.model_id}" not in used:
+        if ours and f"{MODELS}{model.model_id}" not in used:
             yield Remains(
                 "logged model",
                 model.model_id,
@@ -154,4 +159,18 @@ def _last_heard(run: "Run") -> int:
 
 
 def _all_runs(condition: str) -> "list[Run]":
-    return ask(lambda client: list(client.search_runs([experiment_id(client)], condition, max_results=10_000)))
+    return _all(lambda client, token: client.search_runs([experiment_id(client)], condition, page_token=token))
+
+
+def _all(search: "Callable[[MlflowClient, str | None], PagedList[T]]") -> list[T]:
+    """What a search of MLflow finds, page after page; it returns one at a time."""
+
+    def after(token: str | None) -> "PagedList[T]":
+        return ask(lambda client: search(client, token))
+
+    page = after(None)
+    every = [*page]
+    while page.token:
+        page = after(page.token)
+        every += page
+    return every

@@ -25,7 +25,7 @@ from posgap import files
 from posgap.patience import Patience
 from posgap.storage.datasets import Dataset
 from posgap.tracking.parents import PARENT_TAG, parent_of
-from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training
+from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training, upload
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -213,12 +213,6 @@ class Outbox:
             together, size = entry.model_copy(update={"metrics": metrics}), size + 1
         return (size, together) if together else (1, self.pending[0])
 
-    def _upload(self, client: "MlflowClient", path: Path, folder: str) -> None:
-        """Uploads a file, and looks whether it is there: MLflow's client takes a login page for the server's thanks."""
-        client.log_artifact(self.run_id, str(path), folder or None)
-        if path.name not in {Path(file.path).name for file in client.list_artifacts(self.run_id, folder or None)}:
-            raise ConnectionError(f"it took {path.name}, and does not have it")
-
     def _tell(self, entry: Entry | Upload, patience: Patience, seconds: float) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
@@ -226,7 +220,7 @@ class Outbox:
             path = entry.path if isinstance(entry, Upload) else self._copy_of(entry.file)
             more = path.stat().st_size / BYTES_PER_SECOND
             patience = replace(patience, seconds=patience.seconds + more)
-            ask(lambda client: self._upload(client, path, entry.folder), patience, seconds + more)
+            ask(lambda client: upload(client, self.run_id, path, entry.folder), patience, seconds + more)
             return
 
         if entry.open:

@@ -6,24 +6,23 @@ MLflow lists a version's tags by name, so those for people have short names, whi
 import logging
 from pathlib import Path
 
+from posgap.locations import MODELS
 from posgap.measurement.model_card import position_gap, write_model_card
 from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
 from posgap.tracking.runs import Run
-from posgap.tracking.server import TrackingError, ask
+from posgap.tracking.server import MOST_CHARACTERS, TrackingError, ask
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
 OF_RUN = METHOD, GATE, POLICY, DATA  # of these tags those for the run too, which has the figures as metrics
 CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
-MOST_CHARACTERS = 5000  # of a description, in MLflow's database
 # In lines as they are to be shown: MLflow's pages break them where the text does.
 _ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
 The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`.
 `posgap history {name}` says how it came to that.
 """
-_LOGGED = "models:/"  # before the id of the logged model that is a version's source
 
 
 def short_tags(sweep: Sweep, method: str, outcome: str, policy: str) -> dict[str, str]:
@@ -65,7 +64,7 @@ def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
             ask(lambda client: client.update_registered_model(name, _ABOUT.format(name=name)))
     except TrackingError as error:
         log.warning("%s version %s is without its description: %s", name, version, error)
-    log_sweep(sweep, run, source.removeprefix(_LOGGED) if source.startswith(_LOGGED) else "")
+    log_sweep(sweep, run, source.removeprefix(MODELS) if source.startswith(MODELS) else "")
 
 
 def _with_interval(value: float, interval: tuple[float, float]) -> str:

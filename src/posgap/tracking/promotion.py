@@ -71,11 +71,10 @@ def crown(
     and each is compared with all that came before it (`candidates.best`): the last sees all, so that the alias ends at
     the same in whatever order they come. The champion before the run becomes `previous`.
     """
-    if not run.id:
-        raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
+    run_id = run.required_id()
     uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, run)
     if sweep:
-        ask(lambda client: _keep(client, run.id, sweep), seconds=MODEL_SECONDS)
+        ask(lambda client: _keep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
         create(name)
     # Not yet a candidate of its run: nobody must crown what was not looked at.

@@ -11,7 +11,7 @@ from posgap.models import flavor
 from posgap.patience import Patience
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
-from posgap.tracking.server import Refused, ask, tries_of_mlflow
+from posgap.tracking.server import MOST_CHARACTERS, Refused, ask, tries_of_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,7 +29,6 @@ WATCHED = "posgap.watched"  # tag: when and how a version was last found on fres
 SEVERAL = Patience(tries=3, longest_wait=10)  # for what is done with a whole model
 # In what MLflow says where files did not come, for whatever reason.
 _IN_PART = ("failures occurred while downloading", "please ensure that the path is correct")
-MOST_CHARACTERS = 5000  # of a registered model's tag, in MLflow's database
 
 
 def champion(name: str) -> "ModelVersion | None":

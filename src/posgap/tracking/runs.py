@@ -113,6 +113,12 @@ class Run:
     def id(self) -> str:
         return self._outbox.run_id if self._outbox else ""
 
+    def required_id(self) -> str:
+        """The same; `PosgapError` where it is empty."""
+        if not self.id:
+            raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
+        return self.id
+
     @property
     def key(self) -> str:
         return self._outbox.key if self._outbox else ""

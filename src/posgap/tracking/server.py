@@ -37,6 +37,7 @@ EXPERIMENT = "posgap"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # as which MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
 OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may have to make
+MOST_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
 BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
 VERB = Patience(seconds=60, longest_wait=10)  # of a command that is nothing without the server
 STAGE = Patience(seconds=15, longest_wait=5)  # of a stage, which has other things to do
@@ -133,6 +134,14 @@ def shown_as_training(client: "MlflowClient", experiment: str) -> None:
     with suppress(MlflowException):
         if KIND_TAG not in client.get_experiment(experiment).tags:
             client.set_experiment_tag(experiment, KIND_TAG, KIND)
+
+
+def upload(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
+    """Uploads a file to a folder among a run's files, and looks whether it is there: MLflow's client takes a login page
+    for the server's thanks."""
+    client.log_artifact(run_id, str(path), folder or None)
+    if path.name not in {Path(file.path).name for file in client.list_artifacts(run_id, folder or None)}:
+        raise ConnectionError(f"it took {path.name}, and does not have it")
 
 
 @contextmanager

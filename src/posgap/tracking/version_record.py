@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posgap import files
-from posgap.errors import PosgapError
 from posgap.tracking import registry
-from posgap.tracking.server import ask
+from posgap.tracking.server import ask, upload
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
 RECORD_FILE = "evidence.json"
@@ -44,19 +42,10 @@ def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
 
     `PosgapError` where MLflow does not take it: a version without its record could not be compared with others.
     """
-    if not run_id:
-        raise PosgapError("no MLflow run: the registry needs a tracking server; start it and promote again")
     file = folder / RECORD_FILE
     files.write_json(file, record.model_dump(mode="json"))
-    ask(lambda client: _upload(client, run_id, file))
+    ask(lambda client: upload(client, run_id, file))
     return files.digest(file)
-
-
-def _upload(client: "MlflowClient", run_id: str, file: Path) -> None:
-    """Uploads a file, and looks whether it is there: MLflow's client takes a login page for the server's thanks."""
-    client.log_artifact(run_id, str(file))
-    if file.name not in {each.path for each in client.list_artifacts(run_id)}:
-        raise ConnectionError(f"it took {file.name}, and does not have it")
 
 
 def record_of(version: "ModelVersion") -> VersionRecord | None:
