@@ -34,7 +34,7 @@ def report(config: ReportConfig) -> Location:
 def _report(config: ReportConfig, out: Path, run: Run) -> None:
     identity = config.pipeline_run or pipeline_run()
     stages = [step for step in stages_of(identity) if step.run_id != run.id]
-    # Stages that somebody runs together, as the demo does, have a parent that he ends.
+    # Stages that are run together by one command, as the demo's, have a parent that this command ends.
     whole = parent(identity) if run.id and identity and PARENT_VARIABLE not in os.environ else ""
     ending = outcome(identity, stages, config.state, config.message, config.registered_name, whole or run.id)
     result = redacted_value(ending)
