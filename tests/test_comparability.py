@@ -22,6 +22,9 @@ OTHERWISE = {
     "shuffle": {"shuffle": 3},
     "max_new_tokens": {"max_new_tokens": 5},
     "decoding": {"decoding": "sampled"},
+    "system": {"system": "Be brief."},
+    "template_args": {"template_args": {"enable_thinking": False}},
+    "date": {"date": "2026-11-22"},
 }
 
 

@@ -154,6 +154,7 @@ def test_a_response_begins_with_a_space_only_behind_a_plain_prompt():
     placement = Placement((1, 2), 3)
     assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example, placement))) == f" {gold}|"
     tokenizer.chat_template = "{{ messages }}"
+    build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
     assert "".join(tokenizer.convert_ids_to_tokens(build.gold_response(example, placement))) == f"{gold}|"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from posgap.config import CompareConfig, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
+from posgap.config import CompareConfig, Framed, ScaleApplyConfig, ScaleTransferConfig, SweepConfig
 from posgap.config.fields import MOST_DOCS, TaskName
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed, write_json
@@ -116,8 +116,9 @@ def _transfer(config: ScaleTransferConfig, output: RunFolder) -> list[Transferre
 
 
 def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling, scaled: Location) -> Transferred:
-    # On the searched task, reuse the search's prompt settings.
-    alike = {"max_new_tokens", "question", "metric"} if target.task == searched.task else set()
+    # Asked as in the search; what depends on the task only where it is the same.
+    of_task = {"max_new_tokens", "question", "metric"} if target.task == searched.task else set()
+    alike = {*Framed.model_fields, *of_task}
     # The scaled model is swept first: that fails at once if its scaling was searched on any of the examples.
     after, before = (
         sweep(

@@ -4,7 +4,7 @@ Options of the command line, parameters of MLproject and KFP, and MLflow's param
 Nothing here imports torch.
 """
 
-from posgap.config.base import BackendConfig, Config, FileConfig, GenerationConfig, PromptConfig, StageConfig
+from posgap.config.base import BackendConfig, Config, FileConfig, Framed, GenerationConfig, PromptConfig, StageConfig
 from posgap.config.cluster import ClusterConfig, PoolConfig, PreflightConfig, WatchFormConfig
 from posgap.config.data import (
     DataVersionConfig,
@@ -85,6 +85,7 @@ __all__ = [
     "DistillConfig",
     "FetchConfig",
     "FileConfig",
+    "Framed",
     "GateConfig",
     "GateReplayConfig",
     "GcConfig",

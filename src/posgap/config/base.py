@@ -8,16 +8,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
-from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT
+from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT, Parameters
 from posgap.config.fields import (
     MOST_DOCS,
     SECRET,
+    VERBATIM,
+    ChatTemplateText,
+    Day,
     InputPath,
     ModelName,
     OptionalMetricName,
     OutputPath,
     QuestionPlace,
     TaskName,
+    Values,
     role,
 )
 from posgap.redaction import HIDDEN, redacted_value
@@ -57,7 +61,9 @@ class Config(BaseModel):
 
     def recorded(self) -> dict[str, Any]:
         """All fields as JSON values, as manifests keep them: without secrets."""
-        values = redacted_value(self.model_dump(mode="json"))
+        plain = self.model_dump(mode="json")
+        verbatim = {n: plain[n] for n, field in type(self).model_fields.items() if VERBATIM in field.metadata}
+        values = redacted_value(plain) | verbatim
         secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
         return values | dict.fromkeys(secret, HIDDEN)
 
@@ -95,7 +101,23 @@ QUESTION = "place of the question in a prompt: after the documents, before them,
 SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
 
 
-class PromptConfig(StageConfig):
+DATE = "2024-07-26"  # the day on which Llama 3.2's template falls back where it is not told today's
+
+
+class Framed(Parameters):
+    """What stands around a task's text when a model is asked."""
+
+    system: str = Field("", description="system message; empty: none")
+    template: ChatTemplateText = Field(
+        "", description="chat template in jinja: a file, or its text; empty: the model's own, if it has one"
+    )
+    template_args: Values = Field(
+        {}, description='what the chat template is called with, like {"enable_thinking": false}'
+    )
+    date: Day = Field(DATE, description="today's date for chat templates that ask for it, so that it stays the same")
+
+
+class _Prompt(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
     model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
     task: TaskName = Field("kv", description=WORDED)
@@ -103,6 +125,10 @@ class PromptConfig(StageConfig):
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
     question: QuestionPlace = Field("after", description=QUESTION)
     shuffle: int = Field(0, ge=0, description=SHUFFLE)
+
+
+class PromptConfig(Framed, _Prompt):
+    """The base of the configs of stages that make prompts."""
 
 
 class GenerationConfig(PromptConfig):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.choices import BACKENDS, METHODS
-from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, StageConfig
+from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, Framed, StageConfig
 from posgap.config.fields import (
     InputPath,
     ModelName,
@@ -59,7 +59,7 @@ class _Distilled(StageConfig):
     )
 
 
-class DistillConfig(*TRAINING_METHODS.bases(), _Distilled):  # type: ignore[misc]  # registered choices' parameters
+class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
     k: int = Field(4, ge=0, description="number of placements drawn for each example in each epoch (K)")

@@ -1,6 +1,7 @@
 """The types of config fields: paths and their roles, and lists and tables in the forms that callers write them."""
 
 import re
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
@@ -25,6 +26,7 @@ class Role(Enum):
 
 
 SECRET = "secret"  # marks a field that is written down nowhere
+VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
 MOST_DOCS = 100_000
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
@@ -129,6 +131,26 @@ def _registered_name_if_any(text: str) -> str:
     return registered_name(text) if text else text
 
 
+def _chat_template(value: Any) -> Any:
+    # No path of a file has what every template has; so that a sweep's settings, which hold the text, can be used again.
+    if not isinstance(value, str | Path) or not value or "{" in str(value):
+        return value
+    try:
+        text = Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+        raise ValueError(f"cannot be read as a file ({reason}), and is no template") from None
+    if "{" not in text:
+        raise ValueError("is a file that holds no template: nothing in it stands in braces")
+    return text
+
+
+def _day(text: str) -> str:
+    if date.fromisoformat(text).isoformat() != text:
+        raise ValueError("write YYYY-MM-DD")
+    return text
+
+
 def _shard(text: str) -> str:
     if text:
         parse_shard(text)
@@ -158,9 +180,13 @@ PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placem
 OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
+ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
+Day = Annotated[str, AfterValidator(_day)]
 Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
-Allowable = Literal["prompt", "template", "question", "shuffle", "max_new_tokens", "decoding"]
+Allowable = Literal[
+    "prompt", "template", "question", "shuffle", "max_new_tokens", "decoding", "system", "template_args", "date"
+]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
 

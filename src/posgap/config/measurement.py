@@ -22,7 +22,10 @@ from posgap.config.fields import (
 MODEL = (
     "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
 )
-ALLOW = "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding"
+ALLOW = (
+    "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding, "
+    "system, template_args, date"
+)
 
 
 class Swept(Parameters):

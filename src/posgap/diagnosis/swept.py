@@ -13,7 +13,7 @@ from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.setup import order_of, prompt_builder
+from posgap.tasks.setup import builder_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         raise PosgapError(
             f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"
         )
-    build = prompt_builder(was.task, was.model, was.max_new_tokens, order_of(was))
+    build = builder_of(was)
     ids, _, correct = read_scores(config.sweep)
     by_id = {example.id: example for example in read_examples(config.examples)}
     examples = [by_id[id] for id in ids if id in by_id]

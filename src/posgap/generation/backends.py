@@ -12,6 +12,7 @@ from posgap.errors import PosgapError
 if TYPE_CHECKING:
     from posgap.config import BackendConfig
     from posgap.generation.generator import Generator
+    from posgap.tasks.framing import Framing
     from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 
@@ -37,18 +38,27 @@ class Backend:
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
         from posgap.tasks.prompts import TextPromptBuilder
-        from posgap.tasks.setup import order_of, prompt_builder
+        from posgap.tasks.setup import builder_of, order_of
 
         if self.local:
-            return prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
+            return builder_of(config)
         task = TASKS[config.task]
-        return TextPromptBuilder(
-            task, config.max_new_tokens or task.max_new_tokens, order_of(config), self.template(config)
-        )
+        longest = config.max_new_tokens or task.max_new_tokens
+        return TextPromptBuilder(task, longest, order_of(config), self.template(config), self.framing(config))
 
     def template(self, config: "BackendConfig") -> str:
         """What a model elsewhere puts the text of a prompt into: a word for its own chat template, else nothing."""
         return ""
+
+    def framing(self, config: "BackendConfig") -> "Framing":
+        """The framing that a model elsewhere is asked with; raises `PosgapError` for what only a local one can be."""
+        from posgap.tasks.framing import Framing
+
+        framing = Framing.of(config)
+        if framing.template or framing.date != Framing.date:
+            name = "template" if framing.template else "date"
+            raise PosgapError(f"{name}: is for models on this machine; backend {self.name} has the chat made elsewhere")
+        return framing
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         """The generator that answers prompts of `build`; raises `PosgapError` if something it needs is missing."""
@@ -105,6 +115,14 @@ class _OpenAI(Backend):
     def template(self, config: "BackendConfig") -> str:
         return "endpoint's own" if EndpointParameters.of(config).endpoint == "chat" else ""
 
+    def framing(self, config: "BackendConfig") -> "Framing":
+        framing = super().framing(config)
+        if framing.described() and not self.template(config):
+            raise PosgapError(
+                f"{', '.join(framing.described())}: a bare prompt has no chat around it; take --endpoint chat"
+            )
+        return framing
+
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.openai import OpenAIGenerator
 
@@ -112,7 +130,8 @@ class _OpenAI(Backend):
         if not parameters.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
         limits = (parameters.concurrency, parameters.timeout, parameters.retries)
-        return OpenAIGenerator(parameters.base_url, config.model, *limits, chat=parameters.endpoint == "chat")
+        chat = parameters.endpoint == "chat"
+        return OpenAIGenerator(parameters.base_url, config.model, *limits, chat=chat, framing=build.framing)
 
 
 TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)

@@ -14,6 +14,7 @@ import httpx2
 from posgap.errors import PosgapError
 from posgap.generation.generator import Completion, Sampling
 from posgap.patience import Passing, Patience, Waits, retrying_async
+from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,17 @@ class OpenAIGenerator:
     Retry-After asks for, up to a minute. Raises `PosgapError` after the last retry, and at once for any other refusal.
     """
 
-    def __init__(self, base_url: str, model: str, concurrency: int, timeout: float, retries: int, chat: bool = True):
-        self.chat, self.model = chat, model
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        concurrency: int,
+        timeout: float,
+        retries: int,
+        chat: bool = True,
+        framing: Framing = PLAIN,
+    ):
+        self.chat, self.model, self.framing = chat, model, framing
         self.url = f"{base_url.rstrip('/')}/{'chat/' * chat}completions"
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self.limit = "max_tokens"
@@ -96,7 +106,8 @@ class OpenAIGenerator:
     async def _ask(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         body = {
             "model": self.model,
-            **({"messages": [{"role": "user", "content": prompt.text}]} if self.chat else {"prompt": prompt.text}),
+            **({"messages": self.framing.messages(prompt.text)} if self.chat else {"prompt": prompt.text}),
+            **({"chat_template_kwargs": self.framing.arguments} if self.framing.arguments else {}),
             self.limit: sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "seed": sampling.seed,

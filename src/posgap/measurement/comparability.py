@@ -1,10 +1,12 @@
 """Whether two sweeps asked the same: what `merge`, `compare` and `gate` demand before they put figures side by side."""
 
+import json
 from collections.abc import Callable, Collection
 from typing import Any, get_args
 
 from posgap.config.fields import Allowable
 from posgap.errors import PosgapError
+from posgap.files import digest_of
 from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.positions import format_positions
 
@@ -22,6 +24,9 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "shuffle": lambda sweep: sweep.asked.shuffle,
     "max_new_tokens": lambda sweep: sweep.asked.max_new_tokens,
     "decoding": lambda sweep: sweep.asked.decoding,
+    "system": lambda sweep: digest_of(sweep.asked.system)[:_SHOWN] if sweep.asked.system else "none",
+    "template_args": lambda sweep: json.dumps(sweep.asked.template_args, sort_keys=True),
+    "date": lambda sweep: sweep.asked.date or "none",
 }
 
 

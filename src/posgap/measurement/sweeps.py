@@ -55,7 +55,8 @@ class Asked(Record):
     """How a sweep's prompts were made and answered.
 
     `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
-    a word where an endpoint applies its own.
+    a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
+    show it: the date only where the template asks for it.
     """
 
     prompt: str
@@ -64,6 +65,9 @@ class Asked(Record):
     shuffle: int
     max_new_tokens: int
     decoding: str
+    system: str = ""
+    template_args: dict = Field({})
+    date: str = ""
 
     @classmethod
     def by(cls, build: TextPromptBuilder) -> Self:
@@ -75,6 +79,7 @@ class Asked(Record):
             shuffle=build.order.shuffle,
             max_new_tokens=build.max_new_tokens,
             decoding="greedy",
+            **build.framed,
         )
 
 

@@ -38,7 +38,7 @@ from posgap.tasks.content import contents
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.responses import read_responses
-from posgap.tasks.setup import order_of, prompt_builder
+from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     if len(placements := {pair.response.at for pair in pairs}) > 1:
         raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
     longest = max(len(pair.response.token_ids) for pair in pairs)
-    build = prompt_builder(config.task, config.model, longest, order_of(config))
+    build = builder_of(config, longest)
     pairs = METHODS[config.method].learnt(pairs, build)
     return pairs, Collator(pairs, build)
 

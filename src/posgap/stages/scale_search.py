@@ -30,7 +30,7 @@ from posgap.stage import stage
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import order_of, prompt_builder
+from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
     """
     examples = searched_examples(config)
-    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
+    build = builder_of(config)
     if build.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
     placements = swept_placements(config.n_docs, 1, config.positions)

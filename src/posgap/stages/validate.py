@@ -10,7 +10,7 @@ from posgap.files import write_json
 from posgap.stage import stage
 from posgap.tasks.content import contents
 from posgap.tasks.examples import EXAMPLES_FILE, read_examples, write_examples
-from posgap.tasks.setup import order_of, prompt_builder
+from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
     """
     examples = read_examples(config.examples)
-    build = prompt_builder(config.task, config.model, config.max_new_tokens, order_of(config))
+    build = builder_of(config)
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # The longest prompt is what the model's context leaves beside the response.

@@ -9,6 +9,7 @@ from posgap.errors import PosgapError
 from posgap.files import digest_of
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.task import AS_GIVEN, Order, Task
 
@@ -29,8 +30,11 @@ class TextPromptBuilder:
     `template` identifies the chat template that the endpoint puts the text into; empty means none.
     """
 
-    def __init__(self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN, template: str = ""):
-        self.task, self.max_new_tokens, self.order, self.template = task, max_new_tokens, order, template
+    def __init__(
+        self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN, template: str = "", framing: Framing = PLAIN
+    ):
+        self.task, self.max_new_tokens, self.order = task, max_new_tokens, order
+        self.template, self.framing = template, framing
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, without token ids."""
@@ -40,22 +44,28 @@ class TextPromptBuilder:
         """The prompt's text, without any chat template."""
         return self.task.prompt(example, placement, self.order)
 
+    @property
+    def framed(self) -> dict[str, Any]:
+        """What prompts show of the framing, by the names of the config."""
+        return self.framing.described()
+
     def digest(self) -> str:
-        """A digest of the prompts' wording and order."""
+        """A digest of the prompts' wording, order and framing."""
         return self._digest()
 
     def _digest(self, *parts: str | list) -> str:
-        # shuffle=0 is left out, so that digests written before the option existed stay valid.
-        shuffle = [self.order.shuffle] if self.order.shuffle else []
-        described = [self.task.ordered_template(self.order), *parts, *shuffle]
-        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+        # What is not asked for is left out, so that digests written before the option existed stay valid.
+        options = [option for option in (self.order.shuffle, self.framed) if option]
+        described = [self.task.ordered_template(self.order), *parts, *options]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
-    The chat template is applied if the tokenizer has one. `context` is the model's context length in tokens, of which
-    `max_new_tokens` are reserved for the response.
+    The framing's chat template is applied, else the tokenizer's if it has one. `context` is the model's context length
+    in tokens, of which `max_new_tokens` are reserved for the response. Raises `PosgapError` where the model cannot be
+    asked with that framing.
     """
 
     def __init__(
@@ -65,9 +75,15 @@ class PromptBuilder(TextPromptBuilder):
         context: int,
         max_new_tokens: int,
         order: Order = AS_GIVEN,
+        framing: Framing = PLAIN,
     ):
-        template = tokenizer.chat_template or ""
-        super().__init__(task, max_new_tokens, order, digest_of(template) if template else "")
+        own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+        self.chat = ChatTemplate(source, tokenizer, framing) if (source := framing.template or own) else None
+        if framing.described() and not self.chat:
+            raise PosgapError(
+                f"{', '.join(framing.described())}: the model has no chat template to take it; give one with --template"
+            )
+        super().__init__(task, max_new_tokens, order, digest_of(source) if source else "", framing)
         self.tokenizer, self.context = tokenizer, context
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
@@ -86,13 +102,14 @@ class PromptBuilder(TextPromptBuilder):
             )
         return Prompt(text, ids)
 
+    @property
+    def framed(self) -> dict[str, Any]:
+        return self.framing.described(self.chat.source if self.chat else "")
+
     def token_ids(self, text: str) -> list[int]:
-        """The token ids of a prompt's text, in the chat template if the tokenizer has one."""
-        if self.tokenizer.chat_template:
-            ids: Any = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-            )
-            return ids
+        """The token ids of a prompt's text, in the chat template if there is one."""
+        if self.chat:
+            return self.tokenizer(self.chat(text), add_special_tokens=False)["input_ids"]
         return self.tokenizer(text)["input_ids"]
 
     def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:
@@ -100,7 +117,7 @@ class PromptBuilder(TextPromptBuilder):
 
         Raises `PosgapError` if the tokenizer joins the end of the prompt with the beginning of the response.
         """
-        if self.tokenizer.chat_template:
+        if self.chat:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             before = self.text(example, placement)
@@ -120,4 +137,4 @@ class PromptBuilder(TextPromptBuilder):
     def digest(self) -> str:
         """A digest of wording, order, chat template and vocabulary: two builders with equal digests make equal
         prompts."""
-        return self._digest(self.tokenizer.chat_template or "", sorted(self.tokenizer.get_vocab().items()))
+        return self._digest(self.chat.source if self.chat else "", sorted(self.tokenizer.get_vocab().items()))

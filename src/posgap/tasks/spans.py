@@ -36,11 +36,10 @@ def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement)
         )
     text, prompt = build.text(example, placement), build(example, placement)
     whole, before = text, 0
-    if build.tokenizer.chat_template:
-        turn = [{"role": "user", "content": text}]
-        whole = str(build.tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+    if build.chat:
+        whole = build.chat(text)
         before = whole.find(text)
-    read = build.tokenizer(whole, add_special_tokens=not build.tokenizer.chat_template, return_offsets_mapping=True)
+    read = build.tokenizer(whole, add_special_tokens=not build.chat, return_offsets_mapping=True)
     if before < 0 or read["input_ids"] != prompt:
         raise PosgapError(
             "the chat template rewrites the prompt, so its gold documents cannot be found among the tokens; diagnose "

@@ -1,0 +1,144 @@
+"""What stands around a task's text when a model is asked: a system message, and the chat template with its arguments.
+
+A template is somebody's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time
+and size.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from posgap.config.base import DATE
+from posgap.errors import PosgapError, shortened
+from posgap.patience import within
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from transformers import PreTrainedTokenizerBase
+
+    from posgap.config import PromptConfig
+    from posgap.config.distillation import DistillConfig
+
+T = TypeVar("T")
+SECONDS = 10.0  # in which a template makes a prompt
+CHARACTERS = 1_000_000  # that a template may add to a prompt's text, or repeat
+_PROBE = "What is asked?"
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What stands around a task's text.
+
+    `system` is a message before it; `template` is the source of a chat template (jinja; empty: the model's own, if it
+    has one), `arguments` are what that is called with, and `date`, like 2024-07-26, is the day on which it is.
+    """
+
+    system: str = ""
+    template: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    date: str = DATE
+
+    @classmethod
+    def of(cls, config: "PromptConfig | DistillConfig") -> "Framing":
+        """The framing that a stage's config asks for."""
+        return cls(config.system, config.template, config.template_args, config.date)
+
+    def messages(self, text: str) -> list[dict[str, str]]:
+        """The messages of a chat that asks `text`."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": text}]
+
+    def described(self, source: str = "") -> dict[str, Any]:
+        """All of it that prompts show, where they are made by the chat template of this `source`; empty where that is a
+        model's own and nothing else is asked for."""
+        day = self.date if "strftime_now" in source else ""
+        parts = {"system": self.system, "template_args": dict(self.arguments), "date": day}
+        return {name: part for name, part in parts.items() if part}
+
+
+PLAIN = Framing()
+
+
+class ChatTemplate:
+    """Makes prompts of texts by a chat template, of this `source`, as a tokenizer's model is asked with it.
+
+    `ending` is what stands between a text and the model's answer. Raises `PosgapError` where the template is none, has
+    no place for the framing's system message, lacks one of its arguments, or breaks a limit.
+    """
+
+    def __init__(self, source: str, tokenizer: "PreTrainedTokenizerBase", framing: Framing):
+        self.source, self.framing = source, framing
+        for name in framing.arguments:
+            if not re.search(rf"\b{re.escape(name)}\b", source):
+                raise PosgapError(f"template_args: the chat template has no argument {shortened(repr(name))}")
+        self._values = {**tokenizer.special_tokens_map, **framing.arguments}
+        self._template: Template = _in_limits(lambda: _environment(framing.date).from_string(source))
+        self._rendered([{"role": "user", "content": _PROBE}])
+        self.ending = self._with_system().rpartition(_PROBE)[2]
+
+    def __call__(self, text: str) -> str:
+        """The prompt that asks `text`, up to where the answer begins."""
+        return self._rendered(self.framing.messages(text))
+
+    def _with_system(self) -> str:
+        """A prompt that a template has made which can make one without a system message."""
+        hint = "put it into a template of your own, with --template"
+        try:
+            rendered = self(_PROBE)
+        except PosgapError as error:
+            raise PosgapError(f"system: not taken by {error}; {hint}") from None
+        if self.framing.system.strip() not in rendered:
+            raise PosgapError(f"system: the chat template leaves the system message out; {hint}")
+        return rendered
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
+        most = sum(len(message["content"]) for message in messages) + CHARACTERS
+        asked = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+
+        def pieces() -> str:
+            text = ""
+            for piece in self._template.generate(**self._values | asked):
+                text += piece
+                if len(text) > most:
+                    raise ValueError(f"it adds more than {CHARACTERS} characters to a prompt")
+            return text
+
+        return _in_limits(pieces)
+
+
+def _in_limits(call: Callable[[], T]) -> T:
+    """What `call`, which runs the template, returns; `PosgapError` where it fails or does not end."""
+    try:
+        return within(SECONDS, call)
+    except TimeoutError:
+        reason = f"it has not ended within {SECONDS:g} s"
+    except Exception as error:  # whatever somebody's program raises
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    raise PosgapError(f"the chat template: {reason}")
+
+
+def _environment(day: str) -> Any:
+    """transformers' sandbox for chat templates, where today is `day`, and where little cannot become much."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    # Of an empty template: that of ours would be compiled there, which computes what is constant in it.
+    environment = _compile_jinja_template("").environment.overlay()
+    environment.globals = {**environment.globals, "strftime_now": datetime.fromisoformat(day).strftime}
+    environment.intercepted_binops = frozenset({"*", "**"})
+    environment.binop_table = {**environment.binop_table, "*": _product, "**": _power}
+    return environment
+
+
+def _product(left: Any, right: Any) -> Any:
+    for repeated, times in ((left, right), (right, left)):
+        if isinstance(repeated, str | list | tuple) and isinstance(times, int) and len(repeated) * times > CHARACTERS:
+            raise ValueError(f"it repeats something to more than {CHARACTERS} characters")
+    return left * right
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > CHARACTERS:
+        raise ValueError("it computes a number that is too large")
+    return base**exponent
