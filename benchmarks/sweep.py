@@ -32,7 +32,7 @@ from report import write_section
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tables import markdown
 from posgap.tasks.prompts import Prompt
@@ -121,7 +121,7 @@ def lm_eval(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
 def ours(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
     longest = len(prompts[0][0].token_ids) + options.new_tokens
     generator = TransformersGenerator(model, tokenizer, options.batch_size * longest)
-    answered = dict(generator.generate(prompts, Sampling(options.new_tokens)))
+    answered = dict(complete_groups(generator, prompts, Sampling(options.new_tokens)))
     return [completion.text for i in range(len(prompts)) for completion in answered[i]]
 
 

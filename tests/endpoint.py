@@ -21,11 +21,14 @@ def retrieve(text: str) -> str:
 class Endpoint:
     """What the server saw, and how it answers.
 
+    `answer(text)` gives the response to a prompt, or (response, finish_reason) where that is not "stop".
     `misbehave(text, times)` is called with the prompt and how often it came before; it returns None for a
     proper answer, or (status, headers, body), or seconds to hang.
     """
 
-    def __init__(self, answer: Callable[[str], str] = retrieve, misbehave=lambda text, times: None, seconds=0.0):
+    def __init__(
+        self, answer: Callable[[str], str | tuple[str, str]] = retrieve, misbehave=lambda text, times: None, seconds=0.0
+    ):
         self.answer, self.misbehave, self.seconds = answer, misbehave, seconds
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict] = []
@@ -49,8 +52,9 @@ class Endpoint:
         else:
             time.sleep(self.seconds if wrong is None else wrong)
             said = self.answer(text)
+            said, reason = said if isinstance(said, tuple) else (said, "stop")
             answer = {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
-            result = 200, {}, json.dumps({"choices": [{"index": 0, **answer, "finish_reason": "stop"}]})
+            result = 200, {}, json.dumps({"choices": [{"index": 0, **answer, "finish_reason": reason}]})
         with self.lock:
             self.under_way -= 1
         return result

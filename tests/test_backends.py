@@ -37,7 +37,7 @@ class Served:
         self.model, self.tokenizer, self.chat = load_model(str(folder), "float32"), load_tokenizer(str(folder)), chat
 
     @torch.inference_mode()
-    def __call__(self, text: str) -> str:
+    def __call__(self, text: str) -> tuple[str, str]:
         turns = [{"role": "user", "content": text}]
         prompt = (
             self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
@@ -47,7 +47,8 @@ class Served:
         ids = list(prompt)
         while len(ids) < len(prompt) + 6 and ids[-1] != self.tokenizer.eos_token_id:
             ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
-        return self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+        text = self.tokenizer.decode(ids[len(prompt) :], skip_special_tokens=True)
+        return text, "stop" if ids[-1] == self.tokenizer.eos_token_id else "length"
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])

@@ -104,7 +104,7 @@ class Scripted(torch.nn.Module):
             while len(ids) < sampling.max_new_tokens and (not ids or ids[-1] != 5):
                 last = [*prompt.token_ids, *ids][-1]
                 ids.append(int(self.output.weight[:, first * self.vocabulary + last].argmax()))
-            yield index, [Completion("", ids)]
+            yield index, 0, Completion("", ids)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from posgap.choices import TASKS
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
-from posgap.generation.generator import Sampling, complete
+from posgap.generation.generator import Sampling, complete, complete_groups
 from posgap.generation.prefix_cache import can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.placements import swept_placements
@@ -46,7 +46,7 @@ def groups_of(tokenizer, n_docs=8, examples=3):
 
 def answers(model, tokenizer, groups, budget, new_tokens=5, reuse=True):
     generator = TransformersGenerator(model, tokenizer, budget, reuse)
-    answers = dict(generator.generate(groups, Sampling(new_tokens)))
+    answers = dict(complete_groups(generator, groups, Sampling(new_tokens)))
     assert sorted(answers) == list(range(len(groups)))
     return [[completion.token_ids for completion in answers[i]] for i in range(len(groups))]
 
@@ -172,6 +172,15 @@ def test_responses_end_with_their_end_token(model, tokenizer):
     assert completion.text == tokenizer.decode([34]).strip()
 
 
+@pytest.mark.parametrize(
+    ("ids", "outcome", "cut"),
+    [([34, 2], "answered", False), ([34, 34], "answered", True), ([2], "empty", False), ([0, 0], "truncated", True)],
+)
+def test_the_outcome_of_a_local_answer_follows_from_its_tokens(model, tokenizer, ids, outcome, cut):
+    completion = TransformersGenerator(model, tokenizer, 100)._completion(ids)
+    assert (completion.outcome, completion.cut, bool(completion.reason)) == (outcome, cut, outcome != "answered")
+
+
 def test_equal_seeds_sample_equally_and_others_do_not(model, tokenizer):
     generator = TransformersGenerator(model, tokenizer, 10_000)
     sample = lambda seed: [  # noqa: E731
@@ -184,10 +193,10 @@ def test_what_a_batch_samples_depends_on_no_other_batch(model, tokenizer):
     generator, sampling = TransformersGenerator(model, tokenizer, 40), Sampling(5, temperature=1.0, seed=3)
     batches = list(group_batches([[prompt] for prompt in PROMPTS], 5, 40))
     assert len(batches) > 3
-    in_turn = dict(generator.generate([[prompt] for prompt in PROMPTS], sampling))
+    in_turn = list(complete(generator, PROMPTS, sampling))
     for number, batch in reversed(list(enumerate(batches))):
         answers = generator.answer(number, [group for _, group in batch], sampling)
-        assert answers == [in_turn[index] for index, _ in batch]
+        assert [answer for *_, answer in answers] == [in_turn[index] for index, _ in batch]
 
 
 def test_no_prompts_no_answers(model, tokenizer):

@@ -51,19 +51,19 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
     config = SweepConfig(out=tmp_path / "out", processes=2, **options)
     add, kept = Unfinished.add, []
 
-    def keep(self, example, responses):
-        add(self, example, responses)
-        kept.append(example)
+    def keep(self, example, number, completion):
+        add(self, example, number, completion)
+        kept.append((example, number))
         if len(kept) == 4 and (running := multiprocessing.active_children()):
             running[0].kill()
 
     monkeypatch.setattr(Unfinished, "add", keep)
     with pytest.raises(PosgapError, match="a generating process was killed, perhaps for memory"):
         sweep(config)
-    assert 4 <= len(kept) < N and not multiprocessing.active_children()
+    assert 4 <= len(kept) < N * DOCS and not multiprocessing.active_children()
     before, kept[:] = list(kept), []
     swept = sweep(config.model_copy(update={"processes": 1}))
-    assert sorted(before + kept) == list(range(N))
+    assert sorted(before + kept) == [(example, number) for example in range(N) for number in range(DOCS)]
     assert predictions(swept) == predictions(sweep(SweepConfig(out=tmp_path / "whole", **options)))
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from posgap.diagnosis.swept import Swept
 from posgap.errors import PosgapError
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
 from posgap.models.loading import eager_attention
@@ -80,9 +80,10 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
     """Lets the model answer the first `most` examples again at every placement of the sweep, and averages its shares
     of attention over them."""
     examples, placements, build = swept.examples[:most], swept.placements, swept.build
-    groups = ([build.prompt(example, placement) for placement in placements] for example in examples)
+    groups = [[build.prompt(example, placement) for placement in placements] for example in examples]
     means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
-    for index, answers in track(generator.generate(groups, Sampling(build.max_new_tokens)), len(examples), "attention"):
+    answered = complete_groups(generator, groups, Sampling(build.max_new_tokens))
+    for index, answers in track(answered, len(examples), "attention"):
         example = examples[index]
         for at, (placement, answer) in enumerate(zip(placements, answers)):
             prompt, gold = build(example, placement), gold_tokens(build, example, placement)

@@ -1,17 +1,53 @@
-"""The Generator interface, which takes groups of prompts and yields their completions group by group."""
+"""The Generator interface, which takes groups of prompts and yields their completions, each as soon as it is there."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 from posgap.tasks.prompts import Prompt
 
+# How a prompt ended. Only `answered` is right or wrong; everything else scores 0 and is counted.
+# answered: there is a text to score. truncated: the limit of tokens was reached before any text of an answer.
+# refused: a content filter held back the prompt or the answer. empty: the model ended without any text.
+# failed: there was no usable answer after all retries.
+Outcome = Literal["answered", "truncated", "refused", "empty", "failed"]
+
+
+class Usage(NamedTuple):
+    """Tokens of a prompt and its completion, and those of the completion spent on thinking; None where unknown."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    thinking: int | None = None
+
 
 class Completion(NamedTuple):
-    """A response: its text without special tokens, and its token ids with the end token (none from an endpoint)."""
+    """A response: its text without special tokens, and its token ids with the end token (none from an endpoint).
+
+    `text` is what is scored: stripped, and without the model's `thoughts`, which are kept apart. `cut` says that the
+    limit of tokens ended the text; it is scored all the same, since base models go on writing after a right answer.
+    Where the outcome is not `answered`, `reason` says why in the words of the endpoint or in ours.
+    """
 
     text: str
     token_ids: list[int]
+    outcome: Outcome = "answered"
+    thoughts: str = ""
+    reason: str = ""
+    cut: bool = False
+    usage: Usage | None = None
+
+    @classmethod
+    def ended(cls, text: str, token_ids: list[int], cut: bool, thoughts: str = "", usage: Usage | None = None) -> Self:
+        """A completion whose outcome follows from its text, and from whether the limit of tokens cut it off."""
+        text, thoughts = text.strip(), thoughts.strip()
+        if text:
+            return cls(text, token_ids, thoughts=thoughts, cut=cut, usage=usage)
+        if cut:
+            while_doing = "while thinking" if thoughts else "before any text"
+            reason = f"the limit of new tokens was reached {while_doing}"
+            return cls("", token_ids, "truncated", thoughts, reason, cut=True, usage=usage)
+        return cls("", token_ids, "empty", thoughts, "the model ended without any text", usage=usage)
 
 
 @dataclass(frozen=True)
@@ -26,13 +62,11 @@ class Sampling:
 class Generator(Protocol):
     """A model, local or elsewhere, that completes prompts."""
 
-    def generate(
-        self, groups: Iterable[Sequence[Prompt]], sampling: Sampling
-    ) -> Iterator[tuple[int, list[Completion]]]:
-        """Yields (index of a group, one completion for each of its prompts) in the order in which groups finish.
+    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        """Yields (index of a group, index of a prompt within it, its completion), each as soon as it is there.
 
-        A group holds the prompts of one example, which have long beginnings in common. `groups` is read only as
-        prompts are needed, so it may be an iterator that makes them.
+        A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
+        are needed, so it may be an iterator that makes them.
         """
         ...
 
@@ -41,8 +75,21 @@ def complete(generator: Generator, prompts: Sequence[Prompt], sampling: Sampling
     """Yields one completion per prompt, in the order of the prompts; each prompt is a group by itself."""
     finished: dict[int, Completion] = {}
     following = 0
-    for index, (completion,) in generator.generate(([prompt] for prompt in prompts), sampling):
+    for index, _, completion in generator.generate(([prompt] for prompt in prompts), sampling):
         finished[index] = completion
         while following in finished:
             yield finished.pop(following)
             following += 1
+
+
+def complete_groups(
+    generator: Generator, groups: Sequence[Sequence[Prompt]], sampling: Sampling
+) -> Iterator[tuple[int, list[Completion]]]:
+    """Yields (index of a group, the completions of all its prompts in order) as groups finish."""
+    unfinished: dict[int, dict[int, Completion]] = {}
+    for index, number, completion in generator.generate(groups, sampling):
+        answered = unfinished.setdefault(index, {})
+        answered[number] = completion
+        if len(answered) == len(groups[index]):
+            yield index, [answered[i] for i in range(len(answered))]
+            del unfinished[index]

@@ -47,17 +47,13 @@ class OpenAIGenerator:
         self.waits = Waits(self.url)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
 
-    def generate(
-        self, groups: Iterable[Sequence[Prompt]], sampling: Sampling
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         key = os.environ.get(KEY_VARIABLE)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        unfinished: dict[int, list[Completion | None]] = {}
         running: dict[asyncio.Task[Completion], tuple[int, int]] = {}
 
         def questions() -> Iterator[tuple[int, int, Prompt]]:
             for index, group in enumerate(groups):
-                unfinished[index] = [None] * len(group)
                 yield from ((index, number, prompt) for number, prompt in enumerate(group))
 
         with asyncio.Runner() as runner:
@@ -72,12 +68,7 @@ class OpenAIGenerator:
                         break
                     done, _ = runner.run(_first(running))
                     for task in done:
-                        index, number = running.pop(task)
-                        unfinished[index][number] = task.result()
-                        answers = [answer for answer in unfinished[index] if answer is not None]
-                        if len(answers) == len(unfinished[index]):
-                            del unfinished[index]
-                            yield index, answers
+                        yield *running.pop(task), task.result()
             finally:
                 for task in running:
                     task.cancel()
@@ -133,9 +124,10 @@ class OpenAIGenerator:
         try:
             choice = response.json()["choices"][0]
             text = choice["message"]["content"] if self.chat else choice["text"]
+            cut = choice.get("finish_reason") == "length"
         except (ValueError, LookupError, TypeError):
             raise Passing(f"the answer is not a completion: {response.text[:100]!r}") from None
-        return Completion((text or "").strip(), [])
+        return Completion.ended(text or "", [], cut)
 
 
 async def _first(running: Iterable[asyncio.Task]) -> tuple[set, set]:

@@ -28,7 +28,7 @@ class ParallelGenerator:
         self.model, self.dtype, self.tokenizer = model, dtype, tokenizer
         self.batch_tokens, self.processes = batch_tokens, processes
 
-    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         batches = enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens))
         with self._workers() as idle:
             busy: dict[Connection, list[int]] = {}
@@ -40,10 +40,13 @@ class ParallelGenerator:
                 if not busy:
                     return
                 ready = wait(busy)
-                answered = [(busy.pop(worker), worker) for worker in list(busy) if worker in ready]
-                idle += [worker for _, worker in answered]
-                for indices, worker in answered:
-                    yield from zip(indices, _received(worker), strict=True)
+                for worker in [worker for worker in busy if worker in ready]:
+                    if answer := _received(worker):
+                        row, at, completion = answer
+                        yield busy[worker][row], at, completion
+                    else:
+                        del busy[worker]
+                        idle.append(worker)
 
     @contextmanager
     def _workers(self) -> Iterator[list[Connection]]:
@@ -81,15 +84,17 @@ def _serve(
     tokenizer: PreTrainedTokenizerBase,
     batch_tokens: int,
 ) -> None:
-    """The main function of a process: answers batches until the connection closes. An exception is sent as the last
-    answer."""
+    """The main function of a process: answers batches until the connection closes, each answer as it is there, and
+    None after a batch's last. An exception is sent as the last answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the others
     torch.set_num_threads(threads)
     try:
         generator = TransformersGenerator(load_model(model, dtype), tokenizer, batch_tokens, device=device)
         while True:
             number, groups, sampling = connection.recv()
-            connection.send(generator.answer(number, groups, sampling))
+            for answer in generator.answer(number, groups, sampling):
+                connection.send(answer)
+            connection.send(None)
     except EOFError:
         return
     except Exception as error:
@@ -102,7 +107,7 @@ def _send(worker: Connection, batch: tuple) -> None:
         worker.send(batch)
 
 
-def _received(worker: Connection) -> list[list[Completion]]:
+def _received(worker: Connection) -> tuple[int, int, Completion] | None:
     try:
         answer = worker.recv()
     except (EOFError, OSError):

@@ -39,14 +39,14 @@ class TransformersGenerator:
             eos_token_id=sorted(self.end_ids) or None, pad_token_id=tokenizer.pad_token_id
         )
 
-    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         for number, batch in enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens)):
-            answers = self.answer(number, [group for _, group in batch], sampling)
-            yield from zip((index for index, _ in batch), answers)
+            for row, at, completion in self.answer(number, [group for _, group in batch], sampling):
+                yield batch[row][0], at, completion
 
     @torch.inference_mode()
-    def answer(self, number: int, groups: Sequence[Group], sampling: Sampling) -> list[list[Completion]]:
-        """The completions of the groups of batch `number`, which are read together.
+    def answer(self, number: int, groups: Sequence[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        """Yields (which group, which of its prompts, completion) of batch `number`, whose groups are read together.
 
         Samples depend on the seed and on that number but on no other batch, so that they do not depend on which
         process answers the batch.
@@ -54,16 +54,13 @@ class TransformersGenerator:
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
         read = [[prompt.token_ids for prompt in group] for group in groups]
         orders = [reading_order(prompts) for prompts in read]
-        completions: list[dict[int, Completion]] = [{} for _ in groups]
         cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
         for turn in range(max(map(len, orders))):
             going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
             rows = [rows[i] for i in going_on]
             answers = self._answer([read[row][orders[row][turn]] for row in rows], cache, sampling)
-            for row, answer in zip(rows, answers):
-                completions[row][orders[row][turn]] = answer
-        return [[by_prompt[i] for i in range(len(by_prompt))] for by_prompt in completions]
+            yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
 
     def _answer(self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling) -> list[Completion]:
         if not self.reuse:
@@ -82,6 +79,6 @@ class TransformersGenerator:
         return [self._completion(row) for row in output[:, ids.shape[1] :].tolist()]
 
     def _completion(self, ids: list[int]) -> Completion:
-        end = next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), len(ids))
-        ids = ids[:end]
-        return Completion(str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip(), ids)
+        end = next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), 0)
+        ids = ids[:end] if end else ids
+        return Completion.ended(str(self.tokenizer.decode(ids, skip_special_tokens=True)), ids, cut=not end)

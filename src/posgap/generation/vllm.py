@@ -38,7 +38,7 @@ class VLLMGenerator:
         except (OSError, ValueError, RuntimeError) as error:
             raise PosgapError(f"{model}: vLLM cannot serve this model: {str(error).splitlines()[0]}") from None
 
-    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         window: list[tuple[int, Group]] = []
         for indexed in enumerate(groups):
             window.append(indexed)
@@ -47,13 +47,16 @@ class VLLMGenerator:
                 window = []
         yield from self._answer(window, sampling)
 
-    def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, list[Completion]]]:
+    def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         from vllm import SamplingParams
 
         parameters = SamplingParams(
             max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=1.0, top_k=0, seed=sampling.seed
         )
+        places = [(index, number) for index, group in window for number in range(len(group))]
         prompts = [{"prompt_token_ids": list(prompt.token_ids)} for _, group in window for prompt in group]
-        answered = (output.outputs[0] for output in self.llm.generate(prompts, parameters, use_tqdm=False))
-        for index, group in window:
-            yield index, [Completion(a.text.strip(), list(a.token_ids)) for _, a in zip(group, answered)]
+        outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
+        for (index, number), output in zip(places, outputs, strict=True):
+            answer = output.outputs[0]
+            cut = answer.finish_reason == "length"
+            yield index, number, Completion.ended(answer.text, list(answer.token_ids), cut)

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sized
 from pathlib import Path
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, NamedTuple, NotRequired, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
@@ -11,10 +11,12 @@ from typing_extensions import TypedDict
 
 from posgap.errors import PosgapError
 from posgap.files import Record, read_model, read_models
+from posgap.generation.generator import Completion, Outcome
 from posgap.measurement import statistics
 from posgap.measurement.shape import Shape, shape_of
 from posgap.positions import format_positions
-from posgap.tasks.placements import CATEGORIES, category
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import CATEGORIES, Placement, category
 from posgap.tasks.prompts import TextPromptBuilder
 
 SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
@@ -200,13 +202,43 @@ def read_sweep(path: Path) -> Sweep:
 
 @with_config(ConfigDict(extra="allow", allow_inf_nan=False))
 class Prediction(TypedDict):
-    """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1."""
+    """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1.
+
+    The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
+    where there are none, `cut` where the limit of tokens did not end the response.
+    """
 
     id: str
     content: str
     placement: list[int]
     response: str
     correct: bool | Annotated[float, Field(ge=0, le=1)]
+    outcome: NotRequired[Outcome]
+    thoughts: NotRequired[str]
+    reason: NotRequired[str]
+    cut: NotRequired[bool]
+
+
+def prediction(
+    example: AnyExample, content: str, placement: Placement, completion: Completion, score: float
+) -> Prediction:
+    """The line of `predictions.jsonl` for a completion; where it is no answer its score counts for nothing."""
+    row: Prediction = {
+        "id": example.id,
+        "content": content,
+        "placement": list(placement.positions),
+        "response": completion.text,
+        "correct": score if completion.outcome == "answered" else False,
+    }
+    if completion.outcome != "answered":
+        row["outcome"] = completion.outcome
+    if completion.thoughts:
+        row["thoughts"] = completion.thoughts
+    if completion.reason:
+        row["reason"] = completion.reason
+    if completion.cut:
+        row["cut"] = True
+    return row
 
 
 def read_predictions(path: Path) -> list[Prediction]:

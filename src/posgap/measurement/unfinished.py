@@ -1,48 +1,63 @@
-"""The responses of a sweep under way, so that one that is interrupted goes on where it was."""
+"""The answers of a sweep under way, so that one that is interrupted goes on where it was."""
 
 import json
 from pathlib import Path
 
+from pydantic import Field
+
 from posgap.errors import PosgapError
 from posgap.files import Record, digest_of, parsed
+from posgap.generation.generator import Completion, Outcome, Usage
 from posgap.json_text import parse
 
 
-class _Answered(Record):
-    example: int
-    responses: list[str]
+class _Answer(Record):
+    """A line of the file; what is as usual is left out of it."""
+
+    example: int = Field(ge=0)
+    number: int = Field(ge=0)
+    text: str
+    outcome: Outcome = "answered"
+    thoughts: str = ""
+    reason: str = ""
+    cut: bool = False
+    usage: Usage | None = None
 
 
 class Unfinished:
-    """Responses by example, each appended to a file as it is there.
+    """Completions by (index of the example, number of the prompt among the example's), without their token ids.
 
-    The file lies in `folder` under a name made of `identity`: whatever else the folder holds, its
-    responses are those of the same prompts to the same model. A line that an interruption cut off
-    is dropped, and so is all that follows a damaged one.
+    Each is appended to a file as it is there. The file lies in `folder` under a name made of
+    `identity`: whatever else the folder holds, its completions are those of the same prompts to the
+    same model. A line that an interruption cut off is dropped, and so is all that follows a damaged
+    one. Prompts that failed are read as if they had never been asked, so that they are asked again.
     """
 
     def __init__(self, folder: Path, identity: dict):
         folder.mkdir(parents=True, exist_ok=True)
-        self.file = folder / f"predictions-{digest_of(identity)[:16]}.jsonl"
-        self.responses: dict[int, list[str]] = {}
+        self.file = folder / f"answers-{digest_of(identity)[:16]}.jsonl"
+        self.completions: dict[tuple[int, int], Completion] = {}
         self.file.touch()
         with open(self.file, "r+b") as file:
             whole = 0
             for line in file:
                 try:
-                    answered = parsed(_Answered, parse(line, str(self.file)), str(self.file))
+                    kept = parsed(_Answer, parse(line, str(self.file)), str(self.file))
                 except PosgapError:
                     break
                 if not line.endswith(b"\n"):
                     break
-                self.responses[answered.example] = answered.responses
                 whole += len(line)
+                if kept.outcome != "failed":
+                    fields = {name: getattr(kept, name) for name in Completion._fields if name != "token_ids"}
+                    self.completions[kept.example, kept.number] = Completion(token_ids=[], **fields)
             file.truncate(whole)
 
-    def add(self, example: int, responses: list[str]) -> None:
-        """Keeps the responses to the example of this index, one a placement."""
-        self.responses[example] = responses
-        line = json.dumps({"example": example, "responses": responses}, ensure_ascii=False)
+    def add(self, example: int, number: int, completion: Completion) -> None:
+        """Keeps the completion of this prompt."""
+        self.completions[example, number] = completion._replace(token_ids=[])
+        answer = _Answer(example=example, number=number, **completion._asdict())
+        line = json.dumps(answer.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
         # Opened each time: what is written is with the operating system, whatever becomes of this process.
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posgap.generation.batching import batches, reading_order
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
@@ -138,7 +138,7 @@ class Generated:
         groups = [[Prompt("", question.prompt) for question in self.questions[example]] for example in examples]
         for scores, factors in zip(right, candidates):
             self.scaling.set(factors)
-            answered = self.generator.generate(groups, self.sampling)
+            answered = complete_groups(self.generator, groups, self.sampling)
             for which, completions in track(answered, len(groups), "scaling candidates"):
                 questions = self.questions[examples[which]]
                 scores[which] = [self.score(c.text, q.example) for q, c in zip(questions, completions) if q.example]

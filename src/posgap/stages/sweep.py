@@ -12,12 +12,12 @@ from posgap.choices import BACKENDS, WITHOUT_EFFECT
 from posgap.config import SweepConfig
 from posgap.files import digest
 from posgap.generation.backends import open_generator
-from posgap.generation.generator import Sampling
+from posgap.generation.generator import Completion, Sampling
 from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Asked, Prediction, Sweep, summarize
+from posgap.measurement.sweeps import Asked, Prediction, Sweep, prediction, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.layer_scaling import config_factors
 from posgap.models.loading import load_config
@@ -42,7 +42,7 @@ _WITHOUT_EFFECT = {"metric", "limit", "label"}
 def sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`.
 
-    Responses are kept beside `out` as they come; a sweep that was interrupted goes on from there.
+    Answers are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
     examples = read_examples(config.examples)[: config.limit or None]
     refuse_searched(Path(config.model), examples)
@@ -53,18 +53,11 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         "model_digest": config.digest("model"),
         "prompt_digest": build.digest(),
     }
-    responses = _responses(config, examples, placements, build, digests)
+    completions = _completions(config, examples, placements, build, digests)
+    asked = product(zip(examples, contents(examples)), placements)
     predictions: list[Prediction] = [
-        {
-            "id": example.id,
-            "content": content,
-            "placement": list(placement.positions),
-            "response": response,
-            "correct": build.task.score(response, example, config.metric),
-        }
-        for ((example, content), placement), response in zip(
-            product(zip(examples, contents(examples)), placements), responses, strict=True
-        )
+        prediction(example, content, placement, completion, build.task.score(completion.text, example, config.metric))
+        for ((example, content), placement), completion in zip(asked, completions, strict=True)
     ]
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     result = Sweep(
@@ -91,30 +84,39 @@ def _scaling(config: SweepConfig) -> dict | None:
     return {"factors": factors} if factors else None
 
 
-def _responses(
+def _completions(
     config: SweepConfig,
     examples: Sequence[AnyExample],
     placements: Sequence[Placement],
     build: TextPromptBuilder,
     digests: dict[str, str],
-) -> list[str]:
-    """The responses to every example at every placement, in this order; those known already are not asked for."""
+) -> list[Completion]:
+    """The completions of every example at every placement, in this order; those known already are not asked for."""
     deciding = [name for name, field in config.parameters().items() if WITHOUT_EFFECT not in field.metadata]
     identity = {name: getattr(config, name) for name in deciding if name not in _WITHOUT_EFFECT}
-    # Responses are kept by the place of their example in its file, of which another `limit` takes more.
+    # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
-    kept = unfinished.responses.keys() & set(range(len(examples)))
-    missing = [i for i in range(len(examples)) if i not in kept]
-    if kept:
-        log.info("%d of %d examples were answered before the interruption", len(kept), len(examples))
-    for i in missing:
+    prompts = list(product(range(len(examples)), range(len(placements))))
+    missing: dict[int, list[int]] = {}
+    for example, number in prompts:
+        if (example, number) not in unfinished.completions:
+            missing.setdefault(example, []).append(number)
+    left = sum(map(len, missing.values()))
+    if left < len(prompts):
+        log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
+    for example in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
-        build.prompt(examples[i], placements[0])
+        build.prompt(examples[example], placements[0])
     if missing:
         generator = open_generator(config, build)
-        groups = ([build.prompt(examples[i], placement) for placement in placements] for i in missing)
+        groups = (
+            [build.prompt(examples[example], placements[number]) for number in numbers]
+            for example, numbers in missing.items()
+        )
         answered = generator.generate(groups, Sampling(build.max_new_tokens, seed=config.seed))
-        for which, completions in track(answered, len(missing), f"sweep of {config.label or 'the model'}"):
-            unfinished.add(missing[which], [completion.text for completion in completions])
-    return [response for i in range(len(examples)) for response in unfinished.responses[i]]
+        of_group = list(missing.items())
+        for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
+            example, numbers = of_group[which]
+            unfinished.add(example, numbers[at], completion)
+    return [unfinished.completions[prompt] for prompt in prompts]

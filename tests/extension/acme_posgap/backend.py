@@ -18,7 +18,8 @@ class Ruled(Backend):
         class Generator:
             def generate(self, groups, sampling):
                 for index, group in enumerate(groups):
-                    yield index, [Completion(self_said, []) for _ in group]
+                    for number in range(len(group)):
+                        yield index, number, Completion(self_said, [])
 
         return Generator()
 
