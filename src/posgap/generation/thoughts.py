@@ -1,0 +1,89 @@
+"""Cuts the thoughts off a response: what a reasoning model writes before its answer, between tags."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Beginning and end of thoughts, as models are trained to write them. All that stands between counts as no answer.
+TAGS = {
+    "<think>": "</think>",  # DeepSeek-R1, Qwen3, GLM-4.5, Hunyuan, SmolLM3, ...
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",  # EXAONE Deep
+    "<reasoning>": "</reasoning>",
+    "<seed:think>": "</seed:think>",  # Seed-OSS
+    "[THINK]": "[/THINK]",  # Magistral
+    "◁think▷": "◁/think▷",  # Kimi-VL
+    "<|begin_of_thought|>": "<|end_of_thought|>",  # Sky-T1, OpenThinker
+    "<|START_THINKING|>": "<|END_THINKING|>",  # Command A Reasoning
+    "<|inner_prefix|>": "<|inner_suffix|>",  # Apertus
+    "<|channel>thought": "<channel|>",  # Gemma 4
+    "<|channel|>analysis<|message|>": "<|channel|>final<|message|>",  # gpt-oss, whatever other channels stand between
+    "Here is my thought process:": "Here is my response:",  # Granite 3.2
+}
+
+
+class Parts(NamedTuple):
+    """A response in its parts, both without white space at their ends. `ended` is false where it stops within a thought
+    and so has no answer."""
+
+    thoughts: str
+    answer: str
+    ended: bool = True
+
+
+def opened_by(ending: str) -> str:
+    """The tag of `TAGS` that the end of a prompt, behind what is asked, opens and does not close; "" for none."""
+    return next((tag for tag, close in TAGS.items() if ending.rfind(tag) > ending.rfind(close)), "")
+
+
+def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> Parts:
+    """The thoughts and the answer of a response.
+
+    Thoughts are what a response begins with: between tags, or up to the closing one where the prompt opened it
+    (`opened`). A thought within a thought belongs to it; where tags do not match, it goes on to the last closing one,
+    so that no answer that stands only in thoughts is scored. Tags further on in the answer are its own: a model may
+    copy them from the documents.
+
+    `opened` is None where nobody knows the prompt's end, as of an endpoint. Then a closing tag that nothing opens ends
+    a thought too, unless it stands in `asked`, the prompt's text, from which it may be a copy.
+    """
+    if opened is None:
+        opened = _closed_unopened(response, asked)
+    thoughts, rest = [], response.strip()
+    while tag := opened or _first(TAGS, rest) or _first(TAGS.values(), rest):
+        if tag not in TAGS:  # a model ends a thought that it did not begin
+            rest = rest.removeprefix(tag).lstrip()
+            continue
+        opened, rest = "", rest.removeprefix(tag)
+        end = _end(rest, tag)
+        if end is None:
+            return Parts("\n".join([*thoughts, rest.strip()]).strip(), "", ended=False)
+        thoughts.append(rest[:end].strip())
+        rest = rest[end + len(TAGS[tag]) :].lstrip()
+    return Parts("\n".join(filter(None, thoughts)), rest)
+
+
+def _first(tags: Iterable[str], text: str) -> str:
+    return next((tag for tag in tags if text.startswith(tag)), "")
+
+
+def _end(text: str, tag: str) -> int | None:
+    """Where the closing tag stands that ends the thought which `text` goes on with; None where it does not end."""
+    depth, last = 1, None
+    for found in re.finditer(f"{re.escape(tag)}|{re.escape(TAGS[tag])}", text):
+        if found[0] == tag:
+            depth += 1
+            continue
+        depth, last = depth - 1, found.start()
+        if not depth:
+            break
+    return last
+
+
+def _closed_unopened(response: str, asked: str) -> str:
+    """The tag whose closing one comes in a response before any opening one, and is no copy of what was asked."""
+    for tag, close in TAGS.items():
+        before, closes, _ = response.partition(close)
+        if closes and tag not in before and close not in asked:
+            return tag
+    return ""
