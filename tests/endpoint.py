@@ -86,7 +86,7 @@ def served(endpoint: Endpoint) -> Iterator[Endpoint]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
     endpoint.url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
         yield endpoint

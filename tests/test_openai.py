@@ -1,5 +1,6 @@
 """The endpoint backend against a real local server that misbehaves."""
 
+import json
 import logging
 import time
 from datetime import UTC, datetime, timedelta
@@ -10,8 +11,11 @@ from endpoint import Endpoint, served
 
 from posgap.errors import PosgapError
 from posgap.generation import openai
+from posgap.generation.backends import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
+from posgap.generation.served import Served
+from posgap.interruption import GOES_ON
 from posgap.tasks.prompts import Prompt
 
 SAMPLING = Sampling(7, seed=3)
@@ -26,9 +30,17 @@ def shouted(text):
     return text.upper()
 
 
-def ask(endpoint, texts, concurrency=4, timeout=5.0, retries=3):
-    generator = OpenAIGenerator(endpoint.url, "served-model", concurrency, timeout, retries)
-    return [c.text for c in complete(generator, [Prompt(text) for text in texts], SAMPLING)]
+def generator(endpoint, concurrency=4, timeout=5.0, retries=3, **parameters):
+    own = {"base_url": endpoint.url, "concurrency": concurrency, "timeout": timeout, "retries": retries}
+    return OpenAIGenerator("served-model", EndpointParameters(**own | parameters))
+
+
+def completions(endpoint, texts, **parameters):
+    return list(complete(generator(endpoint, **parameters), [Prompt(text) for text in texts], SAMPLING))
+
+
+def ask(endpoint, texts, **parameters):
+    return [completion.text for completion in completions(endpoint, texts, **parameters)]
 
 
 def test_prompts_go_out_as_text_and_answers_come_back_in_order(monkeypatch):
@@ -55,12 +67,11 @@ def test_no_more_requests_are_under_way_than_allowed_and_groups_are_read_as_need
             yield [Prompt(f"{i}.{j}") for j in range(3)]
 
     with served(Endpoint(shouted, seconds=0.02)) as endpoint:
-        answered = OpenAIGenerator(endpoint.url, "m", 4, 5.0, 0).generate(groups(), SAMPLING)
-        index, number, completion = next(answered)
-        assert completion.text == f"{index}.{number}"
-        assert len(made) <= 2
-        rest = [(i, j) for i, j, _ in answered]
-        assert sorted([(index, number), *rest]) == [(i, j) for i in range(12) for j in range(3)]
+        answers = generator(endpoint).generate(groups(), SAMPLING)
+        index, number, completion = next(answers)
+        assert completion.text == f"{index}.{number}" and len(made) <= 3
+        texts = {(i, j): c.text for i, j, c in [(index, number, completion), *answers]}
+        assert texts == {(i, j): f"{i}.{j}" for i in range(12) for j in range(3)}
     assert endpoint.most_under_way == 4
 
 
@@ -73,13 +84,13 @@ def test_no_more_requests_are_under_way_than_allowed_and_groups_are_read_as_need
         (200, {}, "garbage"),
         (200, {}, '{"choices": []}'),
         (200, {"Content-Length": "9999"}, "cut off"),
-        2.5,  # hangs
+        0.8,  # hangs
     ],
     ids=str,
 )
 def test_what_passes_is_tried_again(wrong):
     with served(Endpoint(shouted, lambda text, times: wrong if times < 2 and text == "b" else None)) as endpoint:
-        assert ask(endpoint, ["a", "b", "c"], timeout=1.2) == ["A", "B", "C"]
+        assert ask(endpoint, ["a", "b", "c"], timeout=0.5) == ["A", "B", "C"]
     assert endpoint.seen == {"a": 1, "b": 3, "c": 1}
 
 
@@ -109,16 +120,19 @@ def test_retry_after_holds_back_every_request(as_date):
     assert all(at - refused[0] >= min(seconds, 0.39) for _, at in sent)
 
 
-def test_a_retry_after_of_a_day_is_capped_and_said(monkeypatch, caplog):
-    monkeypatch.setattr(openai, "LONGEST_WAIT", 0.3)
-    wrong = (429, {"Retry-After": "86400"}, "")
-    with served(Endpoint(shouted, lambda text, times: wrong if times == 0 else None)) as endpoint:
+@pytest.mark.parametrize("value", ["86400", "inf", "1e300", format_datetime(datetime(2099, 1, 1, tzinfo=UTC))])
+def test_who_is_to_wait_for_a_day_is_told_so_instead(value):
+    wrong = (429, {"Retry-After": value}, "enough for today")
+    with served(Endpoint(shouted, lambda text, times: wrong if text == "b" else None)) as endpoint:
+        answers = generator(endpoint, concurrency=1).generate([[Prompt("a"), Prompt("b")]], SAMPLING)
+        assert next(answers)[2].text == "A"
         started = time.monotonic()
-        with caplog.at_level(logging.INFO, logger="posgap"):
-            assert ask(endpoint, ["a", "b"]) == ["A", "B"]
-        assert 0.3 <= time.monotonic() - started < 10
-    (record,) = caplog.records  # though both waited
-    assert "429 Too Many Requests; trying again in 0.3 s, not in the 86400 s that it asks for" in record.getMessage()
+        with pytest.raises(PosgapError) as raised:
+            next(answers)
+        assert time.monotonic() - started < 1
+    line = str(raised.value)
+    assert "429 Too Many Requests: enough for today: it asks to wait" in line and line.endswith(GOES_ON)
+    assert ("until 20" in line) == (value not in ("inf", "1e300"))
 
 
 def test_waits_grow_and_are_never_all_the_same(monkeypatch):
@@ -132,33 +146,75 @@ def test_waits_grow_and_are_never_all_the_same(monkeypatch):
 
     monkeypatch.setattr(openai.asyncio, "sleep", noted)
     monkeypatch.setattr(openai, "FIRST_WAIT", 1.0)
-    with served(Endpoint(shouted, lambda text, times: (503, {}, "") if times < 8 else None)) as endpoint:
+    with served(Endpoint(shouted, lambda text, times: (500, {}, "") if times < 8 else None)) as endpoint:
         assert ask(endpoint, ["a"], retries=8) == ["A"]
-    longest = [1, 2, 4, 8, 16, 32, 60, 60]
+    longest = [1, 2, 4, 8, 16, 32, 64, 120]
     assert all(most / 2 <= wait <= most for wait, most in zip(waits, longest, strict=True))
     assert len(set(waits)) == len(waits)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("wrong", "reason"),
     [
-        ((500, {}, "out of\nmemory"), "gave up after 4 tries: 500 Internal Server Error: out of memory; when the"),
-        ((200, {}, "garbage"), "gave up after 4 tries: the answer is not a completion: 'garbage'"),
-        (0.3, "gave up after 4 tries: no answer within 0.05 s"),
-        ((401, {}, "bad key"), "401 Unauthorized: bad key; set OPENAI_API_KEY"),
-        ((404, {}, "no such model"), "404 Not Found: no such model"),
+        ((500, {}, "out of\nmemory"), "500 Internal Server Error: out of memory (4 tries)"),
+        ((200, {}, "garbage"), "the answer is not a completion: "),
+        (0.3, "no answer within 0.05 s (4 tries)"),
+        ((400, {}, '{"error": {"message": "no such language"}}'), "400 Bad Request: no such language"),
+        ((200, {}, '{"error": {"code": 502, "message": "upstream"}}'), "200 OK: upstream (4 tries)"),
     ],
     ids=str,
 )
-def test_giving_up_says_where_and_why_and_does_not_wait_for_the_others(wrong, complaint):
+def test_a_prompt_without_any_usable_answer_has_failed_and_the_others_are_answered(wrong, reason):
+    with served(Endpoint(shouted, lambda text, times: wrong if text == "b" else None)) as endpoint:
+        a, b, c = completions(endpoint, ["a", "b", "c"], timeout=0.05 if isinstance(wrong, float) else 20.0)
+    assert (a.text, c.text) == ("A", "C") and (b.text, b.outcome) == ("", "failed")
+    assert b.reason.startswith(reason) and "\n" not in b.reason
+
+
+@pytest.mark.parametrize("status", [500, 400])
+def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
+    texts = [str(i) for i in range(100)]
+    with served(Endpoint(shouted, lambda text, times: (status, {}, "broken"))) as endpoint:
+        with pytest.raises(PosgapError, match=f"no answer to 8 prompts in a row, the last time: {status} .*goes on"):
+            ask(endpoint, texts, retries=1)
+        assert len(endpoint.seen) < 20
+    broken = (status, {}, "broken")
+    with served(Endpoint(shouted, lambda text, times: broken if int(text) > 40 else None)) as endpoint:
+        with pytest.raises(PosgapError, match="no answer to 25 prompts in a row"):
+            ask(endpoint, texts, retries=0)
+        assert len(endpoint.seen) < 75
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ((401, {}, "bad key"), "401 Unauthorized: bad key; set OPENAI_API_KEY"),
+        ((404, {}, "no such model"), "404 Not Found: no such model"),
+        ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect"),
+        ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
+        ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
+        ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),
+    ],
+    ids=str,
+)
+def test_what_no_other_prompt_would_change_ends_the_sweep_at_once(wrong, complaint):
     with served(Endpoint(shouted, lambda text, times: wrong if text == "a" else 5)) as endpoint:
         started = time.monotonic()
         with pytest.raises(PosgapError) as raised:
-            timeout = 0.05 if isinstance(wrong, float) else 20.0
-            ask(endpoint, ["a"] if isinstance(wrong, float) else ["a", "b"], timeout=timeout)
+            ask(endpoint, ["a", "b"], timeout=20.0)
         assert time.monotonic() - started < 4
     assert f"{endpoint.url}/chat/completions: {complaint}" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_in_a_storm_of_429_every_prompt_is_answered():
+    # One request of four gets through, so that some prompts are turned away more often than they are tried.
+    turn = iter(range(10**6))
+    busy = (429, {}, "busy")
+    with served(Endpoint(shouted, lambda text, times: None if next(turn) % 4 == 0 else busy)) as endpoint:
+        texts = [f"p{i}" for i in range(60)]
+        assert ask(endpoint, texts, concurrency=16, retries=4) == [text.upper() for text in texts]
+    assert max(endpoint.seen.values()) > 5
 
 
 def test_the_newer_name_of_the_token_limit_is_learnt():
@@ -170,7 +226,115 @@ def test_the_newer_name_of_the_token_limit_is_learnt():
     assert endpoint.bodies[-1]["max_completion_tokens"] == 7 and endpoint.seen["b"] == 1
 
 
-def test_a_null_answer_is_an_empty_one():
-    body = '{"choices": [{"message": {"content": null}}]}'
-    with served(Endpoint(misbehave=lambda text, times: (200, {}, body))) as endpoint:
-        assert ask(endpoint, ["a"]) == [""]
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        {"error": {"message": "Unsupported value: 'temperature' does not support 0 with this model.",
+                   "type": "invalid_request_error", "param": "temperature", "code": "unsupported_value"}},
+        {"error": {"message": "`temperature` is deprecated for this model.", "type": "invalid_request_error"}},
+        {"detail": [{"type": "extra_forbidden", "loc": ["body", "temperature"], "msg": "Extra inputs are not permitted",
+                     "input": 0.0}]},
+    ],
+    ids=["param", "message", "detail"],
+)  # fmt: skip
+def test_parameters_that_the_endpoint_does_not_take_are_left_out_after_one_line(refusal, caplog):
+    def misbehave(text, times):
+        with endpoint.lock:
+            body = next(body for body in reversed(endpoint.bodies) if body["messages"][0]["content"] == text)
+        return (400, {}, json.dumps(refusal)) if "temperature" in body else None
+
+    with served(Endpoint(shouted, misbehave)) as endpoint:
+        asking = generator(endpoint)
+        texts = [f"temperature {i}" for i in range(12)]
+        with caplog.at_level(logging.INFO, logger="posgap"):
+            assert [c.text for c in complete(asking, [Prompt(text) for text in texts], SAMPLING)] == [
+                text.upper() for text in texts
+            ]
+    assert asking.served.left_out == ("temperature",)
+    (record,) = caplog.records
+    assert "does not take temperature, which is left out from now on: answers are those of" in record.getMessage()
+    assert endpoint.seen.total() <= 16 and endpoint.bodies[-1].keys() == {"model", "messages", "max_tokens", "seed"}
+
+
+def test_what_the_body_says_is_sent_and_not_left_out():
+    body = {"reasoning_effort": "low", "thinking": {"type": "disabled"}, "seed": None}
+    with served(Endpoint(shouted)) as endpoint:
+        assert ask(endpoint, ["a"], body=body) == ["A"]
+    assert {name: endpoint.bodies[-1].get(name) for name in body} == body and "seed" not in endpoint.bodies[-1]
+    refusal = json.dumps({"error": {"message": "Unrecognized request argument supplied: reasoning_effort"}})
+    with served(Endpoint(shouted, lambda text, times: (400, {}, refusal))) as endpoint:
+        with pytest.raises(PosgapError, match="does not take reasoning_effort, which --body asks for: 400 Bad Request"):
+            ask(endpoint, ["a"], body=body)
+
+
+@pytest.mark.parametrize("name", ["model", "messages", "stream", "max_tokens", "chat_template_kwargs"])
+def test_the_body_does_not_replace_what_posgap_sends(name):
+    with pytest.raises(ValueError, match=f"'{name}' is posgap's own"):
+        EndpointParameters(body={name: 1})
+
+
+def test_headers_are_sent_with_variables_in_them_and_shown_nowhere(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "from-the-environment\n")
+    monkeypatch.setenv("GATEWAY", "a-long-password")
+    header = {"X-Gateway": "Basic $GATEWAY", "X-Price": "$$5"}
+    echo = (400, {}, "refused: a-long-password and from-the-environment")
+    with served(Endpoint(shouted, lambda text, times: echo if text == "b" else None)) as endpoint:
+        a, b = completions(endpoint, ["a", "b"], header=header)
+    assert a.text == "A" and b.reason == "400 Bad Request: refused: *** and ***"
+    sent = endpoint.headers[0]
+    assert (sent["X-Gateway"], sent["X-Price"]) == ("Basic a-long-password", "$5")
+    assert sent["Authorization"] == "Bearer from-the-environment"
+    with served(Endpoint(shouted)) as endpoint:
+        ask(endpoint, ["a"], header={"authorization": "Token other"})
+    assert endpoint.headers[0].get("Authorization", endpoint.headers[0].get("authorization")) == "Token other"
+
+
+@pytest.mark.parametrize(
+    ("header", "complaint"),
+    [
+        ({"X-A": "$NOT_SET"}, "--header X-A: the variable NOT_SET is not set"),
+        ({"X-A": "hunter22 $"}, "--header X-A: write $VARIABLE for a variable, and $$ for a dollar sign"),
+        ({"X-A": "hunter22\r\nX-B: 1"}, "--header X-A: has characters that no header takes"),
+        ({"X A": "hunter22"}, "--header X A: has characters that no header takes"),
+        ({"X-A": "hünter22"}, "--header X-A: has characters that no header takes"),
+    ],
+)
+def test_headers_that_cannot_be_sent_are_refused_without_their_values(header, complaint):
+    with pytest.raises(PosgapError) as raised:
+        OpenAIGenerator("m", EndpointParameters(base_url="http://127.0.0.1:9/v1", header=header))
+    assert str(raised.value) == complaint
+
+
+def saying(**fields):
+    """An answer that has these fields too."""
+    choice = {"message": {"content": "A"}, "finish_reason": "stop"}
+    return 200, {}, json.dumps({"choices": [choice], **fields})
+
+
+def test_what_the_endpoint_says_of_itself_must_stay_the_same(caplog):
+    says = {"a": saying(model="served-model-0613", system_fingerprint="fp1"), "b": saying(), "c": saying(model="other")}
+    says["d"] = saying(model="served-model-0613", system_fingerprint="fp2")
+    with served(Endpoint(misbehave=lambda text, times: says[text])) as endpoint:
+        for last, identity, line in [
+            ("d", "fingerprint", "its fingerprint was fp1, and is fp2 now; .* --identity model goes on with both"),
+            ("c", "model", "its model was served-model-0613, and is other now; .* --identity any goes on with both"),
+        ]:
+            asking = generator(endpoint, concurrency=1, identity=identity)
+            answers = asking.generate([[Prompt(text) for text in ("a", "b", last)]], SAMPLING)
+            assert [next(answers)[1], next(answers)[1]] == [0, 1]
+            with pytest.raises(PosgapError, match=f"is no longer what it was: {line}"):
+                next(answers)
+            again = OpenAIGenerator("served-model", asking.parameters, served=asking.served)
+            with pytest.raises(PosgapError, match=line):
+                next(again.generate([[Prompt(last)]], SAMPLING))
+        asking = generator(endpoint, concurrency=1, identity="any")
+        assert len(list(asking.generate([[Prompt(text) for text in "abcd"]], SAMPLING))) == 4
+    assert asking.served == Served(models=("served-model-0613", "other"), fingerprints=("fp1", "fp2"))
+    assert not caplog.records
+
+
+def test_another_model_than_the_one_that_was_asked_is_said(caplog):
+    with served(Endpoint(misbehave=lambda text, times: saying(model="tiny-fallback"))) as endpoint:
+        assert ask(endpoint, ["a", "b"]) == ["A", "A"]
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": was asked for served-model, and says that it is tiny-fallback")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posgap.tasks.task import Task
 
 log = logging.getLogger(__name__)
+SECRET = "secret"  # marks a field that is written down nowhere
 WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
 
 

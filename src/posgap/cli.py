@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from posgap import __version__, config
+from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
 from posgap.errors import PosgapError, shortened
@@ -123,10 +124,12 @@ def _at_revision(parsed: Config, revision: str) -> str:
 def _misuse(config_type: type[Config], error: ValidationError) -> str:
     """The option that is wrong, why, and what was given."""
     first = error.errors()[0]
-    complaint = f"{first['msg'].removeprefix('Value error, ')}, got {shortened(repr(first['input']))}"
-    if not first["loc"]:  # of several options together
+    name, *inside = map(str, first["loc"] or [""])
+    is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata
+    complaint = first["msg"].removeprefix("Value error, ")
+    complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"
+    if not name:  # of several options together
         return complaint
-    name, *inside = map(str, first["loc"])
     words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
     return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
 

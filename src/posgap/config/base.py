@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 from pydantic.fields import FieldInfo
 
-from posgap.choices import BACKENDS, METRICS, TASKS, WITHOUT_EFFECT, Parameters
+from posgap.choices import BACKENDS, METRICS, SECRET, TASKS, WITHOUT_EFFECT, Parameters
 from posgap.config.fields import (
     MOST_DOCS,
-    SECRET,
     VERBATIM,
     ChatTemplateText,
     Day,

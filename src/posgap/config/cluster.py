@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from posgap.choices import METHODS
+from posgap.choices import METHODS, SECRET
 from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
-from posgap.config.fields import SECRET, Values, from_json
+from posgap.config.fields import Values, from_json
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 

@@ -25,7 +25,6 @@ class Role(Enum):
     WORK = "work"  # a folder for checkpoints and the like, which does not change any result
 
 
-SECRET = "secret"  # marks a field that is written down nowhere
 VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
 MOST_DOCS = 100_000
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
@@ -87,15 +86,18 @@ def _as_text(value: Any) -> Any:
     return f"{value:g}" if isinstance(value, int | float) else value
 
 
-def _pairs(value: Any) -> Any:
-    # The command line passes a list of NAME=VALUE.
-    if isinstance(value, dict):
-        return value
-    pairs = [each.partition("=") for each in value]
-    for name, equals, text in pairs:
+def pairs(value: Any) -> Any:
+    """A dictionary from what callers write for it: a list of NAME=VALUE on the command line, JSON in MLproject."""
+    listed = [value] if isinstance(value, str) else value
+    if isinstance(listed, dict):
+        return listed
+    if len(listed) == 1 and listed[0].lstrip().startswith("{"):
+        return from_json(listed[0])
+    parts = [each.partition("=") for each in listed]
+    for name, equals, _ in parts:
         if not name or not equals:
-            raise ValueError(f"write NAME=VALUE, not {name + equals + text!r}")
-    return {name: text for name, _, text in pairs}
+            raise ValueError("write NAME=VALUE")
+    return {name: text for name, _, text in parts}
 
 
 def _placement(text: str) -> str:
@@ -183,7 +185,7 @@ Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
 Day = Annotated[str, AfterValidator(_day)]
 Shard = Annotated[str, AfterValidator(_shard)]
-Arguments = Annotated[dict[str, str], BeforeValidator(_pairs)]
+Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
     "prompt", "template", "question", "shuffle", "max_new_tokens", "decoding", "system", "template_args", "date"
 ]

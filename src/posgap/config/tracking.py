@@ -5,11 +5,10 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from posgap.choices import BACKENDS, CHECK_RULES, GATE_RULES
+from posgap.choices import BACKENDS, CHECK_RULES, GATE_RULES, SECRET
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     POSITIONAL,
-    SECRET,
     InputPath,
     InputPaths,
     ModelName,

@@ -2,11 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
-from posgap.choices import BACKENDS, TASKS, WITHOUT_EFFECT, Parameters
+from posgap.choices import BACKENDS, SECRET, TASKS, WITHOUT_EFFECT, Parameters
 from posgap.errors import PosgapError
 
 if TYPE_CHECKING:
@@ -93,12 +93,39 @@ class _VLLM(Backend):
         return VLLMGenerator(config.model, config.dtype, _with_tokenizer(build).context, config.seed)
 
 
+def _pairs(value: Any) -> Any:
+    from posgap.config.fields import pairs  # which is built on the registries
+
+    return pairs(value)
+
+
+def _json(value: Any) -> Any:
+    from posgap.config.fields import from_json
+
+    return from_json(value)
+
+
 class EndpointParameters(Parameters):
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
     endpoint: Literal["chat", "completions"] = Field(
         "chat",
         description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
         "prompt (base models)",
+    )
+    body: Annotated[dict[str, Any], BeforeValidator(_json)] = Field(
+        {},
+        description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
+        "what is sent otherwise",
+    )
+    header: Annotated[dict[str, str], BeforeValidator(_pairs), SECRET, WITHOUT_EFFECT] = Field(
+        {},
+        description="openai: header of each request, in which $NAME stands for a variable of the environment; its "
+        "value is written down nowhere",
+    )
+    identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT] = Field(
+        "fingerprint",
+        description="openai: what the endpoint must stay throughout a sweep; fingerprint: the same model with the same "
+        "fingerprint; model: the same model; any: whatever it says",
     )
     concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
         8, ge=1, description="openai: number of requests at the same time"
@@ -107,8 +134,28 @@ class EndpointParameters(Parameters):
         120.0, gt=0, description="openai: seconds to wait for a whole response"
     )
     retries: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=0, description="openai: number of retries of a request before the sweep gives up"
+        8, ge=0, description="openai: number of retries of a request before its prompt counts as failed"
     )
+
+    @field_validator("body")
+    @classmethod
+    def _more(cls, body: Any) -> dict[str, Any]:
+        for name, instead in _SENT_BY_US.items():
+            if name in body:
+                raise ValueError(f"{name!r} is posgap's own{instead}")
+        return body
+
+
+_SENT_BY_US = {
+    "model": ": give --model",
+    "messages": "",
+    "prompt": "",
+    "n": "",
+    "stream": "",
+    "max_tokens": ": give --max-new-tokens",
+    "max_completion_tokens": ": give --max-new-tokens",
+    "chat_template_kwargs": ": give --template-args",
+}
 
 
 class _OpenAI(Backend):
@@ -129,9 +176,7 @@ class _OpenAI(Backend):
         parameters = EndpointParameters.of(config)
         if not parameters.base_url:
             raise PosgapError("backend openai: give `base_url`, like http://localhost:8000/v1")
-        limits = (parameters.concurrency, parameters.timeout, parameters.retries)
-        chat = parameters.endpoint == "chat"
-        return OpenAIGenerator(parameters.base_url, config.model, *limits, chat=chat, framing=build.framing)
+        return OpenAIGenerator(config.model, parameters, build.framing)
 
 
 TRANSFORMERS = _Transformers("transformers", "on this machine, in one process or several", TransformersParameters)

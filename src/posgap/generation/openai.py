@@ -1,141 +1,324 @@
-"""The backend for OpenAI-compatible endpoints: chat completions or plain completions over HTTP."""
+"""The backend for OpenAI-compatible endpoints: chat completions or plain completions over HTTP.
+
+One kind of request is sent, and what comes back is read leniently (`wire`); waits, retries and giving up are this
+module's own. That takes an HTTP client and tenacity, of which the openai SDK would replace the smaller part: its types
+lack the fields in which thoughts come, and its retries neither show their waits nor know when to stop.
+"""
 
 import asyncio
 import logging
 import os
+import re
+import string
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from itertools import islice
+from typing import Any
 
 import httpx2
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, shortened
+from posgap.generation.backends import EndpointParameters
 from posgap.generation.generator import Completion, Sampling
+from posgap.generation.served import Served
+from posgap.generation.wire import Answer, Fault, read_answer, read_fault
+from posgap.interruption import GOES_ON
+from posgap.json_text import RECORD
 from posgap.patience import Passing, Patience, Waits, retrying_async
+from posgap.redaction import HIDDEN, LEAST, redacted
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
-FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 60.0  # seconds between tries
+FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 120.0  # seconds between tries
+FROM_THE_FIRST, IN_A_ROW = 8, 25  # failed prompts that end a sweep: before any was answered, and later
+_OURS = ("model", "messages", "prompt")  # fields of a request that are always there
+_ENDS = {*range(300, 400), 401, 402, 403, 404, 405}  # statuses that no other prompt would change
+_BUSY = {429, 503, 529}  # statuses of an endpoint that has no time, whatever the prompt
+Question = tuple[int, int, Prompt]
+
+
+class _Busy(Passing):
+    """The endpoint cannot be reached, or has no time: whatever the prompt is, it is not its fault."""
 
 
 class OpenAIGenerator:
     """Sends prompts to an endpoint, `concurrency` at a time, as a chat or for plain completion.
 
-    Timeouts (`timeout` seconds for a whole response), lost connections, statuses 408, 429 and 5xx, and bodies that are
-    not a completion are retried up to `retries` times, after exponential waits with jitter, or after the time that
-    Retry-After asks for, up to a minute. Raises `PosgapError` after the last retry, and at once for any other refusal.
+    What may go right the next time is tried again up to `retries` times, after exponential waits with jitter or the
+    time that Retry-After asks for: timeouts (`timeout` seconds for a whole response), lost connections, statuses 408,
+    409, 425, 429 and 5xx, and bodies that are not a completion. A prompt for which that is in vain, or that the
+    endpoint does not take, is `failed`; one that a content filter holds back is `refused`.
+
+    `PosgapError` ends the sweep where the endpoint cannot be asked (a wrong address or key), cannot be reached or has
+    no time for any prompt, fails for many prompts in a row, asks for a longer wait than `LONGEST_WAIT`, or says that it
+    is no longer what it was. What it says of itself is in `served`, which begins with what an interrupted sweep has
+    recorded of it. Parameters that it does not take are left out from then on, and listed there.
     """
 
     def __init__(
-        self,
-        base_url: str,
-        model: str,
-        concurrency: int,
-        timeout: float,
-        retries: int,
-        chat: bool = True,
-        framing: Framing = PLAIN,
+        self, model: str, parameters: EndpointParameters, framing: Framing = PLAIN, served: Served | None = None
     ):
-        self.chat, self.model, self.framing = chat, model, framing
-        self.url = f"{base_url.rstrip('/')}/{'chat/' * chat}completions"
-        self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
+        self.model, self.parameters, self.framing = model, parameters, framing
+        self.served = served or Served()
+        self.chat = parameters.endpoint == "chat"
+        self.url = f"{parameters.base_url.rstrip('/')}/{'chat/' * self.chat}completions"
+        self.headers = headers_of(parameters.header)
+        arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
+        self.asked_for = parameters.body | arguments  # fields that a person asks for, which are never left out
         self.limit = "max_tokens"
         self.waits = Waits(self.url)
         self.resume_at = 0.0  # nothing is sent before this time of the monotonic clock
+        self.answered = self.row = 0  # prompts that were answered, and those that failed since
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        key = os.environ.get(KEY_VARIABLE)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        running: dict[asyncio.Task[Completion], tuple[int, int]] = {}
-
-        def questions() -> Iterator[tuple[int, int, Prompt]]:
-            for index, group in enumerate(groups):
-                yield from ((index, number, prompt) for number, prompt in enumerate(group))
-
+        questions = ((index, at, prompt) for index, group in enumerate(groups) for at, prompt in enumerate(group))
+        concurrency = self.parameters.concurrency
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency)
+        answers: asyncio.Queue[tuple[int, int, Completion] | Exception | None] = asyncio.Queue()
         with asyncio.Runner() as runner:
-            client = httpx2.AsyncClient(headers=headers, timeout=None)
+            client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits)
+            work = (self._work(client, questions, sampling, answers) for _ in range(concurrency))
+            tasks = [runner.get_loop().create_task(each) for each in work]
             try:
-                waiting = questions()
-                loop = runner.get_loop()
-                while True:
-                    for index, number, prompt in islice(waiting, self.concurrency - len(running)):
-                        running[loop.create_task(self._answer(client, prompt, sampling))] = index, number
-                    if not running:
-                        break
-                    done, _ = runner.run(_first(running))
-                    for task in done:
-                        yield *running.pop(task), task.result()
+                working = len(tasks)
+                while working:
+                    for answer in runner.run(_ready(answers)):
+                        if answer is None:
+                            working -= 1
+                        elif isinstance(answer, Exception):
+                            raise answer
+                        else:
+                            yield answer
             finally:
-                for task in running:
+                for task in tasks:
                     task.cancel()
                 runner.run(client.aclose())
 
-    async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
-        patience = Patience(tries=self.retries + 1, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
-
-        async def ask() -> Completion:
-            await asyncio.sleep(self.resume_at - time.monotonic())
-            try:
-                return await self._ask(client, prompt, sampling)
-            except Passing as complaint:
-                if complaint.wait:
-                    self.resume_at = max(self.resume_at, time.monotonic() + min(complaint.wait, LONGEST_WAIT))
-                raise
-
+    async def _work(
+        self, client: httpx2.AsyncClient, questions: Iterator[Question], sampling: Sampling, answers: asyncio.Queue
+    ) -> None:
+        """Answers one question after the other; puts None, or what went wrong, after the last answer."""
         try:
-            return await retrying_async(patience, self.waits)(ask)
-        except Passing as complaint:
-            raise PosgapError(
-                f"{self.url}: gave up after {self.retries + 1} tries: {complaint}; when the endpoint works again, "
-                "run the same command to go on, perhaps with a lower concurrency or a longer timeout"
-            ) from None
+            for index, number, prompt in questions:
+                answers.put_nowait((index, number, await self._answer(client, prompt, sampling)))
+        except Exception as error:  # whatever it is, it belongs to whoever takes the answers
+            answers.put_nowait(error)
+        else:
+            answers.put_nowait(None)
 
-    async def _ask(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
-        body = {
-            "model": self.model,
-            **({"messages": self.framing.messages(prompt.text)} if self.chat else {"prompt": prompt.text}),
-            **({"chat_template_kwargs": self.framing.arguments} if self.framing.arguments else {}),
+    async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
+        tries = self.parameters.retries + 1
+        patience = Patience(tries=tries, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
+        while True:
+            answered = self.answered
+            try:
+                completion = await retrying_async(patience, self.waits)(self._try, client, prompt, sampling)
+            except _Busy as complaint:
+                if self.answered > answered:
+                    continue  # It has time for others, and so will have some for this one.
+                raise self._end(f"gave up after {tries} tries: {complaint}") from None
+            except Passing as complaint:
+                return self._failed(f"{complaint} ({tries} tries)")
+            if completion.outcome == "failed":
+                return self._failed(completion.reason)
+            self.answered, self.row = self.answered + 1, 0
+            return completion
+
+    def _failed(self, reason: str) -> Completion:
+        self.row += 1
+        if self.row >= (IN_A_ROW if self.answered else FROM_THE_FIRST):
+            raise self._end(f"no answer to {self.row} prompts in a row, the last time: {reason}")
+        return Completion("", [], "failed", reason=reason)
+
+    def _end(self, why: str) -> PosgapError:
+        return PosgapError(
+            f"{self.url}: {why}; what was answered is kept: when the endpoint works again, {GOES_ON}, perhaps with a "
+            "lower concurrency or a longer timeout"
+        )
+
+    async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
+        """One try, with as many requests as there are parameters that the endpoint does not take."""
+        await asyncio.sleep(self.resume_at - time.monotonic())
+        while True:
+            request = self._request(prompt, sampling)
+            answer = await self._ask(client, request)
+            if isinstance(answer, Answer):
+                self._require_same(answer)
+                return answer.completion
+            if not self._leave_out(answer, request):
+                return self._completion_of(answer)
+
+    def _request(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+        what = {"messages": self.framing.messages(prompt.text)} if self.chat else {"prompt": prompt.text}
+        ours = {
             self.limit: sampling.max_new_tokens,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
         }
+        kept = {name: value for name, value in ours.items() if name not in self.served.left_out}
+        more = {name: value for name, value in (kept | self.asked_for).items() if value is not None}
+        return {"model": self.model, **what, **more}
+
+    async def _ask(self, client: httpx2.AsyncClient, request: Mapping[str, Any]) -> Answer | Fault:
+        """What came back; raises `Passing` where that may be another thing the next time."""
         try:
-            async with asyncio.timeout(self.timeout):
-                response = await client.post(self.url, json=body)
+            async with (
+                asyncio.timeout(self.parameters.timeout),
+                client.stream("POST", self.url, json=request) as response,
+            ):
+                body = await _read(response)
         except TimeoutError:
-            raise Passing(f"no answer within {self.timeout:g} s") from None
-        except httpx2.TransportError as error:
-            raise Passing(f"{type(error).__name__} {error}".strip()) from None
-        except httpx2.InvalidURL as error:
+            raise Passing(f"no answer within {self.parameters.timeout:g} s") from None
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise PosgapError(f"base_url: {self.url}: {error}") from None
-        if response.status_code in (408, 429) or response.status_code >= 500:
-            raise Passing(_complaint(response), _retry_after(response))
-        if not response.is_success:
-            if self.limit == "max_tokens" and "max_completion_tokens" in response.text:
-                # Some models insist on the newer name of the option, which older servers do not know.
-                self.limit = "max_completion_tokens"
-                raise Passing(_complaint(response))
-            hint = f"; set {KEY_VARIABLE}" if response.status_code in (401, 403) else ""
-            raise PosgapError(f"{self.url}: {_complaint(response)}{hint}")
+        except (httpx2.ConnectError, httpx2.ProxyError) as error:
+            raise _Busy(self.hidden(f"{type(error).__name__} {error}".strip())) from None
+        except httpx2.RequestError as error:
+            raise Passing(self.hidden(f"{type(error).__name__} {error}".strip())) from None
+        if response.is_success:
+            try:
+                answer = read_answer(body)
+            except ValueError as error:
+                beginning = body[:100].decode("utf-8", "replace")
+                raise Passing(self.hidden(f"the answer is not a completion: {error}: {beginning!r}")) from None
+            if isinstance(answer, Answer) or answer.is_of_a_filter:
+                return answer
+            raise Passing(self.hidden(str(answer)))
+        fault, status = read_fault(response.status_code, body), response.status_code
+        if status in (408, 409, 425, 429) or status >= 500:
+            if fault.is_of_a_spent_account:
+                raise PosgapError(f"{self.url}: {self.hidden(str(fault))}")
+            wait = self._wait(response, fault)
+            raise (_Busy if status in _BUSY else Passing)(self.hidden(str(fault)), wait)
+        return fault
+
+    def _wait(self, response: httpx2.Response, fault: Fault) -> float:
+        """The seconds that Retry-After asks for, in which no other request is sent either."""
+        wait = _retry_after(response)
+        if wait > LONGEST_WAIT:
+            until = ""
+            if wait < timedelta(days=36500).total_seconds():
+                until = f", until {(datetime.now(UTC) + timedelta(seconds=wait)).isoformat(' ', 'seconds')}"
+            raise PosgapError(
+                f"{self.url}: {self.hidden(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
+                f"({LONGEST_WAIT:g} s); what was answered is kept, and after that {GOES_ON}"
+            )
+        self.resume_at = max(self.resume_at, time.monotonic() + wait)
+        return wait
+
+    def _leave_out(self, fault: Fault, request: Mapping[str, Any]) -> bool:
+        """Whether the endpoint refused a parameter of this request that is renamed or left out from now on."""
+        if "max_tokens" in request and "max_completion_tokens" in fault.words:
+            # Some models insist on the newer name of the limit, which older servers do not know.
+            self.limit = "max_completion_tokens"
+            return True
+        refused = next((name for name in request if name not in _OURS and fault.refuses(name)), None)
+        if refused is None or fault.is_of_a_filter:
+            return False
+        if refused in self.asked_for:
+            option = "--body" if refused in self.parameters.body else "--template-args"
+            raise PosgapError(
+                f"{self.url}: does not take {refused}, which {option} asks for: {self.hidden(str(fault))}"
+            )
+        if refused not in self.served.left_out:  # other requests that were under way were refused too
+            log.warning(
+                "%s: does not take %s, which is left out from now on%s (%s)",
+                self.url, refused, _WITHOUT.get(refused, ""), self.hidden(str(fault)),
+            )  # fmt: skip
+            self.served = self.served.without(refused)
+        return True
+
+    def _completion_of(self, fault: Fault) -> Completion:
+        """How a prompt ended that this fault is the answer to; raises `PosgapError` where it is of every prompt."""
+        words = self.hidden(str(fault))
+        if fault.is_of_a_filter:
+            return Completion("", [], "refused", reason=words)
+        if fault.status in _ENDS:
+            hint = f"; set {KEY_VARIABLE}" if fault.status in (401, 403) else ""
+            raise PosgapError(f"{self.url}: {words}{hint}")
+        return Completion("", [], "failed", reason=words)
+
+    def _require_same(self, answer: Answer) -> None:
+        """Notes what the endpoint says of itself; raises `PosgapError` where that must not change, and does."""
+        says = {"model": answer.model, "fingerprint": answer.fingerprint}
+        for name, must_stay in _MUST_STAY[self.parameters.identity].items():
+            before, now = self.served.said(name), says[name]
+            if not now or now in before:
+                continue
+            if before and must_stay:
+                other = "model" if name == "fingerprint" else "any"
+                raise PosgapError(
+                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {shortened(now)} now; "
+                    f"what was answered is kept: --identity {other} goes on with both, --force begins anew"
+                )
+            if name == "model" and not before and not _related(now, self.model):
+                log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, shortened(now))
+            self.served = self.served.saying(name, now)
+
+    def hidden(self, text: str) -> str:
+        """The text without secrets: those of the house, and the headers that were sent."""
+        for value in sorted(self.headers.values(), key=len, reverse=True):
+            for secret in (value, *value.split()):
+                if len(secret) >= LEAST:
+                    text = text.replace(secret, HIDDEN)
+        return redacted(text)
+
+
+_WITHOUT = {
+    "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
+    "max_tokens": ": answers are as long as the endpoint lets them be",
+    "max_completion_tokens": ": answers are as long as the endpoint lets them be",
+}
+_MUST_STAY = {
+    "fingerprint": {"model": True, "fingerprint": True},
+    "model": {"model": True, "fingerprint": False},
+    "any": {"model": False, "fingerprint": False},
+}
+
+
+def headers_of(header: Mapping[str, str]) -> dict[str, str]:
+    """The headers of every request: the key of the environment, and those given, in which `$VARIABLE` stands for a
+    variable of the environment. Raises `PosgapError` that shows no value where one is unset or cannot be sent."""
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    for name, text in header.items():
         try:
-            choice = response.json()["choices"][0]
-            text = choice["message"]["content"] if self.chat else choice["text"]
-            cut = choice.get("finish_reason") == "length"
-        except (ValueError, LookupError, TypeError):
-            raise Passing(f"the answer is not a completion: {response.text[:100]!r}") from None
-        return Completion.ended(text or "", [], cut)
+            value = string.Template(text).substitute(os.environ).strip()
+        except KeyError as unset:
+            raise PosgapError(f"--header {name}: the variable {unset.args[0]} is not set") from None
+        except ValueError:
+            raise PosgapError(f"--header {name}: write $VARIABLE for a variable, and $$ for a dollar sign") from None
+        headers = {own: each for own, each in headers.items() if own.lower() != name.lower()} | {name: value}
+    for name, value in headers.items():
+        if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[ -~]*", value):
+            where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shortened(name)}"
+            raise PosgapError(f"{where}: has characters that no header takes")
+    return headers
 
 
-async def _first(running: Iterable[asyncio.Task]) -> tuple[set, set]:
-    return await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+async def _ready(answers: asyncio.Queue) -> list[Any]:
+    """All answers that are there, at least one."""
+    first = await answers.get()
+    return [first, *(answers.get_nowait() for _ in range(answers.qsize()))]
 
 
-def _complaint(response: httpx2.Response) -> str:
-    return f"{response.status_code} {response.reason_phrase}: {' '.join(response.text.split())[:200]}".rstrip(": ")
+async def _read(response: httpx2.Response) -> bytes:
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > RECORD:
+            raise Passing(f"an answer of more than {RECORD >> 20} MB")
+    return b"".join(parts)
+
+
+def _related(name: str, asked: str) -> bool:
+    """Whether two names of models may be of the same: one has the other in it, folders apart."""
+    one, other = (text.rstrip("/").rpartition("/")[2].lower() for text in (name, asked))
+    return one in other or other in one
 
 
 def _retry_after(response: httpx2.Response) -> float:

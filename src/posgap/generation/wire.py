@@ -1,0 +1,187 @@
+"""What OpenAI-compatible endpoints send back, read as it really is: completions, and the faults in their place.
+
+Nothing here waits or sends. What is no completion raises `ValueError`, and nothing that a server sends raises anything
+else.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from posgap.errors import shortened
+from posgap.generation.generator import Completion, Usage
+
+_FILTER_CODES = re.compile(
+    r"content_?(?:filter|policy|management)|responsible_?ai|moderation|data_?inspection_?failed|prohibited_content|"
+    r"invalid_prompt|safety$",
+    re.IGNORECASE,
+)
+# What filters say where their code does not tell, in the words of OpenAI, Azure, OpenRouter, DeepSeek, DashScope.
+_FILTER_WORDS = re.compile(
+    r"content (?:filter|polic|management polic|exists risk)|was flagged|moderation|usage polic|safety system|"
+    r"inappropriate content",
+    re.IGNORECASE,
+)
+_REFUSAL_OF_A_PARAMETER = re.compile(
+    r"unsupported|not support|unknown|unrecognized|unexpected|extra|invalid|deprecated|not permitted|not allowed|"
+    r"only the default|must be|cannot be|can only",
+    re.IGNORECASE,
+)
+_LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length"}  # reasons to finish: the limit of tokens
+_FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_content", "refusal"}
+_BROKEN = {"error", "abort"}
+
+
+class Answer(NamedTuple):
+    """A completion, and what the endpoint says of itself with it: empty where it says nothing."""
+
+    completion: Completion
+    model: str
+    fingerprint: str
+
+
+class Fault(NamedTuple):
+    """An error that an endpoint sent: its HTTP status, its words, its codes, and the parameters that it names."""
+
+    status: int
+    words: str
+    codes: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        phrase = HTTPStatus(self.status).phrase if self.status in set(HTTPStatus) else ""
+        return f"{f'{self.status} {phrase}'.strip()}: {shortened(' '.join(self.words.split()))}".rstrip(": ")
+
+    @property
+    def is_of_a_filter(self) -> bool:
+        """Whether a content filter refused the prompt."""
+        said_so = any(map(_FILTER_CODES.search, self.codes)) or _FILTER_WORDS.search(self.words[:500])
+        return self.status in (200, 400, 403, 422, 451) and bool(said_so)
+
+    @property
+    def is_of_a_spent_account(self) -> bool:
+        """Whether there is no money left, which a 429 can mean too."""
+        return self.status == HTTPStatus.PAYMENT_REQUIRED or "insufficient_quota" in self.codes
+
+    def refuses(self, parameter: str) -> bool:
+        """Whether the endpoint does not take this parameter of the request, or not its value."""
+        if self.status not in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+            return False
+        if self.parameters:
+            return parameter in self.parameters
+        words = self.words[:300]  # what stands further back may be the prompt
+        return bool(re.search(rf"\b{parameter}\b", words) and _REFUSAL_OF_A_PARAMETER.search(words))
+
+
+def read_answer(body: bytes) -> Answer | Fault:
+    """The first completion in a body, whichever form its text has there, or the error that stands in its place.
+
+    A text can be null, or a list of parts; lone surrogates, which are halves of characters, become U+FFFD. Thoughts
+    stand in fields of their own, or among the parts.
+    """
+    document = _document(body)
+    choices = document.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if faulty := next((each for each in (document, choice) if isinstance(each, dict) and _is_error(each)), None):
+        return read_fault(HTTPStatus.OK, body, faulty)
+    if not isinstance(choice, dict):
+        raise ValueError("has no choices")
+    message = choice.get("message", choice)
+    if not isinstance(message, dict) or not {"content", "text", *_THOUGHTS, "refusal", "tool_calls"} & message.keys():
+        raise ValueError("its first choice has no message")
+    text, thoughts, refusal = "", "", _text(message.get("refusal"))
+    for kind, part in _parts(message.get("content", message.get("text"))):
+        if kind == "thinking":
+            thoughts += part
+        elif kind == "refusal":
+            refusal += part
+        else:
+            text += part
+    thoughts = next((own for name in _THOUGHTS if (own := _text(message.get(name)))), thoughts)
+    finish = str(choice.get("finish_reason") or "").lower()
+    usage = _usage(document.get("usage"))
+    if finish in _BROKEN and not text:
+        raise ValueError(f"finish_reason {finish}")
+    if finish in _FILTERED or refusal:
+        reason = shortened(" ".join(refusal.split())) or f"finish_reason {finish}"
+        completion = Completion("", [], "refused", thoughts.strip(), reason, usage=usage)
+    else:
+        completion = Completion.ended(text, [], finish in _LENGTH, thoughts, usage)
+    return Answer(completion, _text(document.get("model")), _text(document.get("system_fingerprint")))
+
+
+_THOUGHTS = ("reasoning_content", "reasoning")
+
+
+def read_fault(status: int, body: bytes, document: dict[str, Any] | None = None) -> Fault:
+    """The error in the body of an answer of this status, or in what was read of it already."""
+    try:
+        whole = _document(body) if document is None else document
+    except ValueError:
+        return Fault(status, body[:1000].decode("utf-8", "replace"))
+    error = whole.get("error", whole)
+    if isinstance(error, str):
+        return Fault(status, _whole(error))
+    error = error if isinstance(error, dict) else {}
+    details = error.get("detail")
+    if isinstance(details, list):  # of FastAPI: a list of what is wrong, each with its place
+        faults = [detail for detail in details if isinstance(detail, dict)]
+        places = [place if isinstance(place := fault.get("loc"), list) else [] for fault in faults]
+        said = "; ".join(f"{'.'.join(map(str, at))}: {fault.get('msg')}" for at, fault in zip(places, faults))
+        return Fault(status, _whole(said), (), tuple(str(at[-1]) for at in places if at))
+    inner = error.get("innererror")
+    inner = inner if isinstance(inner, dict) else {}
+    codes = [error.get("code"), error.get("type"), inner.get("code")]
+    words = _text(error.get("message")) or _text(details) or body[:1000].decode("utf-8", "replace")
+    named = _text(error.get("param"))
+    return Fault(status, words, tuple(str(code) for code in codes if code), (named,) if named else ())
+
+
+def _is_error(document: dict[str, Any]) -> bool:
+    return bool(document.get("error")) or document.get("object") == "error"
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(body)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(document, dict):
+        raise ValueError("is no JSON object")
+    return document
+
+
+def _parts(content: Any) -> Iterator[tuple[str, str]]:
+    """Yields (kind, text) of each part of a content: "thinking", "refusal", or "text"."""
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, dict):
+            kind = str(part.get("type", "text"))
+            if kind in ("thinking", "reasoning"):
+                within = part.get("thinking", part.get("reasoning", part.get("text")))
+                yield "thinking", "".join(text for _, text in _parts(within))
+            elif kind == "refusal":
+                yield "refusal", _text(part.get("refusal"))
+            else:
+                yield "text", _text(part.get("text"))
+        else:
+            yield "text", _text(part)
+
+
+def _text(value: Any) -> str:
+    return _whole(value) if isinstance(value, str) else ""
+
+
+def _whole(text: str) -> str:
+    """The text, with the halves of pairs of surrogates put together, and lone ones replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _usage(value: Any) -> Usage | None:
+    usage = value if isinstance(value, dict) else {}
+    details = usage.get("completion_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens"))
+    counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]
+    return Usage(*counted) if any(n is not None for n in counted) else None
