@@ -154,3 +154,11 @@ def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_only_a_stage_that_loads_a_model_imports_torch():
+    """Every step of a pipeline is a process of its own, which would wait for seconds."""
+    light = "posgap.admission, posgap.champion_sweep, posgap.watching, posgap.stages.promote, posgap.stages.validate"
+    probe = f"import sys, {light}\nprint(sorted({{'torch', 'transformers', 'mlflow', 'kfp'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

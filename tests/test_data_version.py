@@ -6,6 +6,7 @@ from conftest import kv_example
 from kfp import dsl
 from s3 import put
 from test_gate import copy_of, promotion, write_sweep
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.components.data_version.component import data_version as data_version_component
 from posgap.components.validate.component import validate

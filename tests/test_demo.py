@@ -16,8 +16,6 @@ from posgap.files import read_json
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_scores, read_sweep
-from posgap.pipelines import smoke
-from posgap.pipelines.local import run_locally
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import among, contents
@@ -130,25 +128,6 @@ def test_people_are_told_where_to_look(demo):
     assert (demo.out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert f"ui --backend-store-uri sqlite:///{demo.out}/mlflow.db" in demo.shown
     assert "posgap-demo version 1 is the champion" in demo.shown
-
-
-def test_a_failing_gate_stops_promotion_and_nothing_else(demo, tracked, tmp_path):
-    """Only the gate differs, so all before it comes from the cache; the branch behind it is not entered."""
-    train, held_out = sorted(demo.work.glob("train-*")), sorted(demo.work.glob("eval-*"))
-    run = run_locally(
-        smoke.pipeline,
-        smoke.PARAMETERS
-        | {"train_data": str(train[0]), "eval_data": str(held_out[0]), "model": str(demo.work / "model"), "seed": 0}
-        | {"max_gap": 0.0},
-        root=tmp_path / "pipeline",
-        cache=demo.work / "cache",
-        log=tmp_path / "pipeline.log",
-    )
-    (refused,) = run.glob("**/gate*/out")
-    assert not read_verdict(refused).passed
-    assert made(run) - {"champion"} == {"preflight", "data-version", "gate", "report"}
-    assert str(tracked.get_model_version_by_alias("posgap-demo", "champion").version) == "1"
-    assert len(tracked.search_model_versions("name='posgap-demo'")) == 1
 
 
 def test_a_second_demo_reuses_what_is_complete(demo, kv_file, tracked):

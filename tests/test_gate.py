@@ -1,15 +1,10 @@
 """Gate and registry: the interval decides, and aliases move only for what passed."""
 
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import mlflow
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from posgap.admission import admit
 from posgap.cli import main
@@ -20,7 +15,6 @@ from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
-from posgap.storage.inputs import read_manifest
 
 N = 200
 
@@ -146,22 +140,6 @@ def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):
     assert stopped.value.code == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"posgap: error: the gate refused {base}: gap 7")
     assert (tmp_path / "gate" / "gate.json").exists()
-
-
-def test_the_mlproject_entry_point_joins_the_run_of_mlflow(tmp_path, base):
-    new = write_sweep(tmp_path / "new", [0.995] * 5)
-    parameters = {"candidate": new, "base": base, "out": tmp_path / "gate", "max_gap": 12.5}
-    command = [Path(sys.executable).with_name("mlflow"), "run", ROOT, "-e", "gate", "--env-manager", "local"]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for name, value in parameters.items():
-        command += ["-P", f"{name}={value}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert read_verdict(tmp_path / "gate").rules[0].threshold == 12.5
-    run = mlflow.get_run(read_manifest(tmp_path / "gate")["mlflow_run_id"])
-    assert run.data.tags["mlflow.project.entryPoint"] == "gate"
-    assert run.data.tags["posgap.gate"] == "admitted"
-    assert float(run.data.params["max_gap"]) == 12.5
 
 
 def promotion(tmp_path, name, model, base, probability=0.995, again=""):

@@ -15,9 +15,12 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from mlflow import MlflowClient
+from test_gate import write_sweep
 
 from posgap import __version__
 from posgap.components.readmes import names
+from posgap.gating.verdict import read_verdict
+from posgap.storage.inputs import read_manifest
 
 # What a checkout gathers and nobody commits.
 GATHERED = (
@@ -141,17 +144,17 @@ def test_the_wheel_s_project_is_the_checkout_s(environment):
     assert (environment / "share" / "posgap" / "MLproject").read_text() == project
 
 
-@pytest.mark.slow
-def test_mlflow_runs_the_smoke_pipeline_of_the_wheel(environment, tmp_path):
+def test_mlflow_runs_an_entry_point_of_the_wheel_whose_stage_joins_its_run(environment, tmp_path):
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    options = ["-e", "smoke", "--env-manager", "local", "-P", f"out={tmp_path}/smoke"]
-    variables = {"MLFLOW_TRACKING_URI": store, "OMP_NUM_THREADS": "1"}
-    run(environment, "python", "-m", "mlflow", "run", environment / "share" / "posgap", *options, **variables)
-    client = MlflowClient(store)
-    version = client.get_model_version_by_alias("posgap-smoke", "champion")
-    assert version.tags["method"] == "r1"
-    runs = [r for e in client.search_experiments() for r in client.search_runs([e.experiment_id])]
-    (project,) = [run for run in runs if run.data.tags.get("mlflow.project.entryPoint") == "smoke"]
-    stages = [r.data.tags["posgap.stage"] for r in runs if r.data.tags.get("mlflow.parentRunId") == project.info.run_id]
-    assert {"validate", "sweep", "teacher", "distill", "gate", "promote"} <= set(stages)
-    assert project.data.params["smoke"] == "True" and all(run.info.status == "FINISHED" for run in runs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MLFLOW_TRACKING_URI", store)
+        base, new = (write_sweep(tmp_path / name, [skill] * 5) for name, skill in (("base", 0.9), ("new", 0.995)))
+    parameters = {"base": base, "candidate": new, "out": tmp_path / "gate", "max_gap": 12.5}
+    options = ["-e", "gate", "--env-manager", "local", *(f"-P{name}={value}" for name, value in parameters.items())]
+    folder = environment / "share" / "posgap"
+    run(environment, "python", "-m", "mlflow", "run", folder, *options, MLFLOW_TRACKING_URI=store, OMP_NUM_THREADS="1")
+    assert read_verdict(tmp_path / "gate").rules[0].threshold == 12.5
+    project = MlflowClient(store).get_run(read_manifest(tmp_path / "gate")["mlflow_run_id"])
+    assert project.data.tags["mlflow.project.entryPoint"] == "gate"
+    assert project.data.tags["posgap.gate"] == "admitted"
+    assert float(project.data.params["max_gap"]) == 12.5

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import kv_example
 from mlflow import MlflowClient
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
@@ -180,17 +181,6 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
         {"step": "teacher", "error": "position 9: must lie in 1..4, the number of documents"}
     ]
     assert posted == [run.report]
-
-
-def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(runs):
-    run = runs.run(methods="seqkd", shards=1, seed=1)  # another seed: nothing is in the cache
-    branch = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2", f"for-loop-9-{PART}-0/sweep-3"}
-    base = {"preflight", "data-version", "validate", "validate-2", f"for-loop-3-{PART}-0/sweep", "merge", "champion"}
-    base |= {"report"}
-    assert run.error == "" and run.steps == base | {f"{DISTILLED}/{step}" for step in branch}
-    part, whole = run.folder / f"for-loop-3-{PART}-0/sweep/out", run.folder / "merge/out"
-    assert (part / "sweep.html").read_bytes() == (whole / "sweep.html").read_bytes()
-    assert [candidate["label"] for candidate in run.report["candidates"]] == ["seqkd"]
 
 
 def test_a_form_with_mistakes_ends_at_the_start_with_one_line(runs):

@@ -186,11 +186,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
     assert not list(tmp_path.glob(".posgap-*"))
 
 
-@pytest.mark.parametrize("more", [{"deepspeed": "zero2"}, {"deepspeed": "zero3", "lora_rank": 4}], ids=str)
-def test_two_drained_processes_go_on_too(more, config, tmp_path):
-    config = config.model_copy(update={"epochs": 20, "save_steps": 5, "lora_rank": more.get("lora_rank", 0)})
+def test_two_drained_processes_go_on_too(config, tmp_path):
+    config = config.model_copy(update={"epochs": 20, "save_steps": 5, "lora_rank": 4})
     distill(config)
-    broken = config.model_copy(update={"out": tmp_path / "broken", **more})
+    broken = config.model_copy(update={"out": tmp_path / "broken", "deepspeed": "zero3"})
     assert interrupt(broken, TORCHRUN, signal.SIGTERM, step=5) != 0
     launch(broken, TORCHRUN)
     require_the_same_training(tmp_path / "one", tmp_path / "broken", Path(config.model))

@@ -5,7 +5,6 @@ says how many rounds.
 """
 
 import json
-import multiprocessing
 import os
 import random
 import threading
@@ -13,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import mlflow
@@ -21,6 +21,7 @@ import pytest
 from fault_proxy import FAULTS, FINE, Fault, FaultProxy, faulty
 from mlflow_server import serving
 from test_gate import copy_of, write_sweep
+from warm import SERVER
 
 from posgap.config import GateConfig
 from posgap.measurement.sweeps import read_sweep
@@ -41,11 +42,6 @@ SPOILT = [
     Fault(delay=3.0),
 ]
 LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "secret"}
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["posgap.cli", "posgap.stages.promote", "posgap.models.flavor", "mlflow.pyfunc",
-     "mlflow.store.tracking.rest_store", "transformers.models.llama.modeling_llama"]
-)  # fmt: skip
 
 
 def process(words: list[str], log: Path, environment: dict[str, str]) -> None:
@@ -68,9 +64,7 @@ class Place:
     former: Path
     candidates: list[Path]
 
-    def start(
-        self, folder: Path, name: str, run: str, out: Path, url: str = ""
-    ) -> "multiprocessing.process.BaseProcess":
+    def start(self, folder: Path, name: str, run: str, out: Path, url: str = "") -> BaseProcess:
         words = ["promote", "--name", name, "--out", str(out)]
         words += ["--model", str(folder / f"model-{folder.name}")]
         for option in ("sweep", "gate"):

@@ -1,6 +1,7 @@
 """The rollout components in a pipeline of one's own, run by KFP."""
 
 from kfp import dsl
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.components.rollout_compare import rollout_compare
 from posgap.components.rollout_experiment import rollout_experiment

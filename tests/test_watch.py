@@ -9,6 +9,7 @@ from test_champion import LAX, real, real_champion  # noqa: F401  fixtures
 from test_champion import champion as good  # noqa: F401
 from test_gate import base, write_sweep  # noqa: F401  `base` is a fixture
 from toy_pipeline import posgap
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.admission import admit
 from posgap.champion_sweep import SweptVersion, champion

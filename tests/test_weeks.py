@@ -11,6 +11,7 @@ import weekly
 from conftest import ROOT, kv_example
 from mlflow import MlflowClient
 from mlflow_server import serving
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.files import read_json
 from posgap.gating.verdict import judge, read_verdict
@@ -50,10 +51,12 @@ def weeks(tmp_path_factory, model_folder, empty_store):
             )
             folder = run_locally(pipeline, form, root, work / "kfp-cache", work / f"{root.name}.log")
         gates = [*folder.glob("*/gate*/out")]
+        written = [*folder.rglob("executor_output.json")]
         champion = MlflowClient(uri).get_model_version_by_alias("weekly", "champion")
         played.append(
             SimpleNamespace(
-                steps={path.parent.name for path in folder.rglob("executor_output.json")},
+                steps={path.parent.name for path in written},
+                loops={part for path in written for part in path.parts if "-loop-" in part},
                 report=read_json(folder / "report" / "out" / "report.json"),
                 gate=gates[0] if gates else None,
                 verdict=read_verdict(gates[0]) if gates else None,
@@ -82,6 +85,11 @@ def test_the_first_week_makes_a_champion_of_new_data(weeks):
     assert first.steps == ALWAYS | MEASURED | TRAINED | AFTER | {"champion", "promote-2"}
     assert first.note == "weekly has no champion" and "champion" not in first.verdict.evidence
     assert first.champion == 1 and first.report["champion"]["of_this_run"]
+
+
+def test_one_method_alone_enters_one_branch_and_one_part_is_the_sweep(weeks):
+    # Of the base's sweep, of the methods, and of the candidate's sweep.
+    assert weeks.played[0].loops == {f"for-loop-{loop}-iteration-0" for loop in (3, 4, 9)}
 
 
 def test_a_week_with_nothing_new_ends_before_anything_is_spent(weeks):

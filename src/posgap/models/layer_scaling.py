@@ -7,7 +7,6 @@ tables from the result. So attention, cache and kernels are untouched, the model
 """
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,18 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from posgap.errors import PosgapError
 from posgap.models import CONFIG_KEY
+from posgap.models.factors import Factors, check_factors, config_factors
 from posgap.models.head_scaling import scale_heads
 
 # RoPE types that choose their frequencies by the largest position they are given.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTRIBUTE = "_posgap_layer_scaling"
-
-
-Factors = Sequence[float] | Sequence[Sequence[float]]
 
 
 def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTrainedModel:
@@ -47,11 +44,6 @@ def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTr
         layer_scaling(model).set([factor for factor in factors if isinstance(factor, int | float)])
     setattr(model.config, CONFIG_KEY, list(factors))
     return model
-
-
-def config_factors(config: PretrainedConfig) -> Factors | None:
-    """The factors that a model's config names."""
-    return getattr(config, CONFIG_KEY, None)
 
 
 def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
@@ -104,18 +96,6 @@ class LayerScaling:
         if layer_type is None or self.layer_types is None:
             return list(range(self.n_layers))
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
-
-
-def check_factors(factors: Factors, n_layers: int, where: str) -> None:
-    """`PosgapError` unless there is one positive number a layer, or one row of them."""
-    if len(factors) != n_layers:
-        raise PosgapError(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
-    for layer, row in enumerate(factors):
-        for factor in row if isinstance(row, list | tuple) else [row]:
-            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
-                raise PosgapError(
-                    f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number"
-                )
 
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:

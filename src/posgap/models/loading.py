@@ -6,25 +6,20 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import constants, get_session, snapshot_download
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.errors import PosgapError
-from posgap.models.layer_scaling import scale_model
 from posgap.patience import within
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Of a model on the hub, no code.
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
@@ -64,7 +59,7 @@ def load_config(path: str) -> PretrainedConfig:
     return _loaded(AutoConfig, path, "model")
 
 
-def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedModel:
+def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
     """A causal language model from safetensors, in evaluation mode, on the CPU; scaled where its
     config names RoPE factors.
 
@@ -75,6 +70,11 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> PreTrainedM
 
     Raises `PosgapError` where weights are missing, left over, of another shape, or not finite.
     """
+    # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
+    from transformers import AutoModelForCausalLM
+
+    from posgap.models.layer_scaling import scale_model
+
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
@@ -141,7 +141,7 @@ def _require_finite(where: str, weights: Iterable[tuple[str, torch.Tensor]]) -> 
             raise PosgapError(f"{where}: weights are NaN or infinite: {name}; the training that made them went wrong")
 
 
-def on_device(model: PreTrainedModel, device: torch.device | str) -> PreTrainedModel:
+def on_device(model: "PreTrainedModel", device: torch.device | str) -> "PreTrainedModel":
     """The model, moved."""
     return model.to(device)  # type: ignore[arg-type]  # mypy misreads transformers' decorated `to`
 
@@ -175,7 +175,7 @@ def _snapshot(name: str, weights: bool) -> str:
     return snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=[*_OTHER_WEIGHTS])
 
 
-def checkpoint_activations(model: PreTrainedModel) -> None:
+def checkpoint_activations(model: "PreTrainedModel") -> None:
     """From now on activations are computed again in the backward pass rather than kept."""
     # transformers 5.19, which vLLM 0.32 wants, knows only the older name.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -188,7 +188,7 @@ def commit_on_hub(path: str) -> str:
 
 
 @contextmanager
-def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
     """Within the block the model computes attention so that its matrices exist."""
     before = model.config._attn_implementation
     _set_attention(model, "eager")
@@ -198,7 +198,7 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
         _set_attention(model, before)
 
 
-def _set_attention(model: PreTrainedModel, name: str) -> None:
+def _set_attention(model: "PreTrainedModel", name: str) -> None:
     if model._can_set_attn_implementation():
         model.set_attn_implementation(name)
     else:
@@ -207,7 +207,7 @@ def _set_attention(model: PreTrainedModel, name: str) -> None:
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
+    model: "PreTrainedModel", tokenizer: PreTrainedTokenizerBase, out: Path, state: dict | None = None
 ) -> None:
     """Writes a Hugging Face folder in safetensors; `state` stands in for parameters kept elsewhere."""
     if state is not None:

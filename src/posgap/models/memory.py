@@ -3,14 +3,14 @@
 import math
 from pathlib import Path
 
-from posgap.models.loading import load_config, resolve_dtype
-
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
 
 
 def needed_bytes(folder: Path, dtype: str) -> int:
     """About what it takes to generate with a model of this folder on a CPU, its parameters in `dtype`."""
+    from posgap.models.loading import load_config, resolve_dtype
+
     stored = str(load_config(str(folder)).dtype or "float32").removeprefix("torch.")
     wider = resolve_dtype(dtype).itemsize / resolve_dtype(stored).itemsize
     return int(_BESIDE_WEIGHTS * wider * sum(file.stat().st_size for file in folder.glob("*.safetensors")))

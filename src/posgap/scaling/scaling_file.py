@@ -9,7 +9,7 @@ from typing import Any
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed, read_model, read_object, write_json
 from posgap.models import CONFIG_KEY
-from posgap.models.layer_scaling import check_factors
+from posgap.models.factors import check_factors
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
 from posgap.tasks.examples import AnyExample

@@ -10,7 +10,7 @@ from posgap.config import RolloutMeasureConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.locations import with_uris
-from posgap.models.layer_scaling import config_factors
+from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
 from posgap.rollout.decoders import position_encoding
 from posgap.rollout.distributions import describe, reading

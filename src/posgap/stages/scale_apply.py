@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
-from posgap.models.layer_scaling import check_factors
+from posgap.models.factors import check_factors
 from posgap.models.loading import commit_on_hub, load_config, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage

@@ -19,8 +19,7 @@ from posgap.measurement.cases import mixed_cases
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Asked, Prediction, Sweep, prediction, summarize
 from posgap.measurement.unfinished import Unfinished
-from posgap.models.layer_scaling import config_factors
-from posgap.models.loading import load_config
+from posgap.models.factors import config_factors
 from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
@@ -80,7 +79,11 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
 
 def _scaling(config: SweepConfig) -> dict | None:
     """The RoPE factors that the model's config names; an endpoint does not tell its own."""
-    factors = config_factors(load_config(config.model)) if BACKENDS[config.backend].local else None
+    if not BACKENDS[config.backend].local:
+        return None
+    from posgap.models.loading import load_config
+
+    factors = config_factors(load_config(config.model))
     return {"factors": factors} if factors else None
 
 

@@ -2,7 +2,6 @@
 
 from posgap.choices import TASKS
 from posgap.config import DistillConfig, PromptConfig
-from posgap.models.loading import context_length, load_config, load_tokenizer
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.task import AS_GIVEN, Order
@@ -12,6 +11,8 @@ def prompt_builder(
     task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN, framing: Framing = PLAIN
 ) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
+    from posgap.models.loading import context_length, load_config, load_tokenizer
+
     task, tokenizer = TASKS[task_name], load_tokenizer(model)
     return PromptBuilder(
         task,

@@ -1,0 +1,30 @@
+"""RoPE factors as a model's config has them; nothing here needs torch."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from posgap.errors import PosgapError
+from posgap.models import CONFIG_KEY
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Factors = Sequence[float] | Sequence[Sequence[float]]
+
+
+def config_factors(config: "PretrainedConfig") -> Factors | None:
+    """The factors that a model's config names."""
+    return getattr(config, CONFIG_KEY, None)
+
+
+def check_factors(factors: Factors, n_layers: int, where: str) -> None:
+    """`PosgapError` unless there is one positive number a layer, or one row of them."""
+    if len(factors) != n_layers:
+        raise PosgapError(f"{where}: {len(factors)} RoPE factors for a model of {n_layers} layers; give one per layer")
+    for layer, row in enumerate(factors):
+        for factor in row if isinstance(row, list | tuple) else [row]:
+            if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
+                raise PosgapError(
+                    f"{where}: the RoPE factor of layer {layer} is {factor!r}; it must be a positive number"
+                )
