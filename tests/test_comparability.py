@@ -24,6 +24,8 @@ OTHERWISE = {
     "decoding": {"decoding": "sampled"},
     "system": {"system": "Be brief."},
     "template_args": {"template_args": {"enable_thinking": False}},
+    "max_thinking_tokens": {"max_thinking_tokens": 64},
+    "stop": {"stop": ["Question:"]},
     "date": {"date": "2026-11-22"},
 }
 

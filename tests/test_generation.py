@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from posgap.choices import TASKS
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
+from posgap.generation.endings import Reading
 from posgap.generation.generator import Sampling, complete, complete_groups
 from posgap.generation.prefix_cache import can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
@@ -165,9 +166,14 @@ def test_reuse_reads_about_half(tokenizer, monkeypatch):
     assert sum(read) < 0.62 * whole
 
 
-def test_responses_end_with_their_end_token(model, tokenizer):
-    generator = TransformersGenerator(model, tokenizer, 100)
-    completion = generator._completion([34, tokenizer.eos_token_id, 33, 33])
+def read(tokenizer, ids):
+    reading = Reading(tokenizer, {tokenizer.eos_token_id}, Sampling(4))
+    reading.read(ids)
+    return reading.completion()
+
+
+def test_responses_end_with_their_end_token(tokenizer):
+    completion = read(tokenizer, [34, tokenizer.eos_token_id, 33, 33])
     assert completion.token_ids == [34, tokenizer.eos_token_id]
     assert completion.text == tokenizer.decode([34]).strip()
 
@@ -176,8 +182,8 @@ def test_responses_end_with_their_end_token(model, tokenizer):
     ("ids", "outcome", "cut"),
     [([34, 2], "answered", False), ([34, 34], "answered", True), ([2], "empty", False), ([0, 0], "truncated", True)],
 )
-def test_the_outcome_of_a_local_answer_follows_from_its_tokens(model, tokenizer, ids, outcome, cut):
-    completion = TransformersGenerator(model, tokenizer, 100)._completion(ids)
+def test_the_outcome_of_a_local_answer_follows_from_its_tokens(tokenizer, ids, outcome, cut):
+    completion = read(tokenizer, ids)
     assert (completion.outcome, completion.cut, bool(completion.reason)) == (outcome, cut, outcome != "answered")
 
 

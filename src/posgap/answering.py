@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -42,7 +43,7 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
     if hindrance := _hindrance(sweep, model, at_hand, rows):
         log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
         return
-    responses = _responses(_as_asked(sweep, model), at_hand, rows)
+    responses = _responses(_as_asked(sweep, model), tuple(sweep.asked.stop), at_hand, rows)
     same = sum(response == row["response"] for response, row in zip(responses, rows, strict=True))
     log.info("%d of %d responses are as the sweep recorded", same, len(rows))
     if 2 * same < len(rows):
@@ -87,9 +88,12 @@ def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows:
     return ""
 
 
-def _responses(config: SweepConfig, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> list[str]:
+def _responses(
+    config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
+) -> list[str]:
+    """The responses to the rows' prompts, ended at the strings at which the sweep's own were."""
     build = TRANSFORMERS.builder(config)
     placements = [Placement(tuple(row["placement"]), config.n_docs) for row in rows]
     prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
-    sampling = Sampling(build.max_new_tokens, seed=config.seed)
+    sampling = replace(Sampling.of(build, seed=config.seed), stop=stop)
     return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]

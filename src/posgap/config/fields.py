@@ -147,6 +147,12 @@ def _chat_template(value: Any) -> Any:
     return text
 
 
+def _strings(value: Any) -> Any:
+    # A single one may be written as it is.
+    text = isinstance(value, str) and value and not value.lstrip().startswith("[")
+    return [value] if text else from_json(value) or []
+
+
 def _day(text: str) -> str:
     if date.fromisoformat(text).isoformat() != text:
         raise ValueError("write YYYY-MM-DD")
@@ -183,11 +189,22 @@ OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
+StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
 Day = Annotated[str, AfterValidator(_day)]
 Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[
-    "prompt", "template", "question", "shuffle", "max_new_tokens", "decoding", "system", "template_args", "date"
+    "prompt",
+    "template",
+    "question",
+    "shuffle",
+    "max_new_tokens",
+    "decoding",
+    "system",
+    "template_args",
+    "max_thinking_tokens",
+    "stop",
+    "date",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

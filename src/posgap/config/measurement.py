@@ -24,7 +24,7 @@ MODEL = (
 )
 ALLOW = (
     "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding, "
-    "system, template_args, date"
+    "system, template_args, max_thinking_tokens, stop, date"
 )
 
 

@@ -82,7 +82,7 @@ def diagnose_attention(swept: Swept, generator: TransformersGenerator, most: int
     examples, placements, build = swept.examples[:most], swept.placements, swept.build
     groups = [[build.prompt(example, placement) for placement in placements] for example in examples]
     means = {name: [_Mean() for _ in placements] for name in ("gold", "sink", "even", "answer_gold", "answer_sink")}
-    answered = complete_groups(generator, groups, Sampling(build.max_new_tokens))
+    answered = complete_groups(generator, groups, Sampling.of(build))
     for index, answers in track(answered, len(examples), "attention"):
         example = examples[index]
         for at, (placement, answer) in enumerate(zip(placements, answers)):

@@ -4,6 +4,7 @@ import numpy as np
 
 from posgap.diagnosis.swept import Swept
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
+from posgap.generation.endings import Reading
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenFigures, TokenShift, summarize_shifts
@@ -24,7 +25,8 @@ def diagnose_tokens(
         return summarize_shifts([], wrong=0)
     build, advantageous = swept.build, swept.placements[swept.best]
     prompts = [build.prompt(example, advantageous) for example, _ in cases]
-    responses = complete(generator, prompts, Sampling(build.max_new_tokens))
+    sampling = Sampling.of(build)
+    responses = complete(generator, prompts, sampling)
     readings = [
         Readings(list(prompt.token_ids), build(example, placement), response.token_ids)
         for prompt, (example, placement), response in zip(prompts, cases, responses)
@@ -38,7 +40,9 @@ def diagnose_tokens(
     ]
 
     def decode(ids: list[int]) -> str:
-        return str(build.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+        reading = Reading(build.tokenizer, generator.end_ids, sampling)
+        reading.read(ids)
+        return reading.completion().text
 
     mended = corrected(
         generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], build.max_new_tokens, decode

@@ -42,9 +42,11 @@ class Backend:
 
         if self.local:
             return builder_of(config)
-        task = TASKS[config.task]
+        task, template = TASKS[config.task], self.template(config)
         longest = config.max_new_tokens or task.max_new_tokens
-        return TextPromptBuilder(task, longest, order_of(config), self.template(config), self.framing(config))
+        order, framing = order_of(config), self.framing(config)
+        stop = tuple(config.stop) or (() if template else task.stop(config.metric))
+        return TextPromptBuilder(task, longest, order, template, framing, stop, config.max_thinking_tokens)
 
     def template(self, config: "BackendConfig") -> str:
         """What a model elsewhere puts the text of a prompt into: a word for its own chat template, else nothing."""
@@ -90,7 +92,8 @@ class _VLLM(Backend):
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.vllm import VLLMGenerator
 
-        return VLLMGenerator(config.model, config.dtype, _with_tokenizer(build).context, config.seed)
+        local = _with_tokenizer(build)
+        return VLLMGenerator(config.model, config.dtype, local.context, config.seed, local.tokenizer)
 
 
 def _pairs(value: Any) -> Any:

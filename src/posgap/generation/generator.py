@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self
 
-from posgap.tasks.prompts import Prompt
+from posgap.generation.thoughts import opened_by
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 # How a prompt ended. Only `answered` is right or wrong; everything else scores 0 and is counted.
 # answered: there is a text to score. truncated: the limit of tokens was reached before any text of an answer.
@@ -52,11 +53,35 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples."""
+    """How tokens are chosen: temperature 0 is greedy, and equal seeds give equal samples. And where a response ends.
+
+    That is after `max_new_tokens`, its thoughts included; or, with `max_thinking_tokens`, after so many tokens of
+    thoughts or `max_new_tokens` of the answer. And it is before the first string of `stop` that stands after text of
+    the answer. `opened` is the tag of a thought that the prompt's end opens: "" for none, None where nobody knows.
+    """
 
     max_new_tokens: int
     temperature: float = 0.0
     seed: int = 0
+    stop: tuple[str, ...] = ()
+    max_thinking_tokens: int = 0
+    opened: str | None = ""
+
+    @classmethod
+    def of(cls, build: TextPromptBuilder, temperature: float = 0.0, seed: int = 0) -> Self:
+        """How prompts of this builder are answered."""
+        opened = None if build.ending is None else opened_by(build.ending)
+        return cls(build.max_new_tokens, temperature, seed, build.stop, build.max_thinking_tokens, opened)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether a response can end before its end token and before the limit of all its tokens."""
+        return bool(self.stop or self.max_thinking_tokens)
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of a response, thoughts and answer."""
+        return self.max_new_tokens + self.max_thinking_tokens
 
 
 class Generator(Protocol):

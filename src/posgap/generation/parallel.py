@@ -29,7 +29,7 @@ class ParallelGenerator:
         self.batch_tokens, self.processes = batch_tokens, processes
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        batches = enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens))
+        batches = enumerate(group_batches(groups, sampling.limit, self.batch_tokens))
         with self._workers() as idle:
             busy: dict[Connection, list[int]] = {}
             while True:

@@ -23,8 +23,8 @@ TAGS = {
 
 
 class Parts(NamedTuple):
-    """A response in its parts, both without white space at their ends. `ended` is false where it stops within a thought
-    and so has no answer."""
+    """A response in its parts: its thoughts, and its answer as it begins after any white space. `ended` is false where
+    it stops within a thought and so has no answer."""
 
     thoughts: str
     answer: str
@@ -49,7 +49,7 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> P
     """
     if opened is None:
         opened = _closed_unopened(response, asked)
-    thoughts, rest = [], response.strip()
+    thoughts, rest = [], response.lstrip()
     while tag := opened or _first(TAGS, rest) or _first(TAGS.values(), rest):
         if tag not in TAGS:  # a model ends a thought that it did not begin
             rest = rest.removeprefix(tag).lstrip()

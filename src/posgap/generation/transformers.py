@@ -5,9 +5,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from posgap.generation.batching import Group, group_batches, reading_order
+from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.models.loading import on_device
@@ -40,7 +47,7 @@ class TransformersGenerator:
         )
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        for number, batch in enumerate(group_batches(groups, sampling.max_new_tokens, self.batch_tokens)):
+        for number, batch in enumerate(group_batches(groups, sampling.limit, self.batch_tokens)):
             for row, at, completion in self.answer(number, [group for _, group in batch], sampling):
                 yield batch[row][0], at, completion
 
@@ -67,18 +74,30 @@ class TransformersGenerator:
             cache = PrefixCache(len(prompts), self.device)
         ids, mask = cache.read(prompts, self.tokenizer.pad_token_id)
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        readings = [Reading(self.tokenizer, self.end_ids, sampling) for _ in prompts]
+        early = StoppingCriteriaList([_Over(readings)] if sampling.ends_early else [])
         output = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=sampling.limit,
+            stopping_criteria=early,
             **({"past_key_values": cache.states} if self.reuse else {}),
             **(sampled if sampling.temperature else {"do_sample": False}),
         )
         if self.reuse:
             cache.forget_responses()
-        return [self._completion(row) for row in output[:, ids.shape[1] :].tolist()]
+        if not early:
+            for reading, row in zip(readings, output[:, ids.shape[1] :].tolist()):
+                reading.read(row)
+        return [reading.completion() for reading in readings]
 
-    def _completion(self, ids: list[int]) -> Completion:
-        end = next((i + 1 for i, token in enumerate(ids) if token in self.end_ids), 0)
-        ids = ids[:end] if end else ids
-        return Completion.ended(str(self.tokenizer.decode(ids, skip_special_tokens=True)), ids, cut=not end)
+
+class _Over(StoppingCriteria):
+    """Stops the rows of a batch whose responses are over."""
+
+    def __init__(self, readings: Sequence[Reading]):
+        self.readings = readings
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        over = [reading.over or reading.add(token) for reading, token in zip(self.readings, input_ids[:, -1].tolist())]
+        return torch.tensor(over, device=input_ids.device)

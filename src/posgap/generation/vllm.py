@@ -1,9 +1,12 @@
 """The vLLM backend of the Generator interface, with prefix caching."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from posgap.errors import PosgapError
 from posgap.generation.batching import Group
+from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.models.loading import model_folder, require_finite_files
 
@@ -16,7 +19,7 @@ class VLLMGenerator:
     `dtype` "auto" is the model's own. Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
 
-    def __init__(self, model: str, dtype: str, context: int, seed: int):
+    def __init__(self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase):
         try:
             from vllm import LLM
         except ImportError:
@@ -24,7 +27,7 @@ class VLLMGenerator:
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
                 "elsewhere and choose --backend openai, or choose --backend transformers"
             ) from None
-        folder = model_folder(model)
+        self.tokenizer, folder = tokenizer, model_folder(model)
         require_finite_files(folder)  # vLLM itself refuses weights that are missing
         try:
             self.llm = LLM(
@@ -48,15 +51,38 @@ class VLLMGenerator:
         yield from self._answer(window, sampling)
 
     def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        places = [(index, number) for index, group in window for number in range(len(group))]
+        prompts = [prompt.token_ids for _, group in window for prompt in group]
+        completions = self._completions(prompts, sampling, sampling.stop)
+        # vLLM stops at a stop string before any text of an answer too, where ours does not.
+        early = [i for i, completion in enumerate(completions) if completion is None]
+        whole = self._completions([prompts[i] for i in early], sampling, ()) if early else []
+        for i, completion in zip(early, whole):
+            completions[i] = completion
+        for (index, number), completion in zip(places, completions, strict=True):
+            assert completion is not None
+            yield index, number, completion
+
+    def _completions(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str]
+    ) -> list[Completion | None]:
+        """The completions of prompts; None where one of the strings of `stop` ended a response that is not over."""
         from vllm import SamplingParams
 
         parameters = SamplingParams(
-            max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=1.0, top_k=0, seed=sampling.seed
+            max_tokens=sampling.limit,
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=sampling.seed,
+            stop=list(stop),
         )
-        places = [(index, number) for index, group in window for number in range(len(group))]
-        prompts = [{"prompt_token_ids": list(prompt.token_ids)} for _, group in window for prompt in group]
-        outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
-        for (index, number), output in zip(places, outputs, strict=True):
-            answer = output.outputs[0]
-            cut = answer.finish_reason == "length"
-            yield index, number, Completion.ended(answer.text, list(answer.token_ids), cut)
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        completions: list[Completion | None] = []
+        for output in self.llm.generate(asked, parameters, use_tqdm=False):
+            answer, reading = output.outputs[0], Reading(self.tokenizer, (), sampling)
+            reading.read(answer.token_ids)
+            stopped = answer.finish_reason == "stop" and isinstance(answer.stop_reason, str)
+            ended = answer.finish_reason != "length"
+            completions.append(reading.completion(ended) if reading.over or not stopped else None)
+        return completions

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, get_args
 
+from posgap.choices import METRICS
 from posgap.config.fields import Allowable
 from posgap.errors import PosgapError
 from posgap.files import digest_of
@@ -26,6 +27,9 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "decoding": lambda sweep: sweep.asked.decoding,
     "system": lambda sweep: digest_of(sweep.asked.system)[:_SHOWN] if sweep.asked.system else "none",
     "template_args": lambda sweep: json.dumps(sweep.asked.template_args, sort_keys=True),
+    "max_thinking_tokens": lambda sweep: sweep.asked.max_thinking_tokens,
+    # A metric's own change no score.
+    "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in METRICS[sweep.metric].stop]),
     "date": lambda sweep: sweep.asked.date or "none",
 }
 

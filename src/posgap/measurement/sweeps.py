@@ -58,7 +58,7 @@ class Asked(Record):
 
     `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
     a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
-    show it: the date only where the template asks for it.
+    show it: the date only where the template asks for it. `stop` are the strings at which responses ended.
     """
 
     prompt: str
@@ -70,6 +70,8 @@ class Asked(Record):
     system: str = ""
     template_args: dict = Field({})
     date: str = ""
+    max_thinking_tokens: int = 0
+    stop: list[str] = Field([])
 
     @classmethod
     def by(cls, build: TextPromptBuilder) -> Self:
@@ -81,6 +83,8 @@ class Asked(Record):
             shuffle=build.order.shuffle,
             max_new_tokens=build.max_new_tokens,
             decoding="greedy",
+            max_thinking_tokens=build.max_thinking_tokens,
+            stop=list(build.stop),
             **build.framed,
         )
 

@@ -125,12 +125,12 @@ class Generated:
         tokenizer: PreTrainedTokenizerBase,
         questions: Sequence[Sequence[Question]],
         score: Callable[[str, AnyExample], float],
-        max_new_tokens: int,
+        sampling: Sampling,
         batch_tokens: int,
     ):
         self.generator = TransformersGenerator(model, tokenizer, batch_tokens)
         self.scaling, self.questions = layer_scaling(model), questions
-        self.score, self.sampling = score, Sampling(max_new_tokens)
+        self.score, self.sampling = score, sampling
         self.forward_passes = 0
 
     def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:

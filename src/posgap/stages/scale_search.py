@@ -13,6 +13,7 @@ from posgap.choices import CURVES
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, remove, work_folder, write_json
+from posgap.generation.generator import Sampling
 from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
@@ -58,7 +59,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     evaluator: Evaluator = (
         TeacherForced(model, questions, build.tokenizer.pad_token_id, config.batch_tokens)
         if teacher_forced
-        else Generated(model, build.tokenizer, questions, score, build.max_new_tokens, config.batch_tokens)
+        else Generated(model, build.tokenizer, questions, score, Sampling.of(build), config.batch_tokens)
     )
     weights = position_weights(config.weights, positions, config.n_docs)
     searched_on = {

@@ -117,7 +117,7 @@ def _completions(
             [build.prompt(examples[example], placements[number]) for number in numbers]
             for example, numbers in missing.items()
         )
-        answered = generator.generate(groups, Sampling(build.max_new_tokens, seed=config.seed))
+        answered = generator.generate(groups, Sampling.of(build, seed=config.seed))
         of_group = list(missing.items())
         for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
             example, numbers = of_group[which]

@@ -34,7 +34,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     require_n_gold(placement, build.task.n_gold)
     where = format_positions(placement.positions)
     prompts = [build.prompt(example, placement) for example in examples]
-    sampling = Sampling(build.max_new_tokens, config.temperature, config.seed)
+    sampling = Sampling.of(build, config.temperature, config.seed)
     completions = complete(open_generator(config, build), prompts, sampling)
     rows: list[dict[str, Any]] = [
         {

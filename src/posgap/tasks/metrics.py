@@ -160,13 +160,15 @@ class Metric:
     """A metric by name: `score(response, answers)` is from 0 to 1, and True counts as 1.
 
     `right_after` says from where on a response that has the task's only form is right: its "answer", whatever follows,
-    or its "end". Without it responses have to be generated to be scored.
+    or its "end". Without it responses have to be generated to be scored. What stands behind a string of `stop`, the
+    first after other text, changes no score.
     """
 
     name: str
     help: str
     score: Callable[[str, Sequence[str]], float]
     right_after: Literal["answer", "end", ""] = ""
+    stop: tuple[str, ...] = ()
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -174,7 +176,11 @@ EM = Metric("em", "the response equals an answer", exact_match, "end")
 SUB_EM = Metric("sub_em", "the response contains the words of an answer", sub_exact_match, "answer")
 F1 = Metric("f1", "token F1 with the answer that fits best", f1)
 LITM = Metric(
-    "litm", "the response's first line contains an answer, as Lost in the Middle has it", lost_in_the_middle, "answer"
+    "litm",
+    "the response's first line contains an answer, as Lost in the Middle has it",
+    lost_in_the_middle,
+    "answer",
+    stop=("\n",),
 )
 CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
 NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)

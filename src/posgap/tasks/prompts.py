@@ -27,14 +27,22 @@ class Prompt(NamedTuple):
 class TextPromptBuilder:
     """Turns (example, placement) into text, for an endpoint that applies the tokenizer itself.
 
-    `template` identifies the chat template that the endpoint puts the text into; empty means none.
+    `template` identifies the chat template that the endpoint puts the text into; empty means none. A response has at
+    most `max_new_tokens`, and `max_thinking_tokens` before those, and ends before a string of `stop`.
     """
 
     def __init__(
-        self, task: Task, max_new_tokens: int, order: Order = AS_GIVEN, template: str = "", framing: Framing = PLAIN
+        self,
+        task: Task,
+        max_new_tokens: int,
+        order: Order = AS_GIVEN,
+        template: str = "",
+        framing: Framing = PLAIN,
+        stop: tuple[str, ...] = (),
+        max_thinking_tokens: int = 0,
     ):
-        self.task, self.max_new_tokens, self.order = task, max_new_tokens, order
-        self.template, self.framing = template, framing
+        self.task, self.order, self.template, self.framing = task, order, template, framing
+        self.max_new_tokens, self.max_thinking_tokens, self.stop = max_new_tokens, max_thinking_tokens, stop
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
         """The prompt's text, without token ids."""
@@ -48,6 +56,11 @@ class TextPromptBuilder:
     def framed(self) -> dict[str, Any]:
         """What prompts show of the framing, by the names of the config."""
         return self.framing.described()
+
+    @property
+    def ending(self) -> str | None:
+        """What a prompt has between its text and the response; None where an endpoint's template decides that."""
+        return None if self.template else ""
 
     def digest(self) -> str:
         """A digest of the prompts' wording, order and framing."""
@@ -64,7 +77,7 @@ class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
     The framing's chat template is applied, else the tokenizer's if it has one. `context` is the model's context length
-    in tokens, of which `max_new_tokens` are reserved for the response. Raises `PosgapError` where the model cannot be
+    in tokens, of which those of the longest response are reserved. Raises `PosgapError` where the model cannot be
     asked with that framing.
     """
 
@@ -76,6 +89,8 @@ class PromptBuilder(TextPromptBuilder):
         max_new_tokens: int,
         order: Order = AS_GIVEN,
         framing: Framing = PLAIN,
+        stop: tuple[str, ...] = (),
+        max_thinking_tokens: int = 0,
     ):
         own = tokenizer.get_chat_template() if tokenizer.chat_template else ""
         self.chat = ChatTemplate(source, tokenizer, framing) if (source := framing.template or own) else None
@@ -83,7 +98,8 @@ class PromptBuilder(TextPromptBuilder):
             raise PosgapError(
                 f"{', '.join(framing.described())}: the model has no chat template to take it; give one with --template"
             )
-        super().__init__(task, max_new_tokens, order, digest_of(source) if source else "", framing)
+        template = digest_of(source) if source else ""
+        super().__init__(task, max_new_tokens, order, template, framing, stop, max_thinking_tokens)
         self.tokenizer, self.context = tokenizer, context
 
     def __call__(self, example: AnyExample, placement: Placement) -> list[int]:
@@ -94,10 +110,11 @@ class PromptBuilder(TextPromptBuilder):
         """The prompt as text and token ids; raises `PosgapError` if prompt and response would exceed the context."""
         text = self.text(example, placement)
         ids = self.token_ids(text)
-        if len(ids) + self.max_new_tokens > self.context:
+        new = self.max_new_tokens + self.max_thinking_tokens
+        if len(ids) + new > self.context:
             raise PosgapError(
                 f"example {example.id} at position {format_positions(placement.positions)}: prompt of {len(ids)} "
-                f"tokens and {self.max_new_tokens} new ones exceed the model's context of {self.context}; lower "
+                f"tokens and {new} new ones exceed the model's context of {self.context}; lower "
                 "n_docs or max_new_tokens"
             )
         return Prompt(text, ids)
@@ -105,6 +122,10 @@ class PromptBuilder(TextPromptBuilder):
     @property
     def framed(self) -> dict[str, Any]:
         return self.framing.described(self.chat.source if self.chat else "")
+
+    @property
+    def ending(self) -> str:
+        return self.chat.ending if self.chat else ""
 
     def token_ids(self, text: str) -> list[int]:
         """The token ids of a prompt's text, in the chat template if there is one."""

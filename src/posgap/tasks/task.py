@@ -78,6 +78,10 @@ class Task:
         documents = [Document(title="title 1", text="text 1"), Document(title="title 2", text="text 2")]
         return digest_of(self.text(documents, "question"))
 
+    def stop(self, metric: str = "") -> tuple[str, ...]:
+        """The strings after which nothing of a response changes its score by a metric ("" means the task's own)."""
+        return METRICS[metric or self.metric].stop if self.extract is str else ()
+
     def score(self, response: str, example: AnyExample, metric: str = "") -> float:
         """A response's score, from 0 to 1; `metric` "" means the task's own metric."""
         return METRICS[metric or self.metric].score(self.extract(response), example.answers)

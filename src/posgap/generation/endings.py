@@ -1,0 +1,97 @@
+"""Where a response ends, beside its end token: at a stop string, or at a limit on its thoughts or its answer.
+
+Every local backend reads token ids in this one way, so that all agree on what is scored.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from posgap.generation.generator import Completion, Sampling
+from posgap.generation.thoughts import TAGS, Parts, split_thoughts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARKS = (*TAGS, *TAGS.values())
+_TOKENS = 4  # that a character can take, one for each of its bytes
+
+
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """The text, stripped, up to the first of the stop strings that stands after other text in it."""
+    return text.lstrip()[: _stop_at(text, stop)].rstrip()
+
+
+def _stop_at(text: str, stop: Sequence[str]) -> int | None:
+    """Where in the text, stripped on the left, that string begins; None where there is none."""
+    return min((at for string in stop if (at := text.lstrip().find(string, 1)) >= 0), default=None)
+
+
+class Reading:
+    """Reads one response as its tokens come. It is `over` after its end token, after a stop string, and, where thoughts
+    have a limit of their own, after either limit: then nothing more is scored."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", end_ids: Collection[int], sampling: Sampling):
+        self.tokenizer, self.end_ids, self.sampling = tokenizer, end_ids, sampling
+        self.ids: list[int] = []
+        self.over = self.cut = False
+        self._thinking, self._decided = bool(sampling.opened), False
+        self._thought_end = 0  # tokens of thoughts, with their tags
+
+    def add(self, token: int) -> bool:
+        """Reads the next token; returns whether the response is over."""
+        self.ids.append(token)
+        if token in self.end_ids:
+            self.over = True
+        elif self.sampling.ends_early:
+            self._look()
+        return self.over
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """Reads tokens until the response is over; what a backend has generated beyond that counts for nothing."""
+        next(filter(self.add, tokens), None)
+
+    def completion(self, ended: bool = False) -> Completion:
+        """The response so far as a completion. A limit cut it off unless it is over, or `ended` in another way."""
+        thoughts, answer, _ = self._parts()
+        stopped = _stop_at(answer, self.sampling.stop) is not None
+        cut = not stopped and (self.cut or not (self.over or ended))
+        return Completion.ended(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts)
+
+    def _look(self) -> None:
+        if not self._decided and (not self._thinking or self._ends_with(TAGS.values())):
+            self._decide()
+        if self._thinking:
+            self.over = self.cut = 0 < self.sampling.max_thinking_tokens <= len(self.ids)
+        elif self._decided and self._ends_with(self.sampling.stop):
+            self.over = _stop_at(self._parts().answer, self.sampling.stop) is not None
+        if not self.over and not self._thinking and self.sampling.max_thinking_tokens:
+            self.over = self.cut = len(self.ids) - self._thought_end >= self.sampling.max_new_tokens
+
+    def _decide(self) -> None:
+        """Looks whether what comes is a thought or the answer; that is decided by the first text that is no tag."""
+        was_thinking = self._thinking
+        _, answer, ended = self._parts()
+        self._thinking = not ended
+        if was_thinking and ended:
+            self._thought_end = len(self.ids)
+        self._decided = ended and not any(mark.startswith(answer) for mark in _MARKS)
+
+    def _ends_with(self, strings: Iterable[str]) -> bool:
+        """Whether one of the strings may have ended with the last token."""
+        strings = list(strings)
+        last = self.ids[-_TOKENS * (1 + max(map(len, strings), default=0)) :]
+        text = str(self.tokenizer.decode(last, skip_special_tokens=False))
+        return any(string in text for string in strings)
+
+    def _parts(self) -> Parts:
+        # Some models' tags are special tokens, which plain text leaves out.
+        marked = str(self.tokenizer.decode(self.ids, skip_special_tokens=False))
+        parts = split_thoughts(marked, self.sampling.opened or "")
+        if parts == ("", marked.lstrip(), True):
+            return Parts("", str(self.tokenizer.decode(self.ids, skip_special_tokens=True)))
+        return Parts(self._plain(parts.thoughts), self._plain(parts.answer), parts.ended)
+
+    def _plain(self, text: str) -> str:
+        for token in self.tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        return text

@@ -1,0 +1,115 @@
+"""Where responses end before their end token: at stop strings, which change no score, and at limits on thoughts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_generation import llama
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from posgap.choices import METRICS, TASKS
+from posgap.config import SweepConfig
+from posgap.generation.endings import Reading, before_stop
+from posgap.generation.generator import Sampling, complete
+from posgap.generation.transformers import TransformersGenerator
+from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+from posgap.tasks.setup import builder_of
+
+PIECES = ["<end>", "<think>", "</think>", "\n", "\n\n", " ", "a", "b\nc", "Question:", "[THINK]", "[/THINK]", "é"]
+END = 0
+ALPHABET = st.sampled_from(["\n", "\r", " ", "\x0b", "\u2028", "a", "b", ".", "the ", "Röntgen", "-"])
+
+
+@pytest.fixture(scope="module")
+def pieces() -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are the pieces, and then more letters, up to the tiny model's vocabulary."""
+    letters = [chr(ord("f") + i) + "\n" * (i % 3 == 0) for i in range(41 - len(PIECES))]
+    core = Tokenizer(models.WordLevel({text: i for i, text in enumerate(PIECES + letters)}, unk_token="a"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    special = {"eos_token": "<end>", "pad_token": "<end>", "extra_special_tokens": ["[THINK]", "[/THINK]"]}
+    return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
+
+
+def completion(tokenizer, written: list[str], ended=False, **sampling):
+    reading = Reading(tokenizer, {END}, Sampling(**{"max_new_tokens": 8} | sampling))
+    reading.read(tokenizer.convert_tokens_to_ids(written))
+    return reading.completion(ended)
+
+
+@given(st.lists(ALPHABET).map("".join), st.lists(ALPHABET, min_size=1, max_size=4).map("".join))
+def test_what_the_metric_s_stop_strings_cut_off_changes_no_score(response, answer):
+    for metric in METRICS:
+        stopped = before_stop(response, metric.stop)
+        assert metric.name == "regex" or metric.score(stopped, [answer]) == metric.score(response.strip(), [answer])
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from([(), ("\n",), ("Question:", "\n\n")]))
+def test_a_response_that_is_stopped_is_the_beginning_of_what_would_have_been_written(pieces, written, stop):
+    stopped, whole = completion(pieces, written, stop=stop), completion(pieces, written)
+    assert stopped.text == before_stop(whole.text, stop)
+    assert stopped.thoughts == whole.thoughts and stopped.token_ids == whole.token_ids[: len(stopped.token_ids)]
+    if stopped.text != whole.text:
+        assert not stopped.cut and stopped.outcome == "answered"
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "text", "thoughts", "outcome", "tokens"),
+    [
+        (["\n", "a", "\n", "b\nc"], {"stop": ("\n",)}, "a", "", "answered", 3),
+        (["Question:", "a", "Question:"], {"stop": ("Question:",)}, "Question:a", "", "answered", 3),
+        (["<think>", "a", "\n", "</think>", "\n", "b\nc"], {"stop": ("\n",)}, "b", "a", "answered", 6),
+        (["a", "</think>", "\n", "é", "\n", "a"], {"stop": ("\n",), "opened": "<think>"}, "é", "a", "answered", 5),
+        (["[THINK]", "a", "[/THINK]", "é", "<end>"], {}, "é", "a", "answered", 5),
+        (["<think>", "a", "a", "a", "</think>", "é"], {"max_thinking_tokens": 3}, "", "aa", "truncated", 3),
+        (["a", "a", "a", "</think>", "é"], {"max_thinking_tokens": 2, "opened": "<think>"}, "", "aa", "truncated", 2),
+        (
+            ["<think>", "a", "</think>", "a", "a", "a"],
+            {"max_thinking_tokens": 3, "max_new_tokens": 2},
+            "aa",
+            "a",
+            "answered",
+            5,
+        ),
+        (["a"] * 6, {"max_thinking_tokens": 9, "max_new_tokens": 2}, "aa", "", "answered", 2),
+        (["<think>", "a", "<end>"], {}, "", "a", "empty", 3),
+        (["<think>", "a"], {}, "", "a", "truncated", 2),
+        (["<think>", "</think>", "<end>"], {}, "", "", "empty", 3),
+        (["a", "<think>", "a", "</think>"], {}, "a<think>a</think>", "", "answered", 4),
+    ],
+)
+def test_thoughts_and_answer_have_limits_of_their_own(pieces, written, options, text, thoughts, outcome, tokens):
+    answer = completion(pieces, written, **options)
+    assert (answer.text, answer.thoughts, answer.outcome, len(answer.token_ids)) == (text, thoughts, outcome, tokens)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("stop", [("\n",), ("Question:", "\n\n")])
+def test_a_model_that_is_stopped_answers_as_it_would_have(pieces, stop, reuse):
+    generator = TransformersGenerator(llama(eos_token_id=END, pad_token_id=END), pieces, 200, reuse)
+    prompts = [Prompt("", [5, 7 + i % 30, 9 + i % 11, 30 - i % 5] * (1 + i % 3)) for i in range(24)]
+    whole = list(complete(generator, prompts, Sampling(24)))
+    stopped = list(complete(generator, prompts, Sampling(24, stop=stop)))
+    assert [answer.text for answer in stopped] == [before_stop(answer.text, stop) for answer in whole]
+    shorter = [len(a.token_ids) < len(b.token_ids) for a, b in zip(stopped, whole)]
+    assert sum(shorter) > 6
+    assert not any(answer.cut for answer, ended in zip(stopped, shorter) if ended)
+
+
+def test_a_base_model_stops_where_its_benchmark_scores_no_further_and_a_chat_model_does_not(model_folder, tokenizer):
+    paths = {"examples": "e", "model": str(model_folder), "out": "o", "task": "qa"}
+    template = "{% for m in messages %}{{ m.content }}<think>{% endfor %}"
+    assert builder_of(SweepConfig(**paths)).stop == ("\n",)
+    assert builder_of(SweepConfig(**paths, metric="sub_em")).stop == ()
+    assert builder_of(SweepConfig(**paths | {"task": "multihop-cot"}, metric="litm")).stop == ()
+    chat = builder_of(SweepConfig(**paths, template=template, max_thinking_tokens=64))
+    assert (chat.stop, chat.max_new_tokens, Sampling.of(chat).limit, Sampling.of(chat).opened) == (
+        (),
+        100,
+        164,
+        "<think>",
+    )
+    assert builder_of(SweepConfig(**paths, template=template, stop="Question:")).stop == ("Question:",)
+    assert builder_of(SweepConfig(**paths, stop='["\\n\\n", "Q:"]')).stop == ("\n\n", "Q:")
+    assert Sampling.of(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
+    assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
+    assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
