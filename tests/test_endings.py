@@ -1,6 +1,7 @@
 """Where responses end before their end token: at stop strings, which change no score, and at limits on thoughts."""
 
 import pytest
+from endpoint import Endpoint, served
 from hypothesis import given
 from hypothesis import strategies as st
 from test_generation import llama
@@ -9,8 +10,10 @@ from transformers import PreTrainedTokenizerFast
 
 from posgap.choices import METRICS, TASKS
 from posgap.config import SweepConfig
+from posgap.generation.backends import EndpointParameters
 from posgap.generation.endings import Reading, before_stop
 from posgap.generation.generator import Sampling, complete
+from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
 from posgap.tasks.setup import builder_of
@@ -113,3 +116,25 @@ def test_a_base_model_stops_where_its_benchmark_scores_no_further_and_a_chat_mod
     assert Sampling.of(PromptBuilder(TASKS["qa"], tokenizer, 512, 1)).opened == ""
     assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1, template="endpoint's own")).opened is None
     assert Sampling.of(TextPromptBuilder(TASKS["qa"], 1)).opened == ""
+
+
+def test_an_endpoint_that_stops_before_any_text_is_asked_again_without(tmp_path):
+    def says(text: str) -> str:
+        return "\n\nthe answer\nand more" if text.endswith(("1", "2")) else "at once\nand more"
+
+    class Stopping(Endpoint):
+        """As a real one: it ends before the first stop string, wherever that stands."""
+
+        def reply(self, body, headers):
+            self.stop = body.get("stop")
+            return super().reply(body, headers)
+
+    server = Stopping()
+    server.answer = lambda text: says(text).split("\n")[0] if server.stop else says(text)
+    with served(server):
+        parameters = EndpointParameters(base_url=server.url, endpoint="completions", concurrency=1)
+        generator = OpenAIGenerator("m", parameters)
+        prompts = [Prompt(f"prompt {i}") for i in range(4)]
+        answers = list(complete(generator, prompts, Sampling(9, stop=("\n",))))
+    assert [answer.text for answer in answers] == ["at once", "the answer", "the answer", "at once"]
+    assert sorted("stop" in body for body in server.bodies) == [False] * 2 + [True] * 4

@@ -12,6 +12,7 @@ import re
 import string
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -20,6 +21,7 @@ import httpx2
 
 from posgap.errors import PosgapError, shortened
 from posgap.generation.backends import EndpointParameters
+from posgap.generation.endings import before_stop
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import Served
 from posgap.generation.wire import Answer, Fault, read_answer, read_fault
@@ -112,6 +114,7 @@ class OpenAIGenerator:
     async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         tries = self.parameters.retries + 1
         patience = Patience(tries=tries, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
+        stop = sampling.stop
         while True:
             answered = self.answered
             try:
@@ -125,7 +128,11 @@ class OpenAIGenerator:
             if completion.outcome == "failed":
                 return self._failed(completion.reason)
             self.answered, self.row = self.answered + 1, 0
-            return completion
+            if completion.outcome == "empty" and sampling.stop:
+                sampling = replace(sampling, stop=())  # Endpoints stop at a stop string before any text too.
+                continue
+            text = before_stop(completion.text, stop)
+            return completion._replace(text=text, cut=completion.cut and text == completion.text)
 
     def _failed(self, reason: str) -> Completion:
         self.row += 1
@@ -154,9 +161,10 @@ class OpenAIGenerator:
     def _request(self, prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
         what = {"messages": self.framing.messages(prompt.text)} if self.chat else {"prompt": prompt.text}
         ours = {
-            self.limit: sampling.max_new_tokens,
+            self.limit: sampling.limit,
             "temperature": sampling.temperature,
             "seed": sampling.seed,
+            "stop": list(sampling.stop) or None,
         }
         kept = {name: value for name, value in ours.items() if name not in self.served.left_out}
         more = {name: value for name, value in (kept | self.asked_for).items() if value is not None}

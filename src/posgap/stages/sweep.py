@@ -97,6 +97,7 @@ def _completions(
     """The completions of every example at every placement, in this order; those known already are not asked for."""
     deciding = [name for name, field in config.parameters().items() if WITHOUT_EFFECT not in field.metadata]
     identity = {name: getattr(config, name) for name in deciding if name not in _WITHOUT_EFFECT}
+    identity["stop"] = list(build.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
