@@ -10,6 +10,7 @@ import pytest
 from conftest import kv_example
 from test_gate import base, copy_of, write_sweep  # noqa: F401  `base` is a fixture
 
+from posgap import admission
 from posgap.admission import admit
 from posgap.config import GateConfig, MergeConfig, PromoteConfig, SweepConfig
 from posgap.demo import tiny_model
@@ -22,6 +23,7 @@ from posgap.models.loading import save_model
 from posgap.stages.merge import merge
 from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
+from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import write_training_examples
 from posgap.tasks.examples import write_examples
 from posgap.tracking import promotion, registry
@@ -100,9 +102,14 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
     promoted(tmp_path, "second", tmp_path / "second", swept["second"], tmp_path / "gate-second")
     with pytest.raises(PosgapError, match="compares the model with another champion, m, and that of tiny is version 2"):
         promoted(tmp_path, "third", tmp_path / "third", swept["third"], tmp_path / "gate-third")
-    again = gated(tmp_path, "third-again", swept["third"], base, name="tiny")
-    promoted(tmp_path, "third", tmp_path / "third", swept["third"], again)
+    judged = {"gate": tmp_path / "gate-third", "gate_again": tmp_path / "again"}
+    options = judged | {"model": str(tmp_path / "third"), "sweep": swept["third"], "name": "tiny"}
+    admission.promote(PromoteConfig(**options, out=tmp_path / "promote-third"))
     assert str(client.get_model_version_by_alias("tiny", "champion").version) == "3"
+    before, after = read_verdict(tmp_path / "gate-third"), read_verdict(tmp_path / "again")
+    assert after.evidence["champion"].model_digest == read_sweep(swept["second"]).model_digest
+    assert after.policy == before.policy
+    assert read_manifest(tmp_path / "promote-third")["config"]["gate"] == str(tmp_path / "again")
 
 
 def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, model_folder, client, monkeypatch):  # noqa: F811

@@ -114,7 +114,12 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
     inputs = promote_fast.component_spec.inputs
     assert (inputs["speed"].type, inputs["speed"].default, inputs["speed"].description) == ("Float", 1.5, "how fast")
     assert (inputs["stops"].type, inputs["stops"].optional) == ("List", False)
-    step = dict.fromkeys(("model", "gate", "sweep", "out")) | {"name": "m", "seed": 0, "stops": [1], "speed": 2.0}
+    step = dict.fromkeys(("model", "gate", "gate_again", "sweep", "out")) | {
+        "name": "m",
+        "seed": 0,
+        "stops": [1],
+        "speed": 2.0,
+    }
     step |= {name: PromoteConfig.default(name) for name in PromoteConfig.parameters().keys() - step.keys()}
     every = step | {"settings": {}, "cache_key": "", "examples": None}
     assert promote_fast.python_func(**step) == every

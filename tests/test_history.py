@@ -7,7 +7,9 @@ from test_gate import base as base
 from test_gate import copy_of, promotion
 
 from posgap.cli import main
+from posgap.config import PolicySetConfig
 from posgap.files import read_json
+from posgap.gating.policy import set_policy
 from posgap.stages.promote import promote
 from posgap.tracking import champions
 
@@ -49,9 +51,12 @@ def test_somebody_s_tag_is_no_part_of_the_history():
 def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, capsys):
     client = mlflow.MlflowClient()
 
-    def promoted(name, approval, again=""):
+    def promoted(name, approval, again="", policy=""):
         model = tmp_path / name
         config = promotion(tmp_path, name, model if again else copy_of(model_folder, model), base, again=again)
+        if policy:
+            (tmp_path / "policy.yaml").write_text(policy)
+            set_policy(PolicySetConfig(name="tiny", file=tmp_path / "policy.yaml"))
         promote(config.model_copy(update={"approval": approval}))
         return read_json(config.out / "promotion.json")
 
@@ -67,7 +72,7 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
         assert run(capsys, "approve", "tiny", "2")[0] == 0
         assert aliases() == {"champion": "2", "previous": "1"}
     # In the UI a person gives it the tag, and the next promotion of the name makes it the champion.
-    promoted("three", approval=True)
+    promoted("three", approval=False, policy="approval: true")
     client.set_model_version_tag("tiny", "3", "posgap.approved", "Ada")
     assert promoted("three", approval=True, again="-again")["alias"] == "champion"
     assert aliases() == {"champion": "3", "previous": "2"}

@@ -16,10 +16,10 @@ def promote(
 ):
     """Registers a model that passed the gate and makes it the champion."""
     arguments = dict(locals())
+    from posgap.admission import promote
     from posgap.config import PromoteConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_promotion
-    from posgap.stages.promote import promote
 
     promote(to_config(PromoteConfig, arguments))
     show_promotion(out)

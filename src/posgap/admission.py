@@ -1,12 +1,18 @@
-"""`posgap gate`: judges a candidate against the champion that the registry has, on the same examples."""
+"""`posgap gate` and `posgap promote`: a candidate is judged against the champion that the registry has, on the same
+examples."""
 
 import logging
 
 from posgap.champion_sweep import says_there_is_none, sweep_like
-from posgap.config import GateConfig
+from posgap.config import GateConfig, PromoteConfig
 from posgap.config.fields import registered
+from posgap.gating.policy import as_file, registered_policy
+from posgap.gating.today import Outdated, champion_of
+from posgap.gating.verdict import read_verdict
 from posgap.locations import Location
+from posgap.stages import promote as stage
 from posgap.stages.gate import gate
+from posgap.storage.cache import fetch
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
@@ -31,3 +37,20 @@ def admit(config: GateConfig) -> Location:
     log.info("the candidate is judged against the champion, %s version %s", name, version.version)
     swept = sweep_like(version, config.candidate, config.examples)
     return gate(config.model_copy(update={"champion": swept}))
+
+
+def promote(config: PromoteConfig) -> Location:
+    """Promotes as the stage does. Where the verdict is not on the champion of today, the candidate is judged again
+    against that one first, if `config` says where the other verdict is to be."""
+    if config.gate_again:
+        folder = fetch(config.gate)
+        verdict = read_verdict(folder)
+        try:
+            champion_of(verdict, config.name, folder)
+        except Outdated as reason:
+            log.info("%s", reason)
+            judged = {"candidate": config.sweep, "base": folder / "base", "examples": config.examples}
+            policy = None if registered_policy(config.name) else as_file(verdict.policy)
+            asked = GateConfig(**judged, name=config.name, policy=policy, out=config.gate_again, force=True)
+            return stage.promote(config.model_copy(update={"gate": admit(asked), "gate_again": None}))
+    return stage.promote(config)

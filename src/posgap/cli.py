@@ -149,7 +149,7 @@ STAGES: Verbs = {
     "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "champion": (config.ChampionConfig, "posgap.champion_sweep:champion"),
     "gate": (config.GateConfig, "posgap.cli:_gate"),
-    "promote": (config.PromoteConfig, "posgap.stages.promote:promote"),
+    "promote": (config.PromoteConfig, "posgap.admission:promote"),
     "watch": (config.WatchConfig, "posgap.watching:watch"),
     "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
     "report": (config.ReportConfig, "posgap.stages.report:report"),

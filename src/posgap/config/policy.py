@@ -44,6 +44,9 @@ class _About(Config):
         pattern=PUBLIC_KEY,
         description="public key of whoever must have signed the verdict before it promotes a model; empty: nobody",
     )
+    approval: bool = Field(
+        False, description="let what passes wait, as alias challenger, until `posgap approve` makes it the champion"
+    )
 
 
 class Policy(*GATE_RULES.bases(), Demands, _About):  # type: ignore[misc]  # registered choices' parameters

@@ -22,6 +22,7 @@ from posgap.config.fields import (
     RegisteredName,
     RunId,
     Values,
+    WorkPath,
 )
 from posgap.config.measurement import MODEL, ExpectedConfig, Swept
 from posgap.config.policy import PUBLIC_KEY, Demands, Enough
@@ -191,7 +192,14 @@ class PromoteConfig(StageConfig):
     )
     name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
     approval: bool = Field(
-        False, description="let it wait, as alias challenger, until `posgap approve` makes it the champion"
+        False,
+        description="let it wait, as alias challenger, until `posgap approve` makes it the champion, even if no policy "
+        "asks for that",
+    )
+    gate_again: WorkPath = Field(
+        None,
+        description="folder for another verdict, by the same policy, where `gate` compares the model with another "
+        "champion than that of today; empty: it is refused then",
     )
     answers: int = Field(
         4, ge=0, description="recorded responses that the version, loaded from the registry, writes again; 0: none"

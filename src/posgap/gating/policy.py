@@ -127,11 +127,14 @@ def policy_file(config: GateConfig) -> Location | None:
         )
     if name := registered(config.policy):
         own = required_policy(name)
-    if own is None:
-        return config.policy
-    file = cache_folder().absolute() / "policies" / f"{policy_digest(own)}.yaml"
+    return config.policy if own is None else as_file(own)
+
+
+def as_file(policy: Policy) -> Path:
+    """A file in the cache that says what a policy says."""
+    file = cache_folder().absolute() / "policies" / f"{policy_digest(policy)}.yaml"
     with atomic(file, lasting=False) as partial:
-        partial.write_text(policy_text(own), encoding="utf-8")
+        partial.write_text(policy_text(policy), encoding="utf-8")
     return file
 
 

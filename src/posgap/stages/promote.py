@@ -12,7 +12,8 @@ from posgap.gating.evidence import record_of
 from posgap.gating.policy import described, policy_digest, registered_policy
 from posgap.gating.replay import judged_by, keep, replayed
 from posgap.gating.signature import require_signed
-from posgap.gating.verdict import GATE_FILE, Verdict, digests
+from posgap.gating.today import champion_of
+from posgap.gating.verdict import GATE_FILE, digests
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -69,10 +70,10 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
         raise PosgapError(f"{config.model}: sweep and gate are of another model; sweep this one and gate it again")
     if training_examples(config.model) != training_examples(config.sweep):
         raise PosgapError(f"{config.sweep}: says otherwise than {config.model} what the model learnt; sweep it again")
-    beaten = _require_current(config, verdict, model_digest)
+    beaten = champion_of(verdict, config.name, config.gate)
 
     def require_current() -> None:
-        _require_current(config, verdict, model_digest, beaten)
+        champion_of(verdict, config.name, config.gate, beaten)
 
     made_by = read_manifest(Path(config.model))
     policy = own or verdict.policy
@@ -97,32 +98,11 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     }
     sweep = out / registry.PROMOTED_SWEEP
     try_out = partial(require_answers, swept=config.sweep, examples=config.examples, number=config.answers)
-    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, try_out, config.approval)
+    approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
+    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, try_out, approval)
     log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"
     run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})
     write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})
     run.artifact(out)
     describe(config.name, place.version, swept, run)
-
-
-def _require_current(config: PromoteConfig, verdict: Verdict, model_digest: str, before: str = "") -> str:
-    """The version of the champion of today; `PosgapError` where the verdict compares the model with another.
-
-    `before` is the version that was champion a while ago, if that was asked.
-    """
-    champion, judged = registry.to_beat(config.name), verdict.evidence.get("champion")
-    if champion is None:
-        return ""
-    # A version that posgap did not register has no digest; that some champion was judged, and that it is the same
-    # while this goes on, is all that can be asked.
-    version, held = str(champion.version), champion.tags.get(registry.DIGEST)
-    if held == model_digest or (judged and held == judged.model_digest):
-        return version
-    if judged and held is None and before in ("", version):
-        return version
-    against = f"another champion, {judged.label}" if judged else "no champion"
-    raise PosgapError(
-        f"{config.gate}: compares the model with {against}, and that of {config.name} is version {champion.version}; "
-        f"gate again with --name {config.name}"
-    )

@@ -122,8 +122,8 @@ def approve(config: ApproveConfig) -> None:
         _promote_approved(lease)
         if champions.under(lease.read(), CHAMPION) != version:
             raise PosgapError(
-                f"{name} version {version}: was judged against another champion than version {champion}; gate and "
-                "promote it again"
+                f"{name} version {version}: was judged against another champion than version {champion}; promote it "
+                "again with --gate-again FOLDER"
             )
 
     champions.in_turn(name, decide)
