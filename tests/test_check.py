@@ -124,12 +124,12 @@ def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "out", *reports) == 0
     endpoint.seen.clear()
-    endpoint.misbehave = lambda prompt, times: (500, {}, "dead") if len(endpoint.seen) > 250 else None
+    endpoint.misbehave = lambda prompt, times: (503, {}, "dead") if len(endpoint.seen) > 250 else None
     monkeypatch.setenv("CI", "true")
     with served(endpoint):
         assert check(endpoint, tmp_path / "out", *reports) == 2
         error = ElementTree.parse(tmp_path / "j.xml").find(".//error")
-        assert "gave up after 1 tries: 500" in error.get("message")
+        assert "gave up after 1 tries: 503" in error.get("message")
         assert (tmp_path / "s.md").read_text().startswith("<!-- posgap check -->\n# No verdict on `served`\n")
         assert read_json(tmp_path / "b.json")["message"] == "no verdict"
         assert not (tmp_path / "out" / "check.json").exists()

@@ -27,6 +27,7 @@ OTHERWISE = {
     "max_thinking_tokens": {"max_thinking_tokens": 64},
     "stop": {"stop": ["Question:"]},
     "date": {"date": "2026-11-22"},
+    "body": {"body": {"reasoning_effort": "low"}},
 }
 
 

@@ -16,6 +16,7 @@ from posgap.cli import PIPELINE, PLAN, SCHEDULE, STAGES, build, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
+from posgap.config.base import NO_PARAMETERS
 from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 
@@ -42,7 +43,7 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
         assert info.description, f"{name}.{field} has no description"
     # What KFP is not given and has no default for, the component's function would lack.
     optional = {f for f, i in config.model_fields.items() if not i.is_required() and role(i) is not Role.INPUT}
-    assert all(inputs[field].default is not None for field in optional - {"force"} - MADE.get(name, set()))
+    assert all(inputs[field].default is not None for field in optional - {*NO_PARAMETERS} - MADE.get(name, set()))
 
 
 @pytest.mark.parametrize("verbs", [PLAN, PIPELINE, SCHEDULE])

@@ -8,6 +8,7 @@ from typing import Any
 from posgap import config
 from posgap.cli import STAGES, is_argument, words
 from posgap.config import Config, plain_type
+from posgap.config.base import NO_PARAMETERS
 
 _HEAD = """\
 # Written by `make mlproject` from src/posgap/config, where every default is kept. One stage:
@@ -31,7 +32,7 @@ class Step:
     closed: bool = False
 
     def parameters(self) -> list[str]:
-        return [] if self.closed else [n for n in self.config.model_fields if n != "force" and n not in self.given]
+        return [] if self.closed else [n for n in self.config.model_fields if n not in (*NO_PARAMETERS, *self.given)]
 
     def command(self) -> str:
         options = []

@@ -187,7 +187,7 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
     deciding = {
         "stage": name,
         "version": __version__,
-        "parameters": config.settings(),
+        "parameters": {name: value for name, value in config.settings().items() if name in config.deciding()},
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
     return files.digest_of(deciding)

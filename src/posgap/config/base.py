@@ -26,6 +26,7 @@ from posgap.config.fields import (
 )
 from posgap.redaction import HIDDEN, redacted_value
 
+NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 LARGEST = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 
@@ -52,8 +53,13 @@ class Config(BaseModel):
 
     @classmethod
     def parameters(cls) -> dict[str, FieldInfo]:
-        """The plain parameters by name: all fields but paths and `force`."""
-        return {n: f for n, f in cls.model_fields.items() if role(f) is None and n != "force"}
+        """The plain parameters by name: all fields but paths and `NO_PARAMETERS`."""
+        return {n: f for n, f in cls.model_fields.items() if role(f) is None and n not in NO_PARAMETERS}
+
+    @classmethod
+    def deciding(cls) -> list[str]:
+        """The names of the plain parameters that decide what comes out, rather than how fast."""
+        return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
 
     def is_served(self, name: str) -> bool:
         """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""

@@ -205,6 +205,7 @@ Allowable = Literal[
     "max_thinking_tokens",
     "stop",
     "date",
+    "body",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

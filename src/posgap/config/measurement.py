@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from posgap.choices import BACKENDS, Parameters
+from posgap.choices import BACKENDS, WITHOUT_EFFECT, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -24,7 +24,7 @@ MODEL = (
 )
 ALLOW = (
     "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding, "
-    "system, template_args, max_thinking_tokens, stop, date"
+    "system, template_args, max_thinking_tokens, stop, date, body"
 )
 
 
@@ -48,6 +48,12 @@ class SweepConfig(Swept, *BACKENDS.bases(), BackendConfig):  # type: ignore[misc
 
     model: ModelName = Field(description=MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
+    prices: Annotated[str, WITHOUT_EFFECT] = Field(
+        "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
+    )
+    estimate: bool = Field(
+        False, description="only say how many prompts and tokens it is, and with `prices` what they cost; ask nothing"
+    )
 
 
 class MergeConfig(StageConfig):

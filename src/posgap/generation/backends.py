@@ -12,6 +12,7 @@ from posgap.errors import PosgapError
 if TYPE_CHECKING:
     from posgap.config import BackendConfig
     from posgap.generation.generator import Generator
+    from posgap.generation.served import Served
     from posgap.tasks.framing import Framing
     from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
@@ -61,6 +62,10 @@ class Backend:
             name = "template" if framing.template else "date"
             raise PosgapError(f"{name}: is for models on this machine; backend {self.name} has the chat made elsewhere")
         return framing
+
+    def decoding(self, config: "BackendConfig", served: "Served | None") -> str:
+        """How tokens are chosen, where an endpoint said this of itself: greedily, as far as it can be told."""
+        return "greedy"
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         """The generator that answers prompts of `build`; raises `PosgapError` if something it needs is missing."""
@@ -172,6 +177,13 @@ class _OpenAI(Backend):
                 f"{', '.join(framing.described())}: a bare prompt has no chat around it; take --endpoint chat"
             )
         return framing
+
+    def decoding(self, config: "BackendConfig", served: "Served | None") -> str:
+        temperature = EndpointParameters.of(config).body.get("temperature", 0)
+        left_out = served is not None and "temperature" in served.left_out
+        if left_out or temperature is None:
+            return "endpoint's own"
+        return f"temperature {temperature}" if temperature else "greedy"
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         from posgap.generation.openai import OpenAIGenerator

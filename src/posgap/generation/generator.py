@@ -15,11 +15,13 @@ Outcome = Literal["answered", "truncated", "refused", "empty", "failed"]
 
 
 class Usage(NamedTuple):
-    """Tokens of a prompt and its completion, and those of the completion spent on thinking; None where unknown."""
+    """Tokens of a prompt and its completion, those of the completion spent on thinking, and the seconds of waiting for
+    an endpoint's answer; None where unknown."""
 
     prompt: int | None = None
     completion: int | None = None
     thinking: int | None = None
+    seconds: float | None = None
 
 
 class Completion(NamedTuple):

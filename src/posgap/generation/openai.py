@@ -22,8 +22,8 @@ import httpx2
 from posgap.errors import PosgapError, shortened
 from posgap.generation.backends import EndpointParameters
 from posgap.generation.endings import before_stop
-from posgap.generation.generator import Completion, Sampling
-from posgap.generation.served import Served
+from posgap.generation.generator import Completion, Sampling, Usage
+from posgap.generation.served import MUST_STAY, Changed, Served, What
 from posgap.generation.wire import Answer, Fault, read_answer, read_fault
 from posgap.interruption import GOES_ON
 from posgap.json_text import RECORD
@@ -150,11 +150,12 @@ class OpenAIGenerator:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
         await asyncio.sleep(self.resume_at - time.monotonic())
         while True:
-            request = self._request(prompt, sampling)
-            answer = await self._ask(client, request)
+            request, started = self._request(prompt, sampling), time.monotonic()
+            answer = await self._ask(client, request, sampling.opened, prompt.text)
             if isinstance(answer, Answer):
                 self._require_same(answer)
-                return answer.completion
+                usage = answer.completion.usage or Usage()
+                return answer.completion._replace(usage=usage._replace(seconds=time.monotonic() - started))
             if not self._leave_out(answer, request):
                 return self._completion_of(answer)
 
@@ -170,7 +171,9 @@ class OpenAIGenerator:
         more = {name: value for name, value in (kept | self.asked_for).items() if value is not None}
         return {"model": self.model, **what, **more}
 
-    async def _ask(self, client: httpx2.AsyncClient, request: Mapping[str, Any]) -> Answer | Fault:
+    async def _ask(
+        self, client: httpx2.AsyncClient, request: Mapping[str, Any], opened: str | None, asked: str
+    ) -> Answer | Fault:
         """What came back; raises `Passing` where that may be another thing the next time."""
         try:
             async with (
@@ -188,7 +191,7 @@ class OpenAIGenerator:
             raise Passing(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         if response.is_success:
             try:
-                answer = read_answer(body)
+                answer = read_answer(body, opened, asked)
             except ValueError as error:
                 beginning = body[:100].decode("utf-8", "replace")
                 raise Passing(self.hidden(f"the answer is not a completion: {error}: {beginning!r}")) from None
@@ -250,21 +253,25 @@ class OpenAIGenerator:
         return Completion("", [], "failed", reason=words)
 
     def _require_same(self, answer: Answer) -> None:
-        """Notes what the endpoint says of itself; raises `PosgapError` where that must not change, and does."""
-        says = {"model": answer.model, "fingerprint": answer.fingerprint}
-        for name, must_stay in _MUST_STAY[self.parameters.identity].items():
-            before, now = self.served.said(name), says[name]
+        """Notes what the endpoint says of itself; raises `Changed` where that must not change, and does."""
+        says: dict[What, str] = {"model": answer.model, "fingerprint": answer.fingerprint}
+        for name, now in says.items():
+            before = self.served.said(name)
             if not now or now in before:
                 continue
-            if before and must_stay:
-                other = "model" if name == "fingerprint" else "any"
-                raise PosgapError(
-                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {shortened(now)} now; "
-                    f"what was answered is kept: --identity {other} goes on with both, --force begins anew"
+            if before and name in MUST_STAY[self.parameters.identity]:
+                raise Changed(
+                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {shortened(now)} now",
+                    "model" if name == "fingerprint" else "any",
                 )
             if name == "model" and not before and not _related(now, self.model):
                 log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, shortened(now))
             self.served = self.served.saying(name, now)
+
+    def require_same(self) -> None:
+        """Asks a question of a word, and raises `Changed` where the endpoint is not what `served` says."""
+        for _ in self.generate([[Prompt("Hello")]], Sampling(1)):
+            pass
 
     def hidden(self, text: str) -> str:
         """The text without secrets: those of the house, and the headers that were sent."""
@@ -279,11 +286,6 @@ _WITHOUT = {
     "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
     "max_tokens": ": answers are as long as the endpoint lets them be",
     "max_completion_tokens": ": answers are as long as the endpoint lets them be",
-}
-_MUST_STAY = {
-    "fingerprint": {"model": True, "fingerprint": True},
-    "model": {"model": True, "fingerprint": False},
-    "any": {"model": False, "fingerprint": False},
 }
 
 

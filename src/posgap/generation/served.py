@@ -1,8 +1,25 @@
 """What an endpoint says of the model behind it, which is all that is known of that: sweeps record it."""
 
-from typing import Literal, Self
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol, Self, runtime_checkable
 
-from posgap.files import Record
+from posgap.errors import PosgapError
+from posgap.files import Record, read_model, write_json
+
+What = Literal["model", "fingerprint"]
+# What an endpoint must stay throughout a sweep, by the parameter `identity`.
+MUST_STAY: dict[str, tuple[What, ...]] = {"fingerprint": ("model", "fingerprint"), "model": ("model",), "any": ()}
+
+
+class Changed(PosgapError):
+    """An endpoint says that it is no longer what it was; `allowed_by` is the `identity` that would let it."""
+
+    def __init__(self, line: str, allowed_by: str):
+        super().__init__(
+            f"{line}; what was answered is kept: --identity {allowed_by} goes on with both, another --out begins anew"
+        )
+        self.line, self.allowed_by = line, allowed_by
 
 
 class Served(Record):
@@ -13,14 +30,40 @@ class Served(Record):
     fingerprints: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
-    def said(self, what: Literal["model", "fingerprint"]) -> tuple[str, ...]:
+    def said(self, what: What) -> tuple[str, ...]:
         """The names, or the fingerprints."""
         return self.models if what == "model" else self.fingerprints
 
-    def saying(self, what: Literal["model", "fingerprint"], value: str) -> Self:
+    def saying(self, what: What, value: str) -> Self:
         """The same with one more name or fingerprint."""
         return self.model_copy(update={f"{what}s": (*self.said(what), value)})
 
     def without(self, parameter: str) -> Self:
         """The same with one more parameter left out."""
         return self.model_copy(update={"left_out": (*self.left_out, parameter)})
+
+    @classmethod
+    def together(cls, parts: Sequence["Served"]) -> Self:
+        """All that the parts of a sweep say, in their order, each once."""
+        said = {name: [each for part in parts for each in getattr(part, name)] for name in cls.model_fields}
+        return cls(**{name: tuple(dict.fromkeys(each)) for name, each in said.items()})
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """What `write` wrote; nothing where there is no such file."""
+        return read_model(cls, file, "") if file.exists() else cls()
+
+    def write(self, file: Path) -> None:
+        """Writes it down, at once or not at all."""
+        write_json(file, self.model_dump(mode="json"))
+
+
+@runtime_checkable
+class AsServed(Protocol):
+    """A generator that asks a model elsewhere, of which only this is known."""
+
+    served: Served
+
+    def require_same(self) -> None:
+        """Asks the endpoint, and raises `Changed` where it is not what `served` says."""
+        ...

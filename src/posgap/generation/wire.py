@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from posgap.errors import shortened
 from posgap.generation.generator import Completion, Usage
+from posgap.generation.thoughts import split_thoughts
 
 _FILTER_CODES = re.compile(
     r"content_?(?:filter|policy|management)|responsible_?ai|moderation|data_?inspection_?failed|prohibited_content|"
@@ -75,11 +76,11 @@ class Fault(NamedTuple):
         return bool(re.search(rf"\b{parameter}\b", words) and _REFUSAL_OF_A_PARAMETER.search(words))
 
 
-def read_answer(body: bytes) -> Answer | Fault:
+def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answer | Fault:
     """The first completion in a body, whichever form its text has there, or the error that stands in its place.
 
     A text can be null, or a list of parts; lone surrogates, which are halves of characters, become U+FFFD. Thoughts
-    stand in fields of their own, or among the parts.
+    stand in fields of their own, among the parts, or between tags (for `opened` and `asked` see `split_thoughts`).
     """
     document = _document(body)
     choices = document.get("choices")
@@ -99,16 +100,18 @@ def read_answer(body: bytes) -> Answer | Fault:
             refusal += part
         else:
             text += part
+    parted = split_thoughts(text, opened, asked)
     thoughts = next((own for name in _THOUGHTS if (own := _text(message.get(name)))), thoughts)
+    thoughts = "\n".join(each for each in (thoughts.strip(), parted.thoughts) if each)
     finish = str(choice.get("finish_reason") or "").lower()
     usage = _usage(document.get("usage"))
     if finish in _BROKEN and not text:
         raise ValueError(f"finish_reason {finish}")
     if finish in _FILTERED or refusal:
         reason = shortened(" ".join(refusal.split())) or f"finish_reason {finish}"
-        completion = Completion("", [], "refused", thoughts.strip(), reason, usage=usage)
+        completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
-        completion = Completion.ended(text, [], finish in _LENGTH, thoughts, usage)
+        completion = Completion.ended(parted.answer, [], finish in _LENGTH, thoughts, usage)
     return Answer(completion, _text(document.get("model")), _text(document.get("system_fingerprint")))
 
 

@@ -31,6 +31,7 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     # A metric's own change no score.
     "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in METRICS[sweep.metric].stop]),
     "date": lambda sweep: sweep.asked.date or "none",
+    "body": lambda sweep: json.dumps(sweep.asked.body, sort_keys=True),
 }
 
 

@@ -6,15 +6,19 @@ from itertools import chain
 import numpy as np
 from pydantic import Field
 
+from posgap.config import SweepConfig
 from posgap.config.fields import Shard
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed
+from posgap.generation.served import MUST_STAY, Served
 from posgap.measurement.comparability import differing
+from posgap.measurement.spending import Spent
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, summarize
 from posgap.positions import format_positions, parse_shard
 
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked"}
+_WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
@@ -46,7 +50,8 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
     known = first.sweep.model_dump(include=_TAKEN_OVER)
     figures = summarize(correct, placements, _asked(first).seed)
-    return Sweep(**known, **figures, settings=settings), _predictions(parts)
+    more = {"served": _served(parts), "spent": Spent.together([part.sweep.spent for part in parts])}
+    return Sweep(**known, **more, **figures, settings=settings), _predictions(parts)
 
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
@@ -67,11 +72,30 @@ def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
 def _require_alike(first: Evidence, other: Evidence) -> None:
     names = [name for name in _ALIKE if getattr(first.sweep, name) != getattr(other.sweep, name)]
     names += differing(first.sweep, other.sweep)
-    names += [name for name in first.sweep.settings if first.sweep.settings[name] != other.sweep.settings.get(name)]
+    settings, others = first.sweep.settings, other.sweep.settings
+    names += [name for name in settings if name not in _WITHOUT_EFFECT and settings[name] != others.get(name)]
+    names += _said_otherwise(first.sweep, other.sweep)
     if first.ids != other.ids:
         names.append("examples")
     if names := [name for name in dict.fromkeys(names) if name not in _APART]:
         raise PosgapError(f"{first.path} and {other.path}: not parts of one sweep; {', '.join(names)} differ")
+
+
+def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
+    """What an endpoint must have stayed for both, and did not."""
+    if not sweep.served or not other.served:
+        return []
+    said = [
+        (what, sweep.served.said(what), other.served.said(what))
+        for what in MUST_STAY.get(sweep.settings.get("identity"), ())
+    ]
+    return [f"the endpoint's {what}" for what, one, another in said if one and another and {*one} != {*another}]
+
+
+def _served(parts: Sequence[Evidence]) -> Served | None:
+    """What the endpoint said of itself in all parts together."""
+    there = [part.sweep.served for part in parts if part.sweep.served]
+    return Served.together(there) if there else None
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:

@@ -12,8 +12,10 @@ from typing_extensions import TypedDict
 from posgap.errors import PosgapError
 from posgap.files import Record, read_model, read_models
 from posgap.generation.generator import Completion, Outcome
+from posgap.generation.served import Served
 from posgap.measurement import statistics
 from posgap.measurement.shape import Shape, shape_of
+from posgap.measurement.spending import Spent
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import CATEGORIES, Placement, category
@@ -72,19 +74,21 @@ class Asked(Record):
     date: str = ""
     max_thinking_tokens: int = 0
     stop: list[str] = Field([])
+    body: dict = Field({})
 
     @classmethod
-    def by(cls, build: TextPromptBuilder) -> Self:
-        """What prompts of this builder ask."""
+    def by(cls, build: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
+        """What prompts of this builder ask, with these fields in the requests to an endpoint, and this decoding."""
         return cls(
             prompt=build.task.wording(),
             template=build.template,
             question=build.order.question,
             shuffle=build.order.shuffle,
             max_new_tokens=build.max_new_tokens,
-            decoding="greedy",
+            decoding=decoding,
             max_thinking_tokens=build.max_thinking_tokens,
             stop=list(build.stop),
+            body=body or {},
             **build.framed,
         )
 
@@ -121,6 +125,8 @@ class Sweep(Record):
     prompt_digest: str
     asked: Asked
     settings: dict
+    served: Served | None = None
+    spent: Spent | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -8,21 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from posgap import files
-from posgap.choices import BACKENDS, WITHOUT_EFFECT
+from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
+from posgap.errors import PosgapError
 from posgap.files import digest
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
+from posgap.generation.served import AsServed, Changed, Served
 from posgap.interruption import goes_on
-from posgap.locations import with_uris
+from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.cases import mixed_cases
+from posgap.measurement.spending import Spent, estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Asked, Prediction, Sweep, prediction, summarize
+from posgap.measurement.sweeps import Asked, Prediction, Sweep, prediction, read_sweep, summarize
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.factors import config_factors
 from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.stage import stage
+from posgap.stage import identity_of, lacking, record_of, stage
+from posgap.storage.cache import fetch
+from posgap.storage.inputs import on_this_machine, sources
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
@@ -36,9 +41,22 @@ log = logging.getLogger(__name__)
 _WITHOUT_EFFECT = {"metric", "limit", "label"}
 
 
+def sweep(config: SweepConfig) -> Location:
+    """Sweeps a model, as `_sweep` says, or only estimates what that takes, where the config asks for it.
+
+    A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing.
+    """
+    if config.estimate:
+        print(_estimated(config))
+        return config.out
+    if not config.force:
+        _require_same_endpoint(config)
+    return _sweep(config)
+
+
 @stage
 @goes_on()
-def sweep(config: SweepConfig, out: Path, run: Run) -> None:
+def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`.
 
     Answers are kept beside `out` as they come; a sweep that was interrupted goes on from there.
@@ -52,7 +70,8 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         "model_digest": config.digest("model"),
         "prompt_digest": build.digest(),
     }
-    completions = _completions(config, examples, placements, build, digests)
+    price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
+    completions, served = _completions(config, examples, placements, build, digests)
     asked = product(zip(examples, contents(examples)), placements)
     predictions: list[Prediction] = [
         prediction(example, content, placement, completion, build.task.score(completion.text, example, config.metric))
@@ -68,8 +87,10 @@ def sweep(config: SweepConfig, out: Path, run: Run) -> None:
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.seed),
         **digests,
-        asked=Asked.by(build),
+        asked=_asked(config, build, served),
         settings=config.settings(),
+        served=served,
+        spent=Spent.of((completion.usage for completion in completions), price),
     )
     cases = mixed_cases(examples, predictions, config.n_docs, build)
     write_sweep(result, predictions, training_examples(config.model), out, cases)
@@ -93,10 +114,10 @@ def _completions(
     placements: Sequence[Placement],
     build: TextPromptBuilder,
     digests: dict[str, str],
-) -> list[Completion]:
-    """The completions of every example at every placement, in this order; those known already are not asked for."""
-    deciding = [name for name, field in config.parameters().items() if WITHOUT_EFFECT not in field.metadata]
-    identity = {name: getattr(config, name) for name in deciding if name not in _WITHOUT_EFFECT}
+) -> tuple[list[Completion], Served | None]:
+    """The completions of every example at every placement, in this order, and what an endpoint said of itself; what is
+    known already is not asked for."""
+    identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(build.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
@@ -112,8 +133,12 @@ def _completions(
     for example in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
         build.prompt(examples[example], placements[0])
+    said = unfinished.file.with_suffix(".served.json")
+    served = None if BACKENDS[config.backend].local else Served.read(said)
     if missing:
         generator = open_generator(config, build)
+        if isinstance(generator, AsServed) and served:
+            generator.served = served
         groups = (
             [build.prompt(examples[example], placements[number]) for number in numbers]
             for example, numbers in missing.items()
@@ -122,5 +147,51 @@ def _completions(
         of_group = list(missing.items())
         for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
             example, numbers = of_group[which]
+            if isinstance(generator, AsServed) and generator.served != served:
+                served = generator.served
+                served.write(said)
             unfinished.add(example, numbers[at], completion)
-    return [unfinished.completions[prompt] for prompt in prompts]
+    return [unfinished.completions[prompt] for prompt in prompts], served
+
+
+def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:
+    backend = BACKENDS[config.backend]
+    body = {} if backend.local else config.recorded()["body"]
+    return Asked.by(build, backend.decoding(config, served), body)
+
+
+def _estimated(config: SweepConfig) -> str:
+    """What the whole sweep takes, in words. Nothing is sent, and no model is loaded."""
+    config = on_this_machine(config, sources(config))
+    price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
+    examples = read_examples(config.examples)[: config.limit or None]
+    backend = BACKENDS[config.backend]
+    build = backend.builder(config)
+    placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
+    prompts = (build.prompt(example, placement) for example in examples for placement in placements)
+    tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts)
+    return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)
+
+
+def _require_same_endpoint(config: SweepConfig) -> None:
+    """Asks an endpoint whose sweep is complete, and would be reused, whether it is still what it was."""
+    if BACKENDS[config.backend].local:
+        return
+    inputs = {field: record_of(source) for field, source in sources(config).items()}
+    if lacking(config.out, identity_of("sweep", config, inputs)):
+        return
+    served = read_sweep(fetch(config.out)).served
+    if not served or not (served.models or served.fingerprints):
+        return
+    generator = open_generator(config, BACKENDS[config.backend].builder(config))
+    assert isinstance(generator, AsServed)
+    generator.served = served
+    try:
+        generator.require_same()
+    except Changed as changed:
+        raise PosgapError(
+            f"{changed.line}: the sweep in {config.out} is of what it was; --identity {changed.allowed_by} takes that, "
+            "--force sweeps again"
+        ) from None
+    except PosgapError as error:
+        log.warning("%s; so nobody can tell whether it is still the model of the sweep in %s", error, config.out)

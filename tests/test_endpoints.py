@@ -1,0 +1,158 @@
+"""Sweeps of endpoints: what is recorded of them, what they cost, and when they are asked again."""
+
+import json
+
+import pytest
+from conftest import kv_example
+from endpoint import Endpoint, retrieve, served
+
+from posgap.config import MergeConfig, SweepConfig
+from posgap.errors import PosgapError
+from posgap.generation import openai
+from posgap.generation.served import Served
+from posgap.measurement.spending import Spent, estimated_tokens
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages.merge import merge
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+N, DOCS = 4, 3
+USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 15}}
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(openai, "FIRST_WAIT", 0.002)
+
+
+@pytest.fixture
+def options(tmp_path) -> dict:
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
+    shared = {"examples": tmp_path / "e.jsonl", "model": "served", "backend": "openai", "n_docs": DOCS}
+    return {**shared, "out": tmp_path / "out", "concurrency": 1, "retries": 0}
+
+
+def saying(**fields):
+    """An endpoint that answers rightly, and says this of itself; what it says can be changed."""
+    says = dict(fields)
+
+    def answer(text, times):
+        choice = {"message": {"content": retrieve(text) if "Key:" in text else ""}, "finish_reason": "stop"}
+        return 200, {}, json.dumps({"choices": [choice], "usage": USAGE, **says})
+
+    return Endpoint(misbehave=answer), says
+
+
+def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_path, caplog):
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"currency": "EUR", "models": {"served": {"prompt": 2, "completion": 10}}}')
+    endpoint, _ = saying(model="served-0613", system_fingerprint="fp1")
+    with served(endpoint):
+        out = sweep(SweepConfig(base_url=endpoint.url, prices=str(prices), header={"X-Key": "hunter2222"}, **options))
+        recorded = read_sweep(out)
+        assert recorded.served == Served(models=("served-0613",), fingerprints=("fp1",))
+        spent = recorded.spent
+        assert spent == Spent(
+            prompts=12, prompt_tokens=1200, completion_tokens=240, thinking_tokens=180, money=0.0048, currency="EUR",
+            seconds=spent.seconds,
+        )  # fmt: skip
+        assert spent.seconds > 0 and recorded.asked.decoding == "greedy"
+        endpoint.seen.clear()
+        sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 3, "timeout": 7.0}))
+        assert endpoint.seen == {"Hello": 1}, "what changes no answer pays for no other sweep"
+    for file in out.rglob("*"):
+        assert b"hunter2222" not in (file.read_bytes() if file.is_file() else b""), file
+
+
+def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(options, caplog):
+    endpoint, says = saying(model="served-0613", system_fingerprint="fp1")
+    with served(endpoint):
+        config = SweepConfig(base_url=endpoint.url, **options)
+        sweep(config)
+        says["system_fingerprint"] = "fp2"
+        with pytest.raises(
+            PosgapError, match="fingerprint was fp1, and is fp2 now: the sweep in .*--force sweeps again"
+        ):
+            sweep(config)
+        asked = endpoint.seen.total()
+        sweep(config.model_copy(update={"identity": "model"}))
+        assert endpoint.seen.total() == asked + 1
+        assert read_sweep(sweep(config.model_copy(update={"force": True}))).served.fingerprints == ("fp2",)
+    sweep(config)
+    assert "so nobody can tell whether it is still the model of the sweep in" in caplog.text
+
+
+def test_a_sweep_that_goes_on_asks_for_the_endpoint_that_it_was(options, tmp_path):
+    endpoint, says = saying(model="served-0613", system_fingerprint="fp1")
+    answer = endpoint.misbehave
+    endpoint.misbehave = lambda text, times: answer(text, times) if endpoint.seen.total() < 5 else (503, {}, "")
+    with served(endpoint):
+        config = SweepConfig(base_url=endpoint.url, **options)
+        with pytest.raises(PosgapError, match="503"):
+            sweep(config)
+        says["system_fingerprint"], endpoint.misbehave = "fp2", answer
+        endpoint.seen.clear()
+        with pytest.raises(PosgapError, match="fp1, and is fp2 now; what was answered is kept: --identity model goes"):
+            sweep(config)
+        result = read_sweep(sweep(config.model_copy(update={"identity": "model"})))
+        assert result.served.fingerprints == ("fp1", "fp2") and result.spent.prompts == N * DOCS
+        assert endpoint.seen.total() == N * DOCS - 4 + 1
+
+
+def test_what_was_left_out_is_recorded_and_greedy_is_then_not_what_was_asked(options):
+    refusal = 400, {}, '{"error": {"message": "temperature is not supported", "param": "temperature"}}'
+    with served(Endpoint()) as endpoint:
+        endpoint.misbehave = lambda text, times: refusal if "temperature" in endpoint.bodies[-1] else None
+        result = read_sweep(sweep(SweepConfig(base_url=endpoint.url, body={"top_k": 1}, **options)))
+    assert result.served.left_out == ("temperature",) and result.spent is None
+    assert (result.asked.decoding, result.asked.body) == ("endpoint's own", {"top_k": 1})
+
+
+def test_parts_are_merged_with_what_they_took_and_only_of_the_same_endpoint(options, tmp_path):
+    endpoint, says = saying(model="served-0613", system_fingerprint="fp1")
+    with served(endpoint):
+        parts = [tmp_path / f"part{number}" for number in (1, 2, 3)]
+        config = SweepConfig(base_url=endpoint.url, **options)
+        for number, out in enumerate(parts, start=1):
+            says["system_fingerprint"] = "fp1" if number < 3 else "fp2"
+            sweep(config.model_copy(update={"out": out, "shard": f"{number}/3", "concurrency": number}))
+    with pytest.raises(PosgapError, match="not parts of one sweep; the endpoint's fingerprint differ"):
+        merge(MergeConfig(sweeps=parts, out=tmp_path / "whole"))
+    second = json.loads((parts[2] / "sweep.json").read_text())
+    second["served"]["fingerprints"] = ["fp1"]
+    (parts[2] / "sweep.json").write_text(json.dumps(second))
+    whole = read_sweep(merge(MergeConfig(sweeps=parts, out=tmp_path / "whole")))
+    assert whole.served.fingerprints == ("fp1",)
+    assert (whole.spent.prompts, whole.spent.prompt_tokens, whole.spent.money) == (12, 1200, None)
+
+
+def test_an_estimate_sends_nothing_and_makes_nothing(options, tmp_path, capsys):
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"models": {"served": {"prompt": 1000, "completion": 10000}}}')
+    config = SweepConfig(base_url="http://127.0.0.1:9/v1", estimate=True, prices=str(prices), **options)
+    sweep(config)
+    line = capsys.readouterr().out
+    assert line.startswith("12 prompts of about ") and f"answers of at most {12 * 100:,} tokens: " in line
+    assert line.endswith(" USD in all\n") and not list(tmp_path.glob(".posgap-*")) and not (tmp_path / "out").exists()
+    prices.write_text('{"models": {"other": {"prompt": 1, "completion": 1}}}')
+    with pytest.raises(PosgapError, match=r"prices.json: no price for served, only for other"):
+        sweep(config)
+    prices.write_text('{"models": {"served": {"prompt": -1, "completion": 1}}}')
+    with pytest.raises(PosgapError, match=r"prices.json: field `models.served.prompt`"):
+        sweep(config)
+
+
+def test_tokens_are_estimated_within_a_tenth_of_what_today_s_tokenizers_count():
+    # Counted once by OpenAI's cl100k and o200k (bpe-openai 0.1.4).
+    for text, tokens in TEXTS.items():
+        assert abs(estimated_tokens(text) - tokens) <= 0.1 * tokens, text
+
+
+TEXTS = {
+    '{"2a8d601d-1d69-4e64-9f90-8ad825a74195": "bb3ba2a5-7de8-434b-a86e-a88bb9fa7289", '
+    '"f4eb1c53-af0a-4dc4-a3a5-c2d50851a178": "d733b0d2-6af3-44e1-8592-e5637fdb76fb"}': 104,
+    "Document [1](Title: Nobel Prize in Physics) The first Nobel Prize in Physics was awarded in 1901 to Wilhelm "
+    "Conrad Röntgen, of Germany, who received 150,782 SEK, which is equal to 7,731,004 SEK in December 2007.": 60,
+    "Write a high-quality answer for the given question using only the provided search results (some of which might be "
+    "irrelevant).": 23,
+}
