@@ -75,6 +75,22 @@ def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, caps
     assert gc(capsys, "--older-than", "0") == "nothing was left behind\n"
 
 
+def test_a_run_lives_as_long_as_a_stage_below_it(capsys):
+    client = mlflow.MlflowClient()
+    experiment, now = experiment_id(client), int(1000 * time.time())
+
+    def started(hours_ago: float, parent: str = "") -> str:
+        tags = {"posgap.stage": "demo", **({"mlflow.parentRunId": parent} if parent else {})}
+        return client.create_run(experiment, start_time=now - int(hours_ago * 3_600_000), tags=tags).info.run_id
+
+    alive, dead = started(60), started(60)
+    training, ended = started(50, alive), started(50, dead)
+    client.log_metric(training, "loss", 1.0, timestamp=now - 3_600_000)
+    client.set_terminated(ended, end_time=now - 45 * 3_600_000)
+    shown = gc(capsys)
+    assert dead in shown and alive not in shown and training not in shown
+
+
 def test_a_name_that_is_not_there_is_a_line(capsys):
     assert fails(capsys, "gc", "--name", "none") == "none: no registered model of this name in MLflow"
 

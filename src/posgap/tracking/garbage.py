@@ -16,7 +16,7 @@ from posgap.locations import MODELS
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED
-from posgap.tracking.parents import STAGE_TAG
+from posgap.tracking.parents import PARENT_TAG, STAGE_TAG
 from posgap.tracking.server import ask, experiment_id
 
 if TYPE_CHECKING:
@@ -148,14 +148,17 @@ def _runs(before: int) -> Iterator[Remains]:
 
 
 def _last_heard(run: "Run") -> int:
-    """When a run last logged a metric, or began, in milliseconds."""
+    """When a run, or one below it, last began, ended or logged a metric, in milliseconds."""
 
     def moments(client: "MlflowClient") -> list[int]:
         return [
             point.timestamp for name in run.data.metrics for point in client.get_metric_history(run.info.run_id, name)
         ]
 
-    return max([run.info.start_time, *ask(moments)])
+    if run.info.end_time:
+        return run.info.end_time
+    below = _all_runs(f"tags.`{PARENT_TAG}` = '{run.info.run_id}'")
+    return max([run.info.start_time, *ask(moments), *map(_last_heard, below)])
 
 
 def _all_runs(condition: str) -> "list[Run]":

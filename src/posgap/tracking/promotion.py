@@ -72,7 +72,7 @@ def crown(
     the same in whatever order they come. The champion before the run becomes `previous`.
     """
     run_id = run.required_id()
-    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, run)
+    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, name, run)
     if sweep:
         ask(lambda client: _keep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
@@ -188,8 +188,8 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
             raise PosgapError(f"{uri}: no alias was moved: {error}") from None
 
 
-def _upload(model: Path, run: Run) -> str:
-    """Logs the model folder with MLflow; returns its URI there."""
+def _upload(model: Path, name: str, run: Run) -> str:
+    """Logs the model folder with MLflow, for a registered model of this name; returns its URI there."""
     import mlflow
     from mlflow.models import Model
 
@@ -198,7 +198,8 @@ def _upload(model: Path, run: Run) -> str:
     def upload(_: "MlflowClient") -> str:
         with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
             how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model}
-            return Model.log(artifact_path=None, name="model", **how).model_uri
+            # Of what a registered model's name may have, MLflow takes all in a logged model's but the dot.
+            return Model.log(artifact_path=None, name=name.replace(".", "-"), **how).model_uri
 
     return ask(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
 
