@@ -23,7 +23,7 @@ SAMPLING = Sampling(7, seed=3)
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(openai, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(openai, "FIRST_WAIT", 0.002)
 
 
 def shouted(text):

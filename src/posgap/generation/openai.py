@@ -9,12 +9,14 @@ import asyncio
 import logging
 import os
 import re
+import ssl
 import string
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -81,7 +83,7 @@ class OpenAIGenerator:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=concurrency)
         answers: asyncio.Queue[tuple[int, int, Completion] | Exception | None] = asyncio.Queue()
         with asyncio.Runner() as runner:
-            client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits)
+            client = httpx2.AsyncClient(headers=self.headers, timeout=None, limits=limits, verify=_tls())
             work = (self._work(client, questions, sampling, answers) for _ in range(concurrency))
             tasks = [runner.get_loop().create_task(each) for each in work]
             try:
@@ -122,7 +124,7 @@ class OpenAIGenerator:
             except _Busy as complaint:
                 if self.answered > answered:
                     continue  # It has time for others, and so will have some for this one.
-                raise self._end(f"gave up after {tries} tries: {complaint}") from None
+                raise self._end(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
             except Passing as complaint:
                 return self._failed(f"{complaint} ({tries} tries)")
             if completion.outcome == "failed":
@@ -137,14 +139,11 @@ class OpenAIGenerator:
     def _failed(self, reason: str) -> Completion:
         self.row += 1
         if self.row >= (IN_A_ROW if self.answered else FROM_THE_FIRST):
-            raise self._end(f"no answer to {self.row} prompts in a row, the last time: {reason}")
+            raise self._end(f"no answer to {self.row} prompts in a row, the last time: {reason}", _WORKS_AGAIN)
         return Completion("", [], "failed", reason=reason)
 
-    def _end(self, why: str) -> PosgapError:
-        return PosgapError(
-            f"{self.url}: {why}; what was answered is kept: when the endpoint works again, {GOES_ON}, perhaps with a "
-            "lower concurrency or a longer timeout"
-        )
+    def _end(self, why: str, then: str = GOES_ON) -> PosgapError:
+        return PosgapError(f"{self.url}: {why}; what was answered is kept: {then}")
 
     async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         """One try, with as many requests as there are parameters that the endpoint does not take."""
@@ -201,7 +200,7 @@ class OpenAIGenerator:
         fault, status = read_fault(response.status_code, body), response.status_code
         if status in (408, 409, 425, 429) or status >= 500:
             if fault.is_of_a_spent_account:
-                raise PosgapError(f"{self.url}: {self.hidden(str(fault))}")
+                raise self._end(self.hidden(str(fault)), f"when the account is filled, {GOES_ON}")
             wait = self._wait(response, fault)
             raise (_Busy if status in _BUSY else Passing)(self.hidden(str(fault)), wait)
         return fault
@@ -213,9 +212,10 @@ class OpenAIGenerator:
             until = ""
             if wait < timedelta(days=36500).total_seconds():
                 until = f", until {(datetime.now(UTC) + timedelta(seconds=wait)).isoformat(' ', 'seconds')}"
-            raise PosgapError(
-                f"{self.url}: {self.hidden(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
-                f"({LONGEST_WAIT:g} s); what was answered is kept, and after that {GOES_ON}"
+            raise self._end(
+                f"{self.hidden(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
+                f"({LONGEST_WAIT:g} s)",
+                f"after that {GOES_ON}",
             )
         self.resume_at = max(self.resume_at, time.monotonic() + wait)
         return wait
@@ -249,7 +249,7 @@ class OpenAIGenerator:
             return Completion("", [], "refused", reason=words)
         if fault.status in _ENDS:
             hint = f"; set {KEY_VARIABLE}" if fault.status in (401, 403) else ""
-            raise PosgapError(f"{self.url}: {words}{hint}")
+            raise self._end(words + hint)
         return Completion("", [], "failed", reason=words)
 
     def _require_same(self, answer: Answer) -> None:
@@ -282,6 +282,7 @@ class OpenAIGenerator:
         return redacted(text)
 
 
+_WORKS_AGAIN = f"when the endpoint works again, {GOES_ON}, perhaps with a lower concurrency or a longer timeout"
 _WITHOUT = {
     "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
     "max_tokens": ": answers are as long as the endpoint lets them be",
@@ -307,6 +308,12 @@ def headers_of(header: Mapping[str, str]) -> dict[str, str]:
             where = KEY_VARIABLE if name == "Authorization" and name not in header else f"--header {shortened(name)}"
             raise PosgapError(f"{where}: has characters that no header takes")
     return headers
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The certificates that servers are known by, which take a tenth of a second to read."""
+    return httpx2.create_ssl_context()
 
 
 async def _ready(answers: asyncio.Queue) -> list[Any]:
