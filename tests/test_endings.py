@@ -33,10 +33,10 @@ def pieces() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, clean_up_tokenization_spaces=False, **special)
 
 
-def completion(tokenizer, written: list[str], ended=False, **sampling):
+def completion(tokenizer, written: list[str], **sampling):
     reading = Reading(tokenizer, {END}, Sampling(**{"max_new_tokens": 8} | sampling))
     reading.read(tokenizer.convert_tokens_to_ids(written))
-    return reading.completion(ended)
+    return reading.completion()
 
 
 @given(st.lists(ALPHABET).map("".join), st.lists(ALPHABET, min_size=1, max_size=4).map("".join))

@@ -1,12 +1,14 @@
 """`scale search` and `scale apply`: what they write, what they refuse, and that they belong together."""
 
 import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from conftest import kv_example
@@ -22,7 +24,7 @@ from posgap.locations import below
 from posgap.measurement.sweeps import read_sweep
 from posgap.models import CONFIG_KEY
 from posgap.models.loading import save_model
-from posgap.scaling.fitness import TeacherForced
+from posgap.scaling.fitness import TeacherForced, position_weights
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
@@ -129,6 +131,34 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
     )
     swept = sweep(refused.model_copy(update={"examples": tmp_path / "others.jsonl"}))
     assert training_examples(swept) == training_examples(scaled)
+
+
+def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates(config, caplog):
+    caplog.set_level(logging.INFO, "posgap")
+    wordy = config.model_copy(update={"max_new_tokens": 8, "generations": 1})
+    scaling = read_scaling(scale_search(wordy))
+    assert re.search(r"answers \d+ of 24 questions rightly, but only \d of them at once: its responses", caplog.text)
+    asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8}
+    swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
+    assert scaling.unscaled_accuracy == pytest.approx(swept.accuracy) and scaling.generated is None
+    assert swept.mean > 25
+    caplog.clear()
+    scaling = read_scaling(scale_search(wordy.model_copy(update={"evaluation": "teacher_forced", "force": True})))
+    assert "at once" not in caplog.text and np.mean(scaling.unscaled_accuracy) < 15
+
+
+def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):
+    scaling = read_scaling(scale_search(config.model_copy(update={"dtype": "bfloat16", "generations": 2})))
+    spoken = scaling.generated
+    weights = position_weights(config.weights, scaling.positions, config.n_docs)
+    for fitness, accuracy in (
+        (spoken.fitness, spoken.accuracy),
+        (spoken.unscaled_fitness, spoken.unscaled_accuracy),
+        (scaling.fitness, scaling.accuracy),
+    ):
+        assert fitness == pytest.approx(weights @ accuracy)
+    # Ties go to one token when they are generated, and teacher forcing knows no other.
+    assert np.all(np.array(spoken.unscaled_accuracy) >= np.array(scaling.unscaled_accuracy) - 100 / 12)
 
 
 @pytest.mark.parametrize("halving", [False, True])

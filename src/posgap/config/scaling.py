@@ -47,7 +47,9 @@ class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # re
         "middle", description="weights of positions in the mean; middle: in the middle twice as high as at the ends"
     )
     evaluation: Literal["auto", "teacher_forced", "generation"] = Field(
-        "auto", description="how answers are judged; auto: teacher_forced if each question has only one right response"
+        "auto",
+        description="how answers are judged; auto: teacher_forced if each question has only one right response, and "
+        "the model begins with it",
     )
     halving: bool = Field(
         False,

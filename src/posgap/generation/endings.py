@@ -50,11 +50,11 @@ class Reading:
         """Reads tokens until the response is over; what a backend has generated beyond that counts for nothing."""
         next(filter(self.add, tokens), None)
 
-    def completion(self, ended: bool = False) -> Completion:
-        """The response so far as a completion. A limit cut it off unless it is over, or `ended` in another way."""
+    def completion(self) -> Completion:
+        """The response so far as a completion, which a limit cut off unless it is over."""
         thoughts, answer, _ = self._parts()
         stopped = _stop_at(answer, self.sampling.stop) is not None
-        cut = not stopped and (self.cut or not (self.over or ended))
+        cut = not stopped and (self.cut or not self.over)
         return Completion.ended(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts)
 
     def _look(self) -> None:

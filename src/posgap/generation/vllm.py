@@ -80,9 +80,11 @@ class VLLMGenerator:
         asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         completions: list[Completion | None] = []
         for output in self.llm.generate(asked, parameters, use_tqdm=False):
-            answer, reading = output.outputs[0], Reading(self.tokenizer, (), sampling)
+            answer = output.outputs[0]
+            stopped = isinstance(answer.stop_reason, str)
+            # vLLM has read which tokens end a response.
+            ends = answer.token_ids[-1:] if answer.finish_reason == "stop" and not stopped else ()
+            reading = Reading(self.tokenizer, ends, sampling)
             reading.read(answer.token_ids)
-            stopped = answer.finish_reason == "stop" and isinstance(answer.stop_reason, str)
-            ended = answer.finish_reason != "length"
-            completions.append(reading.completion(ended) if reading.over or not stopped else None)
+            completions.append(reading.completion() if reading.over or not stopped else None)
         return completions

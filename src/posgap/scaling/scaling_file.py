@@ -17,10 +17,20 @@ from posgap.tasks.examples import AnyExample
 SCALING_FILE = "scaling.json"
 
 
+class Spoken(Record):
+    """Fitness and accuracy of the factors found, and without factors, as responses say that were generated."""
+
+    fitness: float
+    accuracy: list[float]
+    unscaled_fitness: float
+    unscaled_accuracy: list[float]
+
+
 class Scaling(Record):
     """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points.
 
-    `factors` holds one factor per layer or, for Ms-PoE, one row per layer with one factor per head.
+    `factors` holds one factor per layer or, for Ms-PoE, one row per layer with one factor per head. `generated` is
+    there where the search was by teacher forcing in 16 bits, which loses right answers to ties.
     """
 
     model: str
@@ -45,6 +55,7 @@ class Scaling(Record):
     example_contents: list[str]
     prompt_digest: str
     settings: dict
+    generated: Spoken | None = None
 
 
 class _Bounds(Record):

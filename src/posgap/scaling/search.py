@@ -12,6 +12,7 @@ from posgap.scaling.scores import Score
 from posgap.scaling.strategies import Strategy
 
 log = logging.getLogger(__name__)
+FINALISTS = 3
 
 
 @dataclass
@@ -19,13 +20,14 @@ class Best:
     """The best candidate of a search, and the search's history.
 
     `history` has one row per generation: `generation` (from 1), the fitness of the `best` candidate so far,
-    `generation_best` and `generation_mean`.
+    `generation_best` and `generation_mean`. `finalists` are the points of the best candidates, this one first.
     """
 
     points: np.ndarray
     factors: Candidate
     fitness: float
     history: list[dict[str, float]] = field(default_factory=list)
+    finalists: dict[Candidate, np.ndarray] = field(default_factory=dict)
 
 
 def search(
@@ -42,6 +44,7 @@ def search(
     Only candidates whose score is complete can be the best; of equally good ones the first stays.
     """
     best, since = Best(np.empty(0), (), -np.inf), 0
+    reached: dict[Candidate, tuple[float, np.ndarray]] = {}  # by every candidate whose score is complete
     for generation in range(1, generations + 1):
         proposed = strategy.ask()
         factors = [curve.factors(points, n_layers) for points in proposed]
@@ -49,6 +52,8 @@ def search(
         strategy.tell(proposed, [s.fitness for s in scores])
         since += 1
         for points, candidate, (fitness, complete) in zip(proposed, factors, scores):
+            if complete:
+                reached.setdefault(candidate, (fitness, points))
             if complete and fitness > best.fitness:
                 best, since = Best(points, candidate, fitness, best.history), 0
         row = {
@@ -63,4 +68,6 @@ def search(
         if patience and since >= patience:
             log.info("stopped: no better candidate in %d generations", patience)
             break
+    ranked = sorted(reached, key=lambda candidate: -reached[candidate][0])
+    best.finalists = {candidate: reached[candidate][1] for candidate in ranked[:FINALISTS]}
     return best

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +24,8 @@ from posgap.models.loading import commit_on_hub, load_model
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.plots import write_plot
-from posgap.scaling.questions import ask, one_right_response
-from posgap.scaling.scaling_file import SCALING_FILE, Scaling
+from posgap.scaling.questions import Question, ask, one_right_response
+from posgap.scaling.scaling_file import SCALING_FILE, Scaling, Spoken
 from posgap.scaling.scores import Scores
 from posgap.scaling.search import search
 from posgap.scaling.strategies import CMAES, Genetic, Strategy
@@ -35,6 +37,8 @@ from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+TRIED = 8  # examples of which the model generates answers, at three placements each
+_Evaluated = Callable[[list[list[Question]]], Evaluator]
 
 
 @stage
@@ -56,11 +60,17 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     )
     questions = ask(build, examples, placements, metric, teacher_forced)
     model, score = load_model(config.model, config.dtype), partial(build.task.score, metric=metric)
-    evaluator: Evaluator = (
-        TeacherForced(model, questions, build.tokenizer.pad_token_id, config.batch_tokens)
-        if teacher_forced
-        else Generated(model, build.tokenizer, questions, score, Sampling.of(build), config.batch_tokens)
-    )
+
+    def forced(questions: list[list[Question]]) -> Evaluator:
+        return TeacherForced(model, questions, build.tokenizer.pad_token_id, config.batch_tokens)
+
+    def generated(questions: list[list[Question]]) -> Evaluator:
+        return Generated(model, build.tokenizer, questions, score, Sampling.of(build), config.batch_tokens)
+
+    ones = (1.0,) * layer_scaling(model).n_layers
+    if teacher_forced and config.evaluation == "auto":
+        teacher_forced = _answers_at_once(questions, forced, generated, ones)
+    evaluator = (forced if teacher_forced else generated)(questions)
     weights = position_weights(config.weights, positions, config.n_docs)
     searched_on = {
         "task": config.task,
@@ -80,16 +90,16 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         partial(fitness, weights=weights, objective=config.objective),
         config.halving,
         state,
-        _identity(searched_on, config.halving, config.dtype, build.max_new_tokens, teacher_forced),
+        _identity(searched_on, config.halving, config.dtype, asdict(Sampling.of(build)), teacher_forced),
     )
-    ones = (1.0,) * layer_scaling(model).n_layers
     (unscaled,) = scores([ones])
     unscaled_accuracy = scores.accuracy(ones)
     if config.strategy == "ms_poe":
         chosen, accuracy = _ms_poe(model, evaluator, ones)
         chosen["fitness"] = scores.fitness(accuracy)
     else:
-        chosen, accuracy = _search(config, scores, len(ones), run)
+        spoken = generated(questions) if teacher_forced and model.dtype.itemsize == 2 else None
+        chosen, accuracy = _search(config, scores, len(ones), run, spoken)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     scaling = Scaling(
         model=with_uris(config.model),
@@ -111,8 +121,11 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     log.info("fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors)
 
 
-def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) -> tuple[dict, np.ndarray]:
-    """The best candidate of the search as fields of `Scaling`, and its accuracy [P]."""
+def _search(
+    config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run, spoken: Evaluator | None
+) -> tuple[dict, np.ndarray]:
+    """The best candidate of the search as fields of `Scaling`, and its accuracy [P]; with `spoken`, the best of the
+    finalists by the responses that they generate."""
 
     def record(row: dict[str, float]) -> None:
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
@@ -121,8 +134,48 @@ def _search(config: ScaleSearchConfig, scores: Scores, n_layers: int, run: Run) 
     curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
     strategy = _strategy(config, curve, n_layers)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
-    chosen = {"curve": curve.described(), "control_points": best.points.tolist(), "factors": list(best.factors)}
-    return chosen | {"fitness": best.fitness, "history": best.history}, scores.accuracy(best.factors)
+    chosen = {"curve": curve.described(), "history": best.history}
+    factors = best.factors
+    if spoken:
+        finalists = [(1.0,) * n_layers, *best.finalists]
+        right = spoken.correct(finalists, range(len(spoken.questions)))
+        unscaled, *accuracies = 100 * right.mean(axis=1)
+        reached = [scores.fitness(accuracy) for accuracy in accuracies]
+        first = int(np.argmax(reached))
+        factors = finalists[1 + first]
+        chosen["generated"] = Spoken(
+            fitness=reached[first],
+            accuracy=accuracies[first].tolist(),
+            unscaled_fitness=scores.fitness(unscaled),
+            unscaled_accuracy=unscaled.tolist(),
+        )
+        log.info(
+            "as generated, which in 16 bits ties do not lower: fitness %.2f, unscaled %.2f",
+            reached[first], scores.fitness(unscaled),
+        )  # fmt: skip
+    accuracy = scores.accuracy(factors)
+    chosen |= {"control_points": best.finalists[factors].tolist(), "factors": list(factors)}
+    return chosen | {"fitness": scores.fitness(accuracy)}, accuracy
+
+
+def _answers_at_once(
+    questions: list[list[Question]], forced: _Evaluated, generated: _Evaluated, ones: Candidate
+) -> bool:
+    """Whether the model's answers begin right after the prompt, as teacher forcing takes for granted: the model as it
+    is generates some. A tie or two make no difference, nor does a model that answers none of these."""
+    some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
+    tried = [[row[i] for i in some] for row in questions[:TRIED]]
+    by_forcing, by_generation = (
+        int((kind(tried).correct([ones], range(len(tried))) == 1).sum()) for kind in (forced, generated)
+    )
+    if 2 * by_forcing >= by_generation:
+        return True
+    log.info(
+        "the model answers %d of %d questions rightly, but only %d of them at once: its responses are generated, since "
+        "teacher forcing misses answers after a preamble",
+        by_generation, sum(map(len, tried)), by_forcing,
+    )  # fmt: skip
+    return False
 
 
 def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
