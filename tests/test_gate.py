@@ -50,7 +50,13 @@ def write_sweep(
     write_jsonl(
         folder / "predictions.jsonl",
         (
-            {"id": f"e{at}", "content": f"{e:016x}", "placement": p, "response": "", "correct": bool(correct[at, i])}
+            {
+                "id": f"e{at}",
+                "content": f"{e:016x}",
+                "placement": p,
+                "response": "said",
+                "correct": bool(correct[at, i]),
+            }
             for at, e in enumerate(order)
             for i, p in enumerate(placements)
         ),
@@ -70,7 +76,9 @@ def decide(tmp_path, candidate, base, **options):
 
 def test_a_flat_and_better_model_passes(tmp_path, base):
     verdict, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.995] * 5), base)
-    assert verdict.passed and rules == {"gap": True, "mean": True, "advantageous": True, "useful": True}
+    assert (
+        verdict.passed and set(rules) == {"gap", "mean", "advantageous", "useful", "answered"} and all(rules.values())
+    )
 
 
 def test_pairs_of_positions_are_judged_like_positions(tmp_path):
@@ -87,7 +95,7 @@ def test_pairs_of_positions_are_judged_like_positions(tmp_path):
 def test_the_base_model_is_refused_for_its_gap(tmp_path, base):
     verdict, rules = decide(tmp_path, base, base)
     assert verdict.outcome == "refused"
-    assert rules == {"gap": False, "mean": True, "advantageous": True, "useful": True}
+    assert [name for name, passed in rules.items() if not passed] == ["gap"]
 
 
 def test_the_interval_decides_not_the_estimate(tmp_path, base):
@@ -100,7 +108,7 @@ def test_the_interval_decides_not_the_estimate(tmp_path, base):
 
 def test_a_flat_but_poor_model_is_refused(tmp_path, base):
     _, rules = decide(tmp_path, write_sweep(tmp_path / "new", [0.0] * 5), base)
-    assert rules == {"gap": True, "mean": False, "advantageous": False, "useful": False}
+    assert rules == {"gap": True, "mean": False, "advantageous": False, "useful": False, "answered": True}
 
 
 def test_the_mean_is_compared_with_the_champion(tmp_path, base):

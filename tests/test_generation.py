@@ -180,7 +180,7 @@ def test_responses_end_with_their_end_token(tokenizer):
 
 @pytest.mark.parametrize(
     ("ids", "outcome", "cut"),
-    [([34, 2], "answered", False), ([34, 34], "answered", True), ([2], "empty", False), ([0, 0], "truncated", True)],
+    [([34, 2], "answered", False), ([34, 34], "answered", True), ([2], "empty", False), ([0, 0], "truncated", False)],
 )
 def test_the_outcome_of_a_local_answer_follows_from_its_tokens(tokenizer, ids, outcome, cut):
     completion = read(tokenizer, ids)

@@ -101,7 +101,13 @@ def swept(tmp_path) -> Path:
     sweep = Sweep(**known, scaling=None, n_docs=3, asked=ASKED, settings={}, **summarize(correct, [[1], [2], [3]], 0))
     write_json(tmp_path / "sweep.json", sweep.model_dump(mode="json"))
     rows = [
-        {"id": f"e{e}", "content": f"{e:016x}", "placement": [p + 1], "response": "", "correct": float(correct[e, p])}
+        {
+            "id": f"e{e}",
+            "content": f"{e:016x}",
+            "placement": [p + 1],
+            "response": "said",
+            "correct": float(correct[e, p]),
+        }
         for e in range(4)
         for p in range(3)
     ]

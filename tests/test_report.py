@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from test_gate import ASKED
 
 from posgap.choices import TASKS
-from posgap.measurement.cases import Outcome, case_of, mixed_cases
+from posgap.measurement.cases import Answer, case_of, mixed_cases
 from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
@@ -192,7 +192,7 @@ def test_the_examples_to_open_are_those_that_depend_on_the_position(tokenizer):
     ]
     cases = mixed_cases(examples, rows, 4, PromptBuilder(TASKS["qa"], tokenizer, 512, 4))
     assert [case.id for case in cases] == ["qa-7", *(f"qa-{i}" for i in range(5))]
-    assert cases[0].placement == "3" and cases[0].outcomes[1:] == [Outcome("2", "r2", 1.0), Outcome("3", "r3", 0.0)]
+    assert cases[0].placement == "3" and cases[0].responses[1:] == [Answer("2", "r2", 1.0), Answer("3", "r3", 0.0)]
     (gold,) = [part.text for part in cases[0].prompt if part.gold]
     assert gold.endswith("number 7.") and "".join(p.text for p in cases[0].prompt).count("Document [") == 4
 

@@ -52,7 +52,7 @@ def test_single_positions_have_no_categories(swept):
 
 
 def test_predictions_give_the_accuracies_back(swept):
-    ids, _, correct = read_scores(swept)
+    ids, _, correct, _ = read_scores(swept)
     assert ids == [f"kv-{i}" for i in range(4)]
     assert (100 * correct.mean(axis=0)).tolist() == read_sweep(swept).accuracy
     rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]

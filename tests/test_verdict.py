@@ -115,7 +115,11 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
         assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
     assert judge(folders["candidate"], folders["base"], None, policy).evidence.keys() == {"candidate", "base"}
     alone = judge(folders["candidate"], None, None, policy)
-    assert alone.evidence.keys() == {"candidate"} and [rule.name for rule in alone.rules] == ["gap", "useful"]
+    assert alone.evidence.keys() == {"candidate"} and [rule.name for rule in alone.rules] == [
+        "gap",
+        "useful",
+        "answered",
+    ]
     assert digests(alone) == {
         "candidate": {
             "model": digest(model_folder),
@@ -139,6 +143,7 @@ def test_each_rule_is_asked_with_its_own_parameters():
         "mean": {"mean_tolerance": 2.0},
         "advantageous": {"advantageous_tolerance": 5.0},
         "worst": {"min_worst": 50.0},
+        "answered": {"max_unanswered": 2.0},
     }
 
 
@@ -146,7 +151,7 @@ def test_only_a_rule_that_is_unsure_says_how_many_examples_it_needs(tmp_path):
     right = write_sweep(tmp_path / "right", np.ones((N, 5)))
     rules = {rule.name: rule for rule in judge(right, right, None, Policy(max_gap=2, mean_tolerance=1)).rules}
     assert {name: rule.outcome for name, rule in rules.items()} == {
-        "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass"
+        "gap": "pass", "mean": "unsure", "advantageous": "pass", "useful": "pass", "answered": "pass"
     }  # fmt: skip
     # Of n examples that are all alike, Tango's upper 95 % bound is z^2 / (n + z^2).
     assert rules["mean"].needs == math.ceil(99 * Z**2)
@@ -174,7 +179,8 @@ def test_the_number_of_examples_for_a_verdict_is_that_for_all_rules_together(tmp
     assumed = assumed_of_pair(case.candidate.correct, case.best.correct)
 
     def rate(n: int) -> float:
-        return math.prod(rule.pass_rate(parameters, assumed, n) for rule, parameters in asked_rules(policy))
+        rates = [(rule.pass_rate, parameters) for rule, parameters in asked_rules(policy) if rule.pass_rate]
+        return math.prod(rate(parameters, assumed, n) for rate, parameters in rates)
 
     assert rate(reached.needs - 1) < 0.8 <= rate(reached.needs)
     assert reached.needs > max(rule.needs for rule in reached.rules if rule.needs)
@@ -223,7 +229,7 @@ def test_a_run_is_told_the_verdict_and_the_figures_that_it_rests_on(tmp_path):
         log_verdict(reached, swept, run)
     (logged,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
     values = {f"{rule.name}_value": pytest.approx(rule.value) for rule in reached.rules}
-    assert values.keys() == {"gap_value", "useful_value"}
+    assert values.keys() == {"gap_value", "useful_value", "answered_value"}
     assert logged.data.metrics == {"gap": 1.5, "mean": 98.5, **values}
     tags = {name: logged.data.tags[f"posgap.{name}"] for name in ("gate", "label", "policy_digest")}
     assert tags == {"gate": "admitted", "label": "after", "policy_digest": reached.policy_digest}

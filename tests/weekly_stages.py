@@ -67,7 +67,13 @@ def measure(examples: str, model: str, out: Path) -> None:
     out.mkdir()
     write_json(out / "sweep.json", sweep.model_dump(mode="json"))
     rows = (
-        {"id": f"e{n}", "content": f"{n:016x}", "placement": placement, "response": "", "correct": bool(correct[n, at])}
+        {
+            "id": f"e{n}",
+            "content": f"{n:016x}",
+            "placement": placement,
+            "response": "said",
+            "correct": bool(correct[n, at]),
+        }
         for n in numbers
         for at, placement in enumerate(placements)
     )

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posgap.choices import BACKENDS, TASKS
-from posgap.config import CheckConfig, SweepConfig
+from posgap.config import CheckConfig, Policy, SweepConfig
 from posgap.data.made import made_examples
 from posgap.errors import PosgapError
 from posgap.files import remove, work_folder, write_json
@@ -61,7 +61,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         with _asked_anew(config):
-            swept = fetch(sweep(_sweep_config(config, output, folder)))
+            swept = fetch(sweep(_sweep_config(config, policy, output, folder)))
         verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
@@ -75,7 +75,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
     return Checked(config.model, verdict, figures)
 
 
-def _sweep_config(config: CheckConfig, output: RunFolder, folder: Path | str) -> SweepConfig:
+def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder: Path | str) -> SweepConfig:
     shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
     examples = config.examples
     if examples is None:
@@ -84,6 +84,7 @@ def _sweep_config(config: CheckConfig, output: RunFolder, folder: Path | str) ->
     # What an endpoint serves is known by its name alone.
     label = config.label or ("" if BACKENDS[config.answered_by].local else config.model)
     own = {"out": folder, "examples": examples, "backend": config.answered_by, "label": label}
+    own["max_unanswered"] = policy.max_unanswered
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
 

@@ -216,6 +216,7 @@ GATE_RULES: Choices["GateRule"] = Choices(
     "posgap.gating.rules:USEFUL",
     "posgap.gating.rules:WORST",
     "posgap.gating.rules:REGIONS",
+    "posgap.gating.rules:ANSWERED",
 )
 CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply
 BACKENDS: Choices["Backend"] = Choices(

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from posgap.choices import BACKENDS, WITHOUT_EFFECT, Parameters
+from posgap.choices import BACKENDS, GATE_RULES, WITHOUT_EFFECT, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -38,7 +38,12 @@ class Swept(Parameters):
     label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
 
 
-class SweepConfig(Swept, *BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
+class SweepConfig(
+    Swept,
+    GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]  # registered choices' parameters
+    *BACKENDS.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
     """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
 
     `posgap plan sweep` says how many examples it takes.

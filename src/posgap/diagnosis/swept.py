@@ -53,7 +53,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
             f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"
         )
     build = builder_of(was)
-    ids, _, correct = read_scores(config.sweep)
+    ids, _, correct, _ = read_scores(config.sweep)
     by_id = {example.id: example for example in read_examples(config.examples)}
     examples = [by_id[id] for id in ids if id in by_id]
     now = {

@@ -113,10 +113,12 @@ def badge(checked: Checked) -> str:
 
 def _figures(sweep: Sweep) -> str:
     (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
-    return (
+    figures = (
         f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
         f"of {sweep.n_examples} examples of the task {sweep.task} with {sweep.n_docs} documents"
     )
+    unanswered = sweep.outcomes.sentence(sweep.placements) if sweep.outcomes else ""
+    return f"{figures}; {unanswered[:-1]}" if unanswered else figures
 
 
 _REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary, "badge": badge}

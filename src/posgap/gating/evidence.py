@@ -85,10 +85,23 @@ def lacking(sweep: Sweep, policy: Policy) -> list[str]:
     return complaints
 
 
+def unanswered_references(case: Case, policy: Policy) -> list[str]:
+    """Why base or champion are nothing to compare with: prompts that they did not answer count as wrong, and beyond
+    the policy's bound that would flatter the candidate."""
+    return [
+        f"{role}: {reference.outcomes.sentence(reference.sweep.placements)[:-1]}, and the gate allows "
+        f"{policy.max_unanswered:g} %"
+        for role, reference in (("base", case.base), ("champion", case.champion))
+        if reference and reference.outcomes.worst_share > policy.max_unanswered
+    ]
+
+
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
     seed = evidence.sweep.settings.get("seed")
     figures = summarize(evidence.correct, evidence.sweep.placements, seed if isinstance(seed, int) else 0)
+    if evidence.sweep.outcomes:
+        figures["outcomes"] = evidence.outcomes
     recorded = evidence.sweep.model_dump(mode="json")
     again = evidence.sweep.model_validate(evidence.sweep.model_dump() | figures).model_dump(mode="json")
     return first_difference(recorded, again)

@@ -118,6 +118,29 @@ class GateRule:
     broken: str = ""
 
 
+class MaxUnanswered(Parameters):
+    max_unanswered: float = Field(
+        2.0,
+        ge=0,
+        le=100,
+        description="percent of the prompts at any placement that may go unanswered (refused, truncated, empty or "
+        "failed); beyond it there are no figures",
+    )
+
+
+def _answered(parameters: MaxUnanswered, case: Case) -> Ruling:
+    """What was not answered is known of every prompt of the sweep, and nothing about it is estimated."""
+    share = case.candidate.outcomes.worst_share
+    return Ruling(
+        name="answered",
+        meaning="prompts without an answer, in percent, at the worst position",
+        claim="at most",
+        threshold=parameters.max_unanswered,
+        estimate=share,
+        interval=(share, share),
+    )
+
+
 class MaxGap(Parameters):
     max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
 
@@ -300,6 +323,15 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
     return power.flat_rate(n, parameters.max_region_gap / 100, 3, assumed.own_variance / pooled, pooled)
 
 
+ANSWERED = GateRule(
+    "answered",
+    "nearly every prompt was answered, at every position",
+    _answered,
+    MaxUnanswered,
+    asked=lambda p: p.max_unanswered < 100,
+    needs_reference=False,
+    broken="too many prompts were not answered at some position",
+)
 GAP = GateRule(
     "gap",
     "no position is much worse than another",

@@ -12,7 +12,7 @@ from posgap.choices import CHECK_RULES, GATE_RULES, Parameters
 from posgap.config import Policy
 from posgap.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.files import Record, read_model
-from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of
+from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of, unanswered_references
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.measurement import power
@@ -101,7 +101,7 @@ def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Pol
     rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        lacking=lacking(case.candidate.sweep, policy),
+        lacking=[*lacking(case.candidate.sweep, policy), *unanswered_references(case, policy)],
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},

@@ -49,7 +49,7 @@ class Completion(NamedTuple):
         if cut:
             while_doing = "while thinking" if thoughts else "before any text"
             reason = f"the limit of new tokens was reached {while_doing}"
-            return cls("", token_ids, "truncated", thoughts, reason, cut=True, usage=usage)
+            return cls("", token_ids, "truncated", thoughts, reason, usage=usage)
         return cls("", token_ids, "empty", thoughts, "the model ended without any text", usage=usage)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from posgap.measurement.diagnoses import TokenShift
-from posgap.measurement.sweeps import Prediction
+from posgap.measurement.sweeps import Prediction, outcome_of
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -21,12 +21,15 @@ class Part(NamedTuple):
     gold: bool
 
 
-class Outcome(NamedTuple):
-    """A response, where the gold documents stood, and its score from 0 to 1."""
+class Answer(NamedTuple):
+    """A response, where the gold documents stood, and its score from 0 to 1; of what was not answered its outcome, and
+    why."""
 
     placement: str
     response: str
     score: float
+    unanswered: str = ""
+    reason: str = ""
 
 
 class Case(NamedTuple):
@@ -37,7 +40,7 @@ class Case(NamedTuple):
     answers: list[str]
     placement: str
     prompt: list[Part]
-    outcomes: list[Outcome]
+    responses: list[Answer]
     shift: TokenShift | None = None
 
 
@@ -55,8 +58,16 @@ def case_of(
         answers=example.answers,
         placement=format_positions(placement.positions),
         prompt=_parts(build.text(example, placement), gold_spans(build, example, placement)),
-        outcomes=[Outcome(format_positions(p["placement"]), p["response"], p["correct"]) for p in predictions],
+        responses=[_answer(row) for row in predictions],
         shift=shift,
+    )
+
+
+def _answer(row: Prediction) -> Answer:
+    outcome = outcome_of(row)
+    unanswered = "" if outcome == "answered" else outcome
+    return Answer(
+        format_positions(row["placement"]), row["response"], row["correct"], unanswered, row.get("reason", "")
     )
 
 

@@ -92,7 +92,13 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
         "worse": [placement for placement, (_, high) in zip(placements, together) if high < 0],
         "asked_otherwise": asked_otherwise,
     }
-    return Difference(**figures, verdict=_verdict(figures, reference.sweep.label, placements))
+    unanswered = " ".join(
+        f"{each.sweep.label}: {sentence}"
+        for each in (candidate, reference)
+        if (sentence := each.outcomes.sentence(placements))
+    )
+    verdict = _verdict(figures, reference.sweep.label, placements)
+    return Difference(**figures, verdict=f"{verdict} {unanswered}".strip())
 
 
 def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:

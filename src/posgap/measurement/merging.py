@@ -12,6 +12,7 @@ from posgap.errors import PosgapError
 from posgap.files import Record, parsed
 from posgap.generation.served import MUST_STAY, Served
 from posgap.measurement.comparability import differing
+from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent
 from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, summarize
 from posgap.positions import format_positions, parse_shard
@@ -19,7 +20,7 @@ from posgap.positions import format_positions, parse_shard
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked"}
 _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
-_APART = {"placements", "shard", "positions"}  # in which parts differ
+_APART = {"placements", "shard", "positions", "max_unanswered"}  # in which parts differ
 
 
 class _Asked(Record):
@@ -28,6 +29,7 @@ class _Asked(Record):
     positions: list[str]
     seed: int = Field(ge=0)
     shard: Shard = ""
+    max_unanswered: float = 0.0
 
 
 def _asked(part: Evidence) -> _Asked:
@@ -48,10 +50,13 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
         raise PosgapError(f"placement {format_positions(twice[0])} was swept in two of the parts; leave one out")
     correct = np.concatenate([part.correct for part in parts], axis=1)
     settings = first.sweep.settings | {"shard": "", "positions": _positions(parts)}
+    if bounds := [_asked(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
+        settings["max_unanswered"] = max(bounds)
     known = first.sweep.model_dump(include=_TAKEN_OVER)
     figures = summarize(correct, placements, _asked(first).seed)
+    outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
     more = {"served": _served(parts), "spent": Spent.together([part.sweep.spent for part in parts])}
-    return Sweep(**known, **more, **figures, settings=settings), _predictions(parts)
+    return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), _predictions(parts)
 
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:

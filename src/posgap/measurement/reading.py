@@ -15,6 +15,8 @@ def reading(sweep: Sweep) -> list[str]:
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({_to(sweep.mean_ci95)}), "
         f"of {sweep.n_examples} examples.",
     ]
+    if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
+        sentences.append(unanswered)
     flat = sweep.flatness
     test = f"Cochran's Q = {flat.q:.1f}, {flat.df} degrees of freedom, {p_value(flat.p)}"
     sentences.append(

@@ -1,7 +1,7 @@
 """The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
 
 import copy
-from collections.abc import Sized
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, Self
 
@@ -14,6 +14,7 @@ from posgap.files import Record, read_model, read_models
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
 from posgap.measurement import statistics
+from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
 from posgap.positions import format_positions
@@ -97,7 +98,8 @@ class Sweep(Record):
     """What was asked of a model, and its accuracy in points at every placement.
 
     `categories` (of each placement) and `by_category` are empty where there is one gold document; `shape` is
-    None where there are two, or fewer than three positions.
+    None where there are two, or fewer than three positions. `outcomes` counts how the prompts ended; None in a sweep
+    by an older posgap, which did not look.
     """
 
     task: str
@@ -118,6 +120,7 @@ class Sweep(Record):
     flatness: Flatness
     shape: Shape | None = None
     worst: Worst
+    outcomes: Outcomes | None = None
     categories: list[str] = Field([])
     by_category: dict[str, CategoryFigures] = Field({})
     examples_digest: str
@@ -140,12 +143,15 @@ class Sweep(Record):
             "accuracy": self.accuracy,
             "ci95": self.ci95,
             "categories": self.categories or self.placements,
+            "outcomes": self.outcomes.by_placement if self.outcomes else self.placements,
         }
         for name, values in figures.items():
             if len(values) != len(self.placements):
                 raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")
         if self.worst.placement not in self.placements:
             raise ValueError("worst: no placement of this sweep")
+        if self.outcomes and {counts.prompts for counts in self.outcomes.by_placement} != {self.n_examples}:
+            raise ValueError(f"outcomes: not of {self.n_examples} prompts at each placement")
         return self
 
     @property
@@ -257,12 +263,28 @@ def read_predictions(path: Path) -> list[Prediction]:
     return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
 
 
+def outcome_of(row: Prediction) -> Outcome:
+    """How a prompt ended. What is said to be answered and has no text was not: older sweeps did not tell."""
+    outcome = row.get("outcome", "answered")
+    return "empty" if outcome == "answered" and not row["response"].strip() else outcome
+
+
+def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence[int]]) -> Outcomes:
+    """How the prompts of these predictions ended, counted at each placement."""
+    endings: dict[tuple[int, ...], list[tuple[Outcome, bool]]] = {tuple(placement): [] for placement in placements}
+    for row in predictions:
+        endings[tuple(row["placement"])].append((outcome_of(row), row.get("cut", False)))
+    return Outcomes.at([OutcomeCounts.of(of_placement) for of_placement in endings.values()])
+
+
 class Scores(NamedTuple):
-    """Example ids [E], their contents [E], and scores `correct [E, P]`, columns as in a sweep's `placements`."""
+    """Example ids [E], their contents [E], scores `correct [E, P]`, columns as in a sweep's `placements`, and how its
+    prompts ended."""
 
     ids: list[str]
     contents: list[str]
     correct: np.ndarray
+    outcomes: Outcomes
 
 
 def read_scores(path: Path) -> Scores:
@@ -271,26 +293,32 @@ def read_scores(path: Path) -> Scores:
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     scores: dict[str, list[float | None]] = {}
     contents: dict[str, str] = {}
-    for row in read_predictions(path):
+    predictions = read_predictions(path)
+    for row in predictions:
         where, of_example = tuple(row["placement"]), scores.setdefault(row["id"], [None] * len(column))
         if where not in column or of_example[column[where]] is not None:
             fault = "was predicted twice" if where in column else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
         if contents.setdefault(row["id"], row["content"]) != row["content"]:
             raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
+        if row["correct"] and row.get("outcome", "answered") != "answered":
+            place = format_positions(where)
+            raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
         of_example[column[where]] = row["correct"]
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
-    return Scores(list(scores), list(contents.values()), np.array(list(scores.values()), dtype=float))
+    correct = np.array(list(scores.values()), dtype=float)
+    return Scores(list(scores), list(contents.values()), correct, outcomes_of(predictions, sweep.placements))
 
 
 class Evidence:
-    """A sweep with the contents of its examples [E] and its scores `correct [E, P]`."""
+    """A sweep with the contents of its examples [E], its scores `correct [E, P]`, and how its prompts ended, all as its
+    predictions say."""
 
     def __init__(self, path: Path):
         self.path = path
         self.sweep: Sweep = read_sweep(path)
-        self.ids, self.contents, self.correct = read_scores(path)
+        self.ids, self.contents, self.correct, self.outcomes = read_scores(path)
 
     def in_order_of(self, reference: "Evidence") -> "Evidence":
         """The same with its examples in the order in which the reference has the same ones."""

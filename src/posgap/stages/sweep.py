@@ -1,6 +1,7 @@
 """sweep: accuracy with the gold documents at every position."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -10,17 +11,27 @@ import numpy as np
 from posgap import files
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import digest
+from posgap.errors import PosgapError, Rejected, shortened
+from posgap.files import digest, write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import AsServed, Changed, Served
 from posgap.interruption import goes_on
 from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.cases import mixed_cases
+from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent, estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeps import Asked, Prediction, Sweep, prediction, read_sweep, summarize
+from posgap.measurement.sweeps import (
+    PREDICTIONS_FILE,
+    Asked,
+    Prediction,
+    Sweep,
+    outcomes_of,
+    prediction,
+    read_sweep,
+    summarize,
+)
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.factors import config_factors
 from posgap.progress import track
@@ -34,11 +45,11 @@ from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_sweep
+from posgap.tracking.sweeps import log_sweep, unanswered_metrics
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response, beside those that change no result at all.
-_WITHOUT_EFFECT = {"metric", "limit", "label"}
+_WITHOUT_EFFECT = {"metric", "limit", "label", "max_unanswered"}
 
 
 def sweep(config: SweepConfig) -> Location:
@@ -77,6 +88,11 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         prediction(example, content, placement, completion, build.task.score(completion.text, example, config.metric))
         for ((example, content), placement), completion in zip(asked, completions, strict=True)
     ]
+    outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
+    if outcomes.worst_share > config.max_unanswered:
+        run.metrics(unanswered_metrics(outcomes))
+        write_jsonl(out / PREDICTIONS_FILE, predictions)
+        raise _unanswered(config, outcomes, placements, predictions)
     correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
     result = Sweep(
         task=config.task,
@@ -86,6 +102,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         metric=config.metric or build.task.metric,
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.seed),
+        outcomes=outcomes,
         **digests,
         asked=_asked(config, build, served),
         settings=config.settings(),
@@ -96,6 +113,20 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     write_sweep(result, predictions, training_examples(config.model), out, cases)
     log_sweep(result, run)
     run.artifact(out)
+
+
+def _unanswered(
+    config: SweepConfig, outcomes: Outcomes, placements: Sequence[Placement], predictions: Sequence[Prediction]
+) -> Rejected:
+    """The error that says why there are no figures; its folder has the predictions, and the answers are kept."""
+    reasons = Counter(row["reason"] for row in predictions if "outcome" in row and row.get("reason"))
+    often = f" ({shortened(reasons.most_common(1)[0][0])})" if reasons else ""
+    sentence = outcomes.sentence([placement.positions for placement in placements])
+    return Rejected(
+        f"{with_uris(config.model)}: no figures: {sentence[:-1]}{often}, and {config.max_unanswered:g} % is allowed. "
+        f"See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same command asks again for what "
+        "failed alone, and with a higher --max-unanswered makes do with these"
+    )
 
 
 def _scaling(config: SweepConfig) -> dict | None:

@@ -10,6 +10,7 @@ from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Sampling, complete
+from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
 from posgap.positions import format_positions, parse_positions
 from posgap.progress import track
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     """Writes `responses.jsonl`: each response's example by id and content, placement, text, token ids and correctness.
 
-    A response is correct if its score is 1. Incorrect ones are left out unless `keep_incorrect` is set.
+    A response is correct if its score is 1. Incorrect ones are left out unless `keep_incorrect` is set, and prompts
+    that were not answered always are; `teacher.json` counts how they ended.
     """
     examples, build = read_examples(config.examples), BACKENDS[config.backend].builder(config)
     placement = Placement(advantageous_positions(config), config.n_docs)
@@ -35,7 +37,9 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     where = format_positions(placement.positions)
     prompts = [build.prompt(example, placement) for example in examples]
     sampling = Sampling.of(build, config.temperature, config.seed)
-    completions = complete(open_generator(config, build), prompts, sampling)
+    answered = complete(open_generator(config, build), prompts, sampling)
+    completions = list(track(answered, len(prompts), "teacher responses"))
+    outcomes = OutcomeCounts.of((completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
         {
             "id": example.id,
@@ -46,22 +50,30 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             "token_ids": completion.token_ids,
             "correct": build.task.score(completion.text, example, config.metric) == 1,
         }
-        for example, completion in zip(examples, track(completions, len(prompts), "teacher responses"))
+        for example, completion in zip(examples, completions)
+        if completion.outcome == "answered"
     ]
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
     right = sum(row["correct"] for row in rows)
     if not kept:
+        unanswered = f" ({outcomes.unanswered} prompts were not answered: {outcomes.listed})" * bool(
+            outcomes.unanswered
+        )
         raise PosgapError(
-            f"{config.model}: no response at position {where} of {placement.n_docs} is correct; "
+            f"{config.model}: no response at position {where} of {placement.n_docs} is correct{unanswered}; "
             "there is nothing to distil"
         )
     write_jsonl(out / RESPONSES_FILE, kept)
-    summary = {"kept": len(kept), "correct": right, "examples": len(rows), "accuracy": 100 * right / len(rows)}
-    write_json(out / "teacher.json", {**summary, "placement": list(placement.positions), "prompts": build.digest()})
+    asked = len(examples)
+    summary = {"kept": len(kept), "correct": right, "examples": asked, "accuracy": 100 * right / asked}
+    about = {"placement": list(placement.positions), "prompts": build.digest(), "outcomes": outcomes.model_dump()}
+    write_json(out / "teacher.json", {**summary, **about})
     names = ("position",) if len(placement.positions) == 1 else ("position_pre", "position_post")
-    run.metrics({**summary, **dict(zip(names, placement.positions))})
+    run.metrics({**summary, "unanswered": outcomes.share, **dict(zip(names, placement.positions))})
     run.artifact(out)
-    log.info("%d of %d responses at position %s are correct", right, len(rows), where)
+    log.info("%d of %d responses at position %s are correct", right, asked, where)
+    if outcomes.unanswered:
+        log.info("%d prompts were not answered, and are left out: %s", outcomes.unanswered, outcomes.listed)
 
 
 def advantageous_positions(config: TeacherConfig) -> tuple[int, ...]:
