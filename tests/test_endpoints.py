@@ -46,11 +46,11 @@ def saying(**fields):
 def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_path, caplog):
     prices = tmp_path / "prices.json"
     prices.write_text('{"currency": "EUR", "models": {"served": {"prompt": 2, "completion": 10}}}')
-    endpoint, _ = saying(model="served-0613", system_fingerprint="fp1")
+    endpoint, _ = saying(model="served-<b>0613", system_fingerprint="fp1")
     with served(endpoint):
         out = sweep(SweepConfig(base_url=endpoint.url, prices=str(prices), header={"X-Key": "hunter2222"}, **options))
         recorded = read_sweep(out)
-        assert recorded.served == Served(models=("served-0613",), fingerprints=("fp1",))
+        assert recorded.served == Served(models=("served-<b>0613",), fingerprints=("fp1",))
         spent = recorded.spent
         assert spent == Spent(
             prompts=12, prompt_tokens=1200, completion_tokens=240, thinking_tokens=180, money=0.0048, currency="EUR",
@@ -60,6 +60,8 @@ def test_a_sweep_records_what_the_endpoint_says_and_what_it_took(options, tmp_pa
         endpoint.seen.clear()
         sweep(SweepConfig(base_url=endpoint.url, **options | {"concurrency": 3, "timeout": 7.0}))
         assert endpoint.seen == {"Hello": 1}, "what changes no answer pays for no other sweep"
+    page = (out / "sweep.html").read_text()
+    assert "<dd>served-&lt;b&gt;0613</dd>" in page and "0.00 EUR" in page
     for file in out.rglob("*"):
         assert b"hunter2222" not in (file.read_bytes() if file.is_file() else b""), file
 

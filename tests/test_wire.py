@@ -30,7 +30,7 @@ ANSWERS = {
     ),
     "thoughts alone": (
         body({"content": None, "reasoning_content": "b?"}, "length"),
-        Completion("", [], "truncated", "b?", "the limit of new tokens was reached while thinking", True),
+        Completion("", [], "truncated", "b?", "the limit of new tokens was reached while thinking"),
     ),
     "filtered": (body({"content": "half an ans"}, "content_filter"),
                  Completion("", [], "refused", reason="finish_reason content_filter")),
@@ -59,6 +59,8 @@ def test_a_completion_is_read_whatever_its_form(name):
 
 def test_what_the_endpoint_says_of_itself_is_read_where_it_is_text():
     assert read_answer(body({"content": "a"}, model="m", system_fingerprint="f"))[1:] == ("m", "f")
+    long = read_answer(body({"content": "a"}, model="m\n" * 500)).model
+    assert len(long) < 210 and "\n" not in long
     assert read_answer(body({"content": "a"}, model=3, system_fingerprint=None))[1:] == ("", "")
 
 

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
 FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 120.0  # seconds between tries
 FROM_THE_FIRST, IN_A_ROW = 8, 25  # failed prompts that end a sweep: before any was answered, and later
+_MOST_NAMES = 100  # that an endpoint may change between, where it may; more are not recorded
 _OURS = ("model", "messages", "prompt")  # fields of a request that are always there
 _ENDS = {*range(300, 400), 401, 402, 403, 404, 405}  # statuses that no other prompt would change
 _BUSY = {429, 503, 529}  # statuses of an endpoint that has no time, whatever the prompt
@@ -261,12 +262,13 @@ class OpenAIGenerator:
                 continue
             if before and name in MUST_STAY[self.parameters.identity]:
                 raise Changed(
-                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {shortened(now)} now",
+                    f"{self.url}: is no longer what it was: its {name} was {before[-1]}, and is {now} now",
                     "model" if name == "fingerprint" else "any",
                 )
             if name == "model" and not before and not _related(now, self.model):
-                log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, shortened(now))
-            self.served = self.served.saying(name, now)
+                log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, now)
+            if len(before) < _MOST_NAMES:
+                self.served = self.served.saying(name, now)
 
     def require_same(self) -> None:
         """Asks a question of a word, and raises `Changed` where the endpoint is not what `served` says."""

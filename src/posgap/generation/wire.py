@@ -112,7 +112,7 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answ
         completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
         completion = Completion.ended(parted.answer, [], finish in _LENGTH, thoughts, usage)
-    return Answer(completion, _text(document.get("model")), _text(document.get("system_fingerprint")))
+    return Answer(completion, _name(document.get("model")), _name(document.get("system_fingerprint")))
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -174,6 +174,10 @@ def _parts(content: Any) -> Iterator[tuple[str, str]]:
 
 def _text(value: Any) -> str:
     return _whole(value) if isinstance(value, str) else ""
+
+
+def _name(value: Any) -> str:
+    return shortened(" ".join(_text(value).split()))
 
 
 def _whole(text: str) -> str:

@@ -93,6 +93,11 @@ class Spent(Record):
         with_money = of_all and len(amounts) == len(there)
         return cls(**sums, money=sum(amounts) if with_money else None, currency=there[0].currency if with_money else "")
 
+    def metrics(self) -> dict[str, float]:
+        """Tokens, and money where it is known, as metrics of a run."""
+        tokens = {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "thinking_tokens")}
+        return tokens | ({} if self.money is None else {"money": self.money})
+
     def sentence(self) -> str:
         """All of it in words."""
         thinking = f", {self.thinking_tokens:,} of them thoughts" if self.thinking_tokens else ""

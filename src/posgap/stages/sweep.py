@@ -83,6 +83,9 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     }
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
     completions, served = _completions(config, examples, placements, build, digests)
+    if spent := Spent.of((completion.usage for completion in completions), price):
+        run.metrics(spent.metrics())
+        log.info("%s: %s", label, spent.sentence())
     asked = product(zip(examples, contents(examples)), placements)
     predictions: list[Prediction] = [
         prediction(example, content, placement, completion, build.task.score(completion.text, example, config.metric))
@@ -107,7 +110,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         asked=_asked(config, build, served),
         settings=config.settings(),
         served=served,
-        spent=Spent.of((completion.usage for completion in completions), price),
+        spent=spent,
     )
     cases = mixed_cases(examples, predictions, config.n_docs, build)
     write_sweep(result, predictions, training_examples(config.model), out, cases)
