@@ -117,8 +117,8 @@ def _figures(sweep: Sweep) -> str:
         f"gap {sweep.gap:.1f} points ({low:.1f} to {high:.1f}), mean {sweep.mean:.1f} ({least:.1f} to {most:.1f}), "
         f"of {sweep.n_examples} examples of the task {sweep.task} with {sweep.n_docs} documents"
     )
-    unanswered = sweep.outcomes.sentence(sweep.placements) if sweep.outcomes else ""
-    return f"{figures}; {unanswered[:-1]}" if unanswered else figures
+    unanswered = sweep.outcomes.phrase(sweep.placements) if sweep.outcomes else ""
+    return f"{figures}; {unanswered}" if unanswered else figures
 
 
 _REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary, "badge": badge}

@@ -89,7 +89,7 @@ def unanswered_references(case: Case, policy: Policy) -> list[str]:
     """Why base or champion are nothing to compare with: prompts that they did not answer count as wrong, and beyond
     the policy's bound that would flatter the candidate."""
     return [
-        f"{role}: {reference.outcomes.sentence(reference.sweep.placements)[:-1]}, and the gate allows "
+        f"{role}: {reference.outcomes.phrase(reference.sweep.placements)}, and the gate allows "
         f"{policy.max_unanswered:g} %"
         for role, reference in (("base", case.base), ("champion", case.champion))
         if reference and reference.outcomes.worst_share > policy.max_unanswered

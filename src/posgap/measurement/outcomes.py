@@ -82,15 +82,20 @@ class Outcomes(OutcomeCounts):
         """The largest share of unanswered prompts at any placement, in percent."""
         return self.by_placement[self.worst].share
 
-    def sentence(self, placements: Sequence[Sequence[int]]) -> str:
+    def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""
         if not self.unanswered:
             return ""
         where = format_positions(placements[self.worst])
         return (
             f"{self.unanswered} of {self.prompts} prompts were not answered ({self.listed}), at most "
-            f"{self.worst_share:.1f} % at a placement ({where}); they count as wrong."
+            f"{self.worst_share:.1f} % at a placement ({where})"
         )
+
+    def sentence(self, placements: Sequence[Sequence[int]]) -> str:
+        """The same as a sentence."""
+        phrase = self.phrase(placements)
+        return phrase and f"{phrase}; they count as wrong."
 
 
 def _total(by_placement: Sequence[OutcomeCounts]) -> dict[str, int]:

@@ -34,6 +34,7 @@ from posgap.measurement.sweeps import (
 )
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.factors import config_factors
+from posgap.positions import format_positions
 from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
@@ -123,10 +124,10 @@ def _unanswered(
 ) -> Rejected:
     """The error that says why there are no figures; its folder has the predictions, and the answers are kept."""
     reasons = Counter(row["reason"] for row in predictions if "outcome" in row and row.get("reason"))
-    often = f" ({shortened(reasons.most_common(1)[0][0])})" if reasons else ""
-    sentence = outcomes.sentence([placement.positions for placement in placements])
+    often = f"; most often: {shortened(reasons.most_common(1)[0][0])}" if reasons else ""
+    phrase = outcomes.phrase([placement.positions for placement in placements])
     return Rejected(
-        f"{with_uris(config.model)}: no figures: {sentence[:-1]}{often}, and {config.max_unanswered:g} % is allowed. "
+        f"{with_uris(config.model)}: no figures: {phrase}, and {config.max_unanswered:g} % is allowed{often}. "
         f"See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same command asks again for what "
         "failed alone, and with a higher --max-unanswered makes do with these"
     )
@@ -156,12 +157,14 @@ def _completions(
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
-    prompts = list(product(range(len(examples)), range(len(placements))))
+    kept, prompts = unfinished.completions, list(product(range(len(examples)), range(len(placements))))
     missing: dict[int, list[int]] = {}
     for example, number in prompts:
-        if (example, number) not in unfinished.completions:
+        if (example, number) not in kept:
             missing.setdefault(example, []).append(number)
     left = sum(map(len, missing.values()))
+    most = config.max_unanswered / 100 * len(examples)
+    unanswered = Counter(at[1] for at in prompts if at in kept and kept[at].outcome != "answered")
     if left < len(prompts):
         log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
     for example in missing:
@@ -185,7 +188,15 @@ def _completions(
                 served = generator.served
                 served.write(said)
             unfinished.add(example, numbers[at], completion)
-    return [unfinished.completions[prompt] for prompt in prompts], served
+            if completion.outcome != "answered":
+                unanswered[numbers[at]] += 1
+                if unanswered[numbers[at]] - 1 <= most < unanswered[numbers[at]]:
+                    log.warning(
+                        "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
+                        "%s: there will be no figures (%s: %s)", config.max_unanswered,
+                        format_positions(placements[numbers[at]].positions), completion.outcome, completion.reason,
+                    )  # fmt: skip
+    return [kept[prompt] for prompt in prompts], served
 
 
 def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:
