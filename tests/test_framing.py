@@ -12,6 +12,7 @@ from test_generation import llama
 from posgap.choices import BACKENDS, TASKS
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
+from posgap.files import write_json
 from posgap.measurement.comparability import differing
 from posgap.measurement.sweeps import Asked, read_sweep
 from posgap.models.loading import save_model
@@ -20,6 +21,7 @@ from posgap.tasks import framing
 from posgap.tasks.framing import Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.responses import require_prompts
 from posgap.tasks.setup import builder_of
 
 CHAT = (
@@ -165,6 +167,14 @@ def test_teacher_and_training_ask_as_the_sweep_does(model_folder):
     configs.append(DistillConfig(**paths, **framed, responses="r"))
     digests = {builder_of(config, longest=4).digest() for config in configs}
     assert len(digests) == 1 and builder_of(SweepConfig(**paths)).digest() not in digests
+
+
+def test_responses_to_other_prompts_are_not_distilled(tmp_path):
+    write_json(tmp_path / "teacher.json", {"prompts": "a"})
+    require_prompts(tmp_path, "a")
+    require_prompts(tmp_path / "elsewhere", "b")
+    with pytest.raises(PosgapError, match="^.*: answers other prompts than these; give the task, .* system, template"):
+        require_prompts(tmp_path, "b")
 
 
 def test_an_endpoint_gets_the_system_message_and_the_template_s_arguments(tmp_path):

@@ -37,7 +37,7 @@ from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import contents
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
-from posgap.tasks.responses import read_responses
+from posgap.tasks.responses import read_responses, require_prompts
 from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
@@ -101,6 +101,7 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
         raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
     longest = max(len(pair.response.token_ids) for pair in pairs)
     build = builder_of(config, longest)
+    require_prompts(config.responses, build.digest())
     pairs = METHODS[config.method].learnt(pairs, build)
     return pairs, Collator(pairs, build)
 

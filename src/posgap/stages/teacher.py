@@ -18,7 +18,7 @@ from posgap.stage import stage
 from posgap.tasks.content import content
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import Placement, require_n_gold
-from posgap.tasks.responses import RESPONSES_FILE
+from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     asked = len(examples)
     summary = {"kept": len(kept), "correct": right, "examples": asked, "accuracy": 100 * right / asked}
     about = {"placement": list(placement.positions), "prompts": build.digest(), "outcomes": outcomes.model_dump()}
-    write_json(out / "teacher.json", {**summary, **about})
+    write_json(out / TEACHER_FILE, {**summary, **about})
     names = ("position",) if len(placement.positions) == 1 else ("position_pre", "position_post")
     run.metrics({**summary, "unanswered": outcomes.share, **dict(zip(names, placement.positions))})
     run.artifact(out)

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from posgap.errors import PosgapError
-from posgap.files import Record, read_models
+from posgap.files import Record, read_models, read_object
 from posgap.tasks.placements import Placement
 
-RESPONSES_FILE = "responses.jsonl"
+RESPONSES_FILE, TEACHER_FILE = "responses.jsonl", "teacher.json"
 
 
 class Response(Record):
@@ -35,3 +35,13 @@ def read_responses(path: Path) -> list[Response]:
     if not responses:
         raise PosgapError(f"{path}: holds no responses")
     return responses
+
+
+def require_prompts(path: Path, digest: str) -> None:
+    """`PosgapError` where the folder of responses says that they answer other prompts than those of this digest."""
+    file = path / TEACHER_FILE
+    if file.is_file() and read_object(file).get("prompts", digest) != digest:
+        raise PosgapError(
+            f"{path}: answers other prompts than these; give the task, question, shuffle, system, template, "
+            "template_args and date that the teacher was given, or sample the responses again"
+        )
