@@ -80,6 +80,8 @@ def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows:
     try:
         if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
             return "an endpoint answered"
+        if _as_asked(sweep, model).temperature:
+            return "its responses were drawn, and are others each time"
         needed = needed_bytes(model, _as_asked(sweep, model).dtype)
     except (ValidationError, PosgapError):
         return "its sweep has settings that this posgap does not know"

@@ -1,8 +1,8 @@
 """Parameters of sweeps, and of the stages that read them."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from posgap.choices import BACKENDS, GATE_RULES, WITHOUT_EFFECT, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
@@ -52,6 +52,8 @@ class SweepConfig(
     examples_for: ClassVar[str] = "evaluation"
 
     model: ModelName = Field(description=MODEL)
+    samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     prices: Annotated[str, WITHOUT_EFFECT] = Field(
         "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
@@ -59,6 +61,12 @@ class SweepConfig(
     estimate: bool = Field(
         False, description="only say how many prompts and tokens it is, and with `prices` what they cost; ask nothing"
     )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+        return self
 
 
 class MergeConfig(StageConfig):

@@ -52,6 +52,8 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         raise PosgapError(
             f"{config.sweep}: swept through an endpoint, which gives no token ids; sweep the model itself"
         )
+    if was.temperature:
+        raise PosgapError(f"{config.sweep}: has responses that were drawn; sweep without a temperature to diagnose")
     build = builder_of(was)
     ids, _, correct, _ = read_scores(config.sweep)
     by_id = {example.id: example for example in read_examples(config.examples)}

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, Self
 
+from posgap.files import digest_of
 from posgap.generation.thoughts import opened_by
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
@@ -74,6 +75,13 @@ class Sampling:
         """How prompts of this builder are answered."""
         opened = None if build.ending is None else opened_by(build.ending)
         return cls(build.max_new_tokens, temperature, seed, build.stop, build.max_thinking_tokens, opened)
+
+    def seed_of(self, prompt: Prompt) -> int:
+        """The seed of a prompt's response, for backends that draw each by itself: another for every prompt and sample,
+        since equal ones would draw alike, and examples count as independent."""
+        if not self.temperature:
+            return self.seed
+        return int(digest_of([self.seed, prompt.text, list(prompt.token_ids), prompt.sample])[:7], 16)
 
     @property
     def ends_early(self) -> bool:

@@ -164,7 +164,7 @@ class OpenAIGenerator:
         ours = {
             self.limit: sampling.limit,
             "temperature": sampling.temperature,
-            "seed": sampling.seed,
+            "seed": sampling.seed_of(prompt),
             "stop": list(sampling.stop) or None,
         }
         kept = {name: value for name, value in ours.items() if name not in self.served.left_out}

@@ -9,6 +9,7 @@ from posgap.generation.batching import Group
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.models.loading import model_folder, require_finite_files
+from posgap.tasks.prompts import Prompt
 
 GROUPS_AT_ONCE = 64  # vLLM queues more than fits; this limits the memory for prompts and the work a kill can lose
 
@@ -52,7 +53,7 @@ class VLLMGenerator:
 
     def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         places = [(index, number) for index, group in window for number in range(len(group))]
-        prompts = [prompt.token_ids for _, group in window for prompt in group]
+        prompts = [prompt for _, group in window for prompt in group]
         completions = self._completions(prompts, sampling, sampling.stop)
         # vLLM stops at a stop string before any text of an answer too, where ours does not.
         early = [i for i, completion in enumerate(completions) if completion is None]
@@ -64,20 +65,23 @@ class VLLMGenerator:
             yield index, number, completion
 
     def _completions(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, stop: Sequence[str]
+        self, prompts: Sequence[Prompt], sampling: Sampling, stop: Sequence[str]
     ) -> list[Completion | None]:
         """The completions of prompts; None where one of the strings of `stop` ended a response that is not over."""
         from vllm import SamplingParams
 
-        parameters = SamplingParams(
-            max_tokens=sampling.limit,
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            seed=sampling.seed,
-            stop=list(stop),
-        )
-        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        parameters = [
+            SamplingParams(
+                max_tokens=sampling.limit,
+                temperature=sampling.temperature,
+                top_p=1.0,
+                top_k=0,
+                seed=sampling.seed_of(prompt),
+                stop=list(stop),
+            )
+            for prompt in prompts
+        ]
+        asked = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         completions: list[Completion | None] = []
         for output in self.llm.generate(asked, parameters, use_tqdm=False):
             answer = output.outputs[0]

@@ -61,7 +61,8 @@ class Asked(Record):
 
     `prompt` and `template` are digests of the task's wording and of the chat template: empty where there is none, and
     a word where an endpoint applies its own. `system`, `template_args` and `date` are the framing's, as far as prompts
-    show it: the date only where the template asks for it. `stop` are the strings at which responses ended.
+    show it: the date only where the template asks for it. `stop` are the strings at which responses ended, and
+    `samples` is how many responses there are to each prompt.
     """
 
     prompt: str
@@ -76,6 +77,7 @@ class Asked(Record):
     max_thinking_tokens: int = 0
     stop: list[str] = Field([])
     body: dict = Field({})
+    samples: int = Field(1, ge=1)
 
     @classmethod
     def by(cls, build: TextPromptBuilder, decoding: str = "greedy", body: dict | None = None) -> Self:
@@ -150,8 +152,9 @@ class Sweep(Record):
                 raise ValueError(f"{name}: {len(values)} for {len(self.placements)} placements")
         if self.worst.placement not in self.placements:
             raise ValueError("worst: no placement of this sweep")
-        if self.outcomes and {counts.prompts for counts in self.outcomes.by_placement} != {self.n_examples}:
-            raise ValueError(f"outcomes: not of {self.n_examples} prompts at each placement")
+        asked = self.n_examples * self.asked.samples
+        if self.outcomes and {counts.prompts for counts in self.outcomes.by_placement} != {asked}:
+            raise ValueError(f"outcomes: not of {asked} prompts at each placement")
         return self
 
     @property
@@ -221,7 +224,8 @@ class Prediction(TypedDict):
     """A line of `predictions.jsonl`: the response to an example at a placement, and its score from 0 to 1.
 
     The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
-    where there are none, `cut` where the limit of tokens did not end the response.
+    where there are none, `cut` where the limit of tokens did not end the response. `sample` counts the responses to one
+    prompt, from 0, which is left out.
     """
 
     id: str
@@ -233,10 +237,11 @@ class Prediction(TypedDict):
     thoughts: NotRequired[str]
     reason: NotRequired[str]
     cut: NotRequired[bool]
+    sample: NotRequired[Annotated[int, Field(ge=0)]]
 
 
 def prediction(
-    example: AnyExample, content: str, placement: Placement, completion: Completion, score: float
+    example: AnyExample, content: str, placement: Placement, sample: int, completion: Completion, score: float
 ) -> Prediction:
     """The line of `predictions.jsonl` for a completion; where it is no answer its score counts for nothing."""
     row: Prediction = {
@@ -246,6 +251,8 @@ def prediction(
         "response": completion.text,
         "correct": score if completion.outcome == "answered" else False,
     }
+    if sample:
+        row["sample"] = sample
     if completion.outcome != "answered":
         row["outcome"] = completion.outcome
     if completion.thoughts:
@@ -291,23 +298,25 @@ def read_scores(path: Path) -> Scores:
     """The scores of a sweep's predictions."""
     sweep = read_sweep(path)
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
-    scores: dict[str, list[float | None]] = {}
+    samples = sweep.asked.samples
+    scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
     predictions = read_predictions(path)
     for row in predictions:
-        where, of_example = tuple(row["placement"]), scores.setdefault(row["id"], [None] * len(column))
-        if where not in column or of_example[column[where]] is not None:
-            fault = "was predicted twice" if where in column else "is no placement of this sweep"
+        where, sample = tuple(row["placement"]), row.get("sample", 0)
+        of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
+        if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
+            fault = "was predicted twice" if where in column and sample < samples else "is no placement of this sweep"
             raise PosgapError(f"{path}: predictions of {row['id']}: {format_positions(where)} {fault}")
         if contents.setdefault(row["id"], row["content"]) != row["content"]:
             raise PosgapError(f"{path}: predictions of {row['id']}: of examples of different content; sweep again")
         if row["correct"] and row.get("outcome", "answered") != "answered":
             place = format_positions(where)
             raise PosgapError(f"{path}: predictions of {row['id']}: {row['outcome']} at {place}, and yet right")
-        of_example[column[where]] = row["correct"]
+        of_example[column[where] * samples + sample] = row["correct"]
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
-    correct = np.array(list(scores.values()), dtype=float)
+    correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
     return Scores(list(scores), list(contents.values()), correct, outcomes_of(predictions, sweep.placements))
 
 

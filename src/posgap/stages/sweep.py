@@ -44,7 +44,7 @@ from posgap.storage.lineage import method_of, training_examples
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
-from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep, unanswered_metrics
 
@@ -87,17 +87,18 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     if spent := Spent.of((completion.usage for completion in completions), price):
         run.metrics(spent.metrics())
         log.info("%s: %s", label, spent.sentence())
-    asked = product(zip(examples, contents(examples)), placements)
+    asked = product(zip(examples, contents(examples)), placements, range(config.samples))
     predictions: list[Prediction] = [
-        prediction(example, content, placement, completion, build.task.score(completion.text, example, config.metric))
-        for ((example, content), placement), completion in zip(asked, completions, strict=True)
+        prediction(example, content, at, sample, said, build.task.score(said.text, example, config.metric))
+        for ((example, content), at, sample), said in zip(asked, completions, strict=True)
     ]
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
     if outcomes.worst_share > config.max_unanswered:
         run.metrics(unanswered_metrics(outcomes))
         write_jsonl(out / PREDICTIONS_FILE, predictions)
         raise _unanswered(config, outcomes, placements, predictions)
-    correct = np.array([p["correct"] for p in predictions], dtype=float).reshape(len(examples), len(placements))
+    correct = np.array([p["correct"] for p in predictions], dtype=float)
+    correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
     result = Sweep(
         task=config.task,
         model=with_uris(config.model),
@@ -150,21 +151,22 @@ def _completions(
     build: TextPromptBuilder,
     digests: dict[str, str],
 ) -> tuple[list[Completion], Served | None]:
-    """The completions of every example at every placement, in this order, and what an endpoint said of itself; what is
-    known already is not asked for."""
+    """The completions of every example at every placement, in this order, with all samples of a prompt one after the
+    other, and what an endpoint said of itself; what is known already is not asked for."""
     identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(build.stop)  # which may come from the metric
     # Answers are kept by the place of their example in its file, of which another `limit` takes more.
     digests = digests | {"examples_digest": digest(examples_file(config.examples))}
     unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
-    kept, prompts = unfinished.completions, list(product(range(len(examples)), range(len(placements))))
+    kept = unfinished.completions
+    prompts = list(product(range(len(examples)), range(len(placements) * config.samples)))
     missing: dict[int, list[int]] = {}
     for example, number in prompts:
         if (example, number) not in kept:
             missing.setdefault(example, []).append(number)
     left = sum(map(len, missing.values()))
-    most = config.max_unanswered / 100 * len(examples)
-    unanswered = Counter(at[1] for at in prompts if at in kept and kept[at].outcome != "answered")
+    most = config.max_unanswered / 100 * len(examples) * config.samples
+    unanswered = Counter(at[1] // config.samples for at in prompts if at in kept and kept[at].outcome != "answered")
     if left < len(prompts):
         log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
     for example in missing:
@@ -176,11 +178,15 @@ def _completions(
         generator = open_generator(config, build)
         if isinstance(generator, AsServed) and served:
             generator.served = served
-        groups = (
-            [build.prompt(examples[example], placements[number]) for number in numbers]
-            for example, numbers in missing.items()
-        )
-        answered = generator.generate(groups, Sampling.of(build, seed=config.seed))
+
+        def prompt(example: int, number: int) -> Prompt:
+            placement, sample = divmod(number, config.samples)
+            return build.prompt(examples[example], placements[placement])._replace(sample=sample)
+
+        groups = ([prompt(example, number) for number in numbers] for example, numbers in missing.items())
+        # What goes on draws other samples than what was interrupted.
+        seed = config.seed + (len(prompts) - left if config.temperature else 0)
+        answered = generator.generate(groups, Sampling.of(build, config.temperature, seed))
         of_group = list(missing.items())
         for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
             example, numbers = of_group[which]
@@ -189,12 +195,13 @@ def _completions(
                 served.write(said)
             unfinished.add(example, numbers[at], completion)
             if completion.outcome != "answered":
-                unanswered[numbers[at]] += 1
-                if unanswered[numbers[at]] - 1 <= most < unanswered[numbers[at]]:
+                place = numbers[at] // config.samples
+                unanswered[place] += 1
+                if unanswered[place] - 1 <= most < unanswered[place]:
                     log.warning(
                         "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
                         "%s: there will be no figures (%s: %s)", config.max_unanswered,
-                        format_positions(placements[numbers[at]].positions), completion.outcome, completion.reason,
+                        format_positions(placements[place].positions), completion.outcome, completion.reason,
                     )  # fmt: skip
     return [kept[prompt] for prompt in prompts], served
 
@@ -202,7 +209,11 @@ def _completions(
 def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:
     backend = BACKENDS[config.backend]
     body = {} if backend.local else config.recorded()["body"]
-    return Asked.by(build, backend.decoding(config, served), body)
+    decoding = backend.decoding(config, served)
+    if config.temperature:
+        decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
+        decoding += f", {config.samples} samples" * (config.samples > 1)
+    return Asked.by(build, decoding, body).model_copy(update={"samples": config.samples})
 
 
 def _estimated(config: SweepConfig) -> str:
@@ -213,7 +224,8 @@ def _estimated(config: SweepConfig) -> str:
     backend = BACKENDS[config.backend]
     build = backend.builder(config)
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
-    prompts = (build.prompt(example, placement) for example in examples for placement in placements)
+    asked = product(examples, placements, range(config.samples))
+    prompts = (build.prompt(example, placement) for example, placement, _ in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts)
     return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)
 

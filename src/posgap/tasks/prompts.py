@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class Prompt(NamedTuple):
-    """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one."""
+    """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one; and which
+    of several responses to it is asked for."""
 
     text: str
     token_ids: Sequence[int] = ()
+    sample: int = 0
 
 
 class TextPromptBuilder:
