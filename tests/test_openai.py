@@ -256,6 +256,12 @@ def test_parameters_that_the_endpoint_does_not_take_are_left_out_after_one_line(
     assert endpoint.seen.total() <= 16 and endpoint.bodies[-1].keys() == {"model", "messages", "max_tokens", "seed"}
 
 
+def test_an_address_may_have_a_query():
+    parameters = EndpointParameters(base_url=" https://x.example/openai/deployments/d/?api-version=1 ")
+    url = "https://x.example/openai/deployments/d/chat/completions?api-version=1"
+    assert OpenAIGenerator("m", parameters).url == url
+
+
 def test_what_the_body_says_is_sent_and_not_left_out():
     body = {"reasoning_effort": "low", "thinking": {"type": "disabled"}, "seed": None}
     with served(Endpoint(shouted)) as endpoint:

@@ -135,6 +135,7 @@ def test_a_parameter_that_the_endpoint_does_not_take_is_known_by_its_name(status
     [
         (b"out of\nmemory", "599: out of memory"),
         (b"", "599"),
+        (b"\x1b[31m\x07red \xe2\x80\xae", "599: [31m red"),
         (b"\xff\xfe", "599: \ufffd\ufffd"),
         (b'{"error": null}', '599: {"error": null}'),
         (b'{"error": {"message": "half \\ud83d"}}', "599: half \ufffd"),

@@ -69,7 +69,8 @@ class OpenAIGenerator:
         self.model, self.parameters, self.framing = model, parameters, framing
         self.served = served or Served()
         self.chat = parameters.endpoint == "chat"
-        self.url = f"{parameters.base_url.rstrip('/')}/{'chat/' * self.chat}completions"
+        address, mark, query = parameters.base_url.strip().partition("?")  # Azure's has a query
+        self.url = f"{address.rstrip('/')}/{'chat/' * self.chat}completions{mark}{query}"
         self.headers = headers_of(parameters.header)
         arguments = {"chat_template_kwargs": dict(framing.arguments)} if framing.arguments else {}
         self.asked_for = parameters.body | arguments  # fields that a person asks for, which are never left out

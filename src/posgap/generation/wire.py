@@ -30,6 +30,7 @@ _REFUSAL_OF_A_PARAMETER = re.compile(
     r"only the default|must be|cannot be|can only",
     re.IGNORECASE,
 )
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # and what turns the direction of writing
 _LENGTH = {"length", "max_tokens", "max_output_tokens", "model_length"}  # reasons to finish: the limit of tokens
 _FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_content", "refusal"}
 _BROKEN = {"error", "abort"}
@@ -53,7 +54,7 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         phrase = HTTPStatus(self.status).phrase if self.status in set(HTTPStatus) else ""
-        return f"{f'{self.status} {phrase}'.strip()}: {shortened(' '.join(self.words.split()))}".rstrip(": ")
+        return f"{f'{self.status} {phrase}'.strip()}: {_line(self.words)}".rstrip(": ")
 
     @property
     def is_of_a_filter(self) -> bool:
@@ -108,11 +109,12 @@ def read_answer(body: bytes, opened: str | None = None, asked: str = "") -> Answ
     if finish in _BROKEN and not text:
         raise ValueError(f"finish_reason {finish}")
     if finish in _FILTERED or refusal:
-        reason = shortened(" ".join(refusal.split())) or f"finish_reason {finish}"
+        reason = _line(refusal) or f"finish_reason {finish}"
         completion = Completion("", [], "refused", thoughts, reason, usage=usage)
     else:
         completion = Completion.ended(parted.answer, [], finish in _LENGTH, thoughts, usage)
-    return Answer(completion, _name(document.get("model")), _name(document.get("system_fingerprint")))
+    model, fingerprint = (_line(_text(document.get(name))) for name in ("model", "system_fingerprint"))
+    return Answer(completion, model, fingerprint)
 
 
 _THOUGHTS = ("reasoning_content", "reasoning")
@@ -176,8 +178,9 @@ def _text(value: Any) -> str:
     return _whole(value) if isinstance(value, str) else ""
 
 
-def _name(value: Any) -> str:
-    return shortened(" ".join(_text(value).split()))
+def _line(text: str) -> str:
+    """The text as a short line that does nothing to a terminal."""
+    return shortened(" ".join(_CONTROL.sub(" ", text).split()))
 
 
 def _whole(text: str) -> str:
