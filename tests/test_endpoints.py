@@ -101,6 +101,19 @@ def test_a_sweep_that_goes_on_asks_for_the_endpoint_that_it_was(options, tmp_pat
         assert endpoint.seen.total() == N * DOCS - 4 + 1
 
 
+def test_a_sweep_in_which_too_many_prompts_fail_does_not_wait_for_the_others(options, tmp_path):
+    write_examples(tmp_path / "many.jsonl", [kv_example(i) for i in range(40)])
+    failing = Endpoint(misbehave=lambda text, times: (500, {}, "broken") if len(endpoint.seen) % 2 else None)
+    with served(failing) as endpoint:
+        config = SweepConfig(base_url=endpoint.url, **options | {"examples": tmp_path / "many.jsonl"})
+        with pytest.raises(PosgapError, match=r"served: 25 of 120 prompts have failed already, .*goes on"):
+            sweep(config)
+        assert len(endpoint.seen) < 60
+        endpoint.misbehave, asked = (lambda text, times: None), endpoint.seen.total()
+        assert read_sweep(sweep(config)).mean == 100
+        assert endpoint.seen.total() - asked < 100  # what was answered is not asked again
+
+
 def test_what_was_left_out_is_recorded_and_greedy_is_then_not_what_was_asked(options):
     refusal = 400, {}, '{"error": {"message": "temperature is not supported", "param": "temperature"}}'
     with served(Endpoint()) as endpoint:

@@ -16,7 +16,7 @@ from posgap.files import digest, write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import AsServed, Changed, Served
-from posgap.interruption import goes_on
+from posgap.interruption import GOES_ON, goes_on
 from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.outcomes import Outcomes
@@ -50,6 +50,7 @@ from posgap.tracking.sweeps import log_sweep, unanswered_metrics
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response, beside those that change no result at all.
+_FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
 _WITHOUT_EFFECT = {"metric", "limit", "label", "max_unanswered"}
 
 
@@ -187,13 +188,20 @@ def _completions(
         # What goes on draws other samples than what was interrupted.
         seed = config.seed + (len(prompts) - left if config.temperature else 0)
         answered = generator.generate(groups, Sampling.of(build, config.temperature, seed))
-        of_group = list(missing.items())
+        of_group, failed = list(missing.items()), 0
         for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
             example, numbers = of_group[which]
             if isinstance(generator, AsServed) and generator.served != served:
                 served = generator.served
                 served.write(said)
             unfinished.add(example, numbers[at], completion)
+            failed += completion.outcome == "failed"
+            if failed >= _FAILURES and 100 * failed > config.max_unanswered * len(prompts):
+                raise PosgapError(
+                    f"{with_uris(config.model)}: {failed} of {len(prompts):,} prompts have failed already, the last: "
+                    f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
+                    f"(--max-unanswered). What was answered is kept: when the endpoint works again, {GOES_ON}"
+                )
             if completion.outcome != "answered":
                 place = numbers[at] // config.samples
                 unanswered[place] += 1
