@@ -145,6 +145,7 @@ STAGES: Verbs = {
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
     "merge": (config.MergeConfig, "posgap.stages.merge:merge"),
+    "grade": (config.GradeConfig, "posgap.stages.grade:grade"),
     "compare": (config.CompareConfig, "posgap.stages.compare:compare"),
     "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
     "champion": (config.ChampionConfig, "posgap.champion_sweep:champion"),

@@ -21,7 +21,14 @@ from posgap.config.data import (
 )
 from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
 from posgap.config.fields import ON_HUB, POSITIONAL, Role, plain_type, role
-from posgap.config.measurement import CompareConfig, DiagnoseConfig, MergeConfig, PlanConfig, SweepConfig
+from posgap.config.measurement import (
+    CompareConfig,
+    DiagnoseConfig,
+    GradeConfig,
+    MergeConfig,
+    PlanConfig,
+    SweepConfig,
+)
 from posgap.config.pipelines import (
     CompiledPipeline,
     DemoConfig,
@@ -90,6 +97,7 @@ __all__ = [
     "GateReplayConfig",
     "GcConfig",
     "GenerationConfig",
+    "GradeConfig",
     "HistoryConfig",
     "ImportConfig",
     "MakeKVConfig",

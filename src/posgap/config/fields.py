@@ -27,6 +27,7 @@ class Role(Enum):
 
 VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
 MOST_DOCS = 100_000
+JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
@@ -147,6 +148,24 @@ def _chat_template(value: Any) -> Any:
     return text
 
 
+def _judge_prompt(value: Any) -> Any:
+    # No path of a file has a place for the question in it.
+    if not isinstance(value, str | Path) or not value:
+        return value
+    text = str(value)
+    if not any(place in text for place in JUDGE_PLACES):
+        try:
+            text = Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+            raise ValueError(f"cannot be read as a file ({reason}), and is no prompt") from None
+    if lacking := [place for place in JUDGE_PLACES if text.count(place) != 1]:
+        raise ValueError(
+            f"must have {lacking[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
+        )
+    return text
+
+
 def _strings(value: Any) -> Any:
     # A single one may be written as it is.
     text = isinstance(value, str) and value and not value.lstrip().startswith("[")
@@ -189,6 +208,7 @@ OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
+JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
 Day = Annotated[str, AfterValidator(_day)]
 Shard = Annotated[str, AfterValidator(_shard)]

@@ -12,11 +12,13 @@ from posgap.config.fields import (
     Allowed,
     InputPath,
     InputPaths,
+    JudgePromptText,
     ModelName,
     ModelPath,
     OptionalInputPath,
     Placements,
     Shard,
+    Values,
 )
 
 MODEL = (
@@ -75,6 +77,50 @@ class MergeConfig(StageConfig):
     sweeps: Annotated[InputPaths, POSITIONAL] = Field(
         min_length=1, description="folders from `sweep`, of the same model and examples, each with other placements"
     )
+
+
+class GradeConfig(
+    GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]
+    BACKENDS["openai"].requests,  # type: ignore[misc]
+    StageConfig,
+):
+    """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
+
+    examples_for: ClassVar[str] = "evaluation"
+
+    sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
+    examples: InputPath = Field(description="examples that were swept")
+    judge: ModelPath = Field(description="model that judges: its name at the endpoint, or a Hugging Face model folder")
+    judge_url: str = Field(
+        "",
+        description="address of the judge's OpenAI-compatible endpoint, like http://localhost:8000/v1, with the key in "
+        "OPENAI_API_KEY; empty: the judge runs on this machine",
+    )
+    judge_prompt: JudgePromptText = Field(
+        "", description="prompt of the judge: a file, or its text (docs/sweep.md); empty: posgap's own"
+    )
+    controls: int = Field(
+        20,
+        ge=0,
+        description="number of examples on which the judge is tried with answers that are right or wrong for certain; "
+        "0: none",
+    )
+    max_new_tokens: int = Field(16, ge=1, description="longest answer of the judge, in tokens")
+    max_thinking_tokens: int = Field(
+        0, ge=0, description="longest thoughts of the judge, in tokens, beside max_new_tokens of its answer"
+    )
+    template_args: Values = Field(
+        {}, description='what the judge\'s chat template is called with, like {"enable_thinking": false}'
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of a judge on this machine; auto: bfloat16 on a GPU, else float32"
+    )
+    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
+        32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
+    )
+
+    def is_served(self, name: str) -> bool:
+        return name == "judge" and bool(self.judge_url)
 
 
 class ExpectedConfig(Config):

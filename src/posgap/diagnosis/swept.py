@@ -46,6 +46,8 @@ class Swept:
 def read_swept(config: DiagnoseConfig) -> Swept:
     """Reads the sweep that `config` names; raises `PosgapError` if examples, model or prompts are not the sweep's."""
     sweep = read_sweep(config.sweep)
+    if sweep.grading:
+        raise PosgapError(f"{config.sweep}: is graded by a model; diagnose the sweep that it was made from")
     paths = {"examples": config.examples, "model": config.model, "out": config.sweep}
     was = parsed(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
     if not BACKENDS[was.backend].local:

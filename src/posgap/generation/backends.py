@@ -23,13 +23,15 @@ class Backend:
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
     sent as text, the model's scaling is unknown, and its sweeps cannot be diagnosed. A teacher needs a backend that
-    `gives_token_ids`. Parameters marked `WITHOUT_EFFECT` change the speed of generation, but not the responses.
+    `gives_token_ids`. `requests` are those of the parameters that do not say where the model is. Parameters marked
+    `WITHOUT_EFFECT` change the speed of generation, but not the responses.
     """
 
     name: str
     help: str
     parameters: type[Parameters] = Parameters
     local: bool = True
+    requests: type[Parameters] = Parameters
 
     @property
     def gives_token_ids(self) -> bool:
@@ -113,8 +115,9 @@ def _json(value: Any) -> Any:
     return from_json(value)
 
 
-class EndpointParameters(Parameters):
-    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
+class RequestParameters(Parameters):
+    """How an endpoint is asked, whichever it is."""
+
     endpoint: Literal["chat", "completions"] = Field(
         "chat",
         description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
@@ -152,6 +155,10 @@ class EndpointParameters(Parameters):
             if name in body:
                 raise ValueError(f"{name!r} is posgap's own{instead}")
         return body
+
+
+class EndpointParameters(RequestParameters):
+    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
 
 
 _SENT_BY_US = {
@@ -201,6 +208,7 @@ OPENAI = _OpenAI(
     "any OpenAI-compatible endpoint, with the key in OPENAI_API_KEY",
     EndpointParameters,
     local=False,
+    requests=RequestParameters,
 )
 
 

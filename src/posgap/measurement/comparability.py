@@ -28,11 +28,16 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "system": lambda sweep: digest_of(sweep.asked.system)[:_SHOWN] if sweep.asked.system else "none",
     "template_args": lambda sweep: json.dumps(sweep.asked.template_args, sort_keys=True),
     "max_thinking_tokens": lambda sweep: sweep.asked.max_thinking_tokens,
-    # A metric's own change no score.
-    "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in METRICS[sweep.metric].stop]),
+    "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in _without_effect(sweep)]),
     "date": lambda sweep: sweep.asked.date or "none",
     "body": lambda sweep: json.dumps(sweep.asked.body, sort_keys=True),
+    "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
+
+
+def _without_effect(sweep: Sweep) -> tuple[str, ...]:
+    """The stop strings behind which nothing changes the metric's score; a judge reads all."""
+    return () if sweep.grading else METRICS[sweep.metric].stop
 
 
 def differing(sweep: Sweep, other: Sweep) -> list[str]:

@@ -42,6 +42,11 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     Raises `PosgapError` where the parts are not of one sweep, overlap, or are not all there.
     """
     parts = _in_order(parts)
+    if graded := [part for part in parts if part.sweep.grading and len(parts) > 1]:
+        raise PosgapError(
+            f"{graded[0].path}: is graded by a model; merge the sweeps that the parts were made from, and grade "
+            "the whole"
+        )
     first, *others = parts
     for other in others:
         _require_alike(first, other)

@@ -22,6 +22,7 @@ class OutcomeCounts(Record):
     refused: Count = 0
     empty: Count = 0
     failed: Count = 0
+    ungraded: Count = 0
     cut: Count = 0
 
     @classmethod

@@ -29,6 +29,8 @@ def reading(sweep: Sweep) -> list[str]:
             f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
             f"{shape.end_over_middle:+.1f} ({last})."
         )
+    if sweep.grading:
+        sentences += sweep.grading.sentences()
     return sentences
 
 

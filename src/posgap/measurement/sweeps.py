@@ -14,6 +14,7 @@ from posgap.files import Record, read_model, read_models
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
 from posgap.measurement import statistics
+from posgap.measurement.gradings import Grading
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
@@ -101,7 +102,7 @@ class Sweep(Record):
 
     `categories` (of each placement) and `by_category` are empty where there is one gold document; `shape` is
     None where there are two, or fewer than three positions. `outcomes` counts how the prompts ended; None in a sweep
-    by an older posgap, which did not look.
+    by an older posgap, which did not look. `grading` says how a model judged the responses, where one did.
     """
 
     task: str
@@ -132,6 +133,7 @@ class Sweep(Record):
     settings: dict
     served: Served | None = None
     spent: Spent | None = None
+    grading: Grading | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -296,12 +298,15 @@ class Scores(NamedTuple):
 
 def read_scores(path: Path) -> Scores:
     """The scores of a sweep's predictions."""
-    sweep = read_sweep(path)
+    return scores_of(read_predictions(path), read_sweep(path), path)
+
+
+def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Scores:
+    """The scores of these predictions of a sweep, which is at `path`; `PosgapError` where they are not all of it."""
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
-    predictions = read_predictions(path)
     for row in predictions:
         where, sample = tuple(row["placement"]), row.get("sample", 0)
         of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))

@@ -1,0 +1,3 @@
+from posgap.components.grade.component import grade
+
+__all__ = ["grade"]

@@ -1,0 +1,118 @@
+"""Asks a judge about responses, in both orders, and reads its answers."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from posgap.config import GradeConfig, SweepConfig
+from posgap.errors import PosgapError, shortened
+from posgap.files import digest_of, work_folder
+from posgap.generation.backends import OPENAI, TRANSFORMERS, open_generator
+from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.served import AsServed, Served
+from posgap.grading.prompt import Judged, judge_prompt, own_prompt
+from posgap.measurement.gradings import Judgement, Verdict
+from posgap.measurement.unfinished import Unfinished
+from posgap.progress import track
+from posgap.tasks.prompts import Prompt, PromptBuilder
+
+_WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
+
+
+class Judge:
+    """The judge that a config names, and what it has said so far, which is kept beside the output as it comes.
+
+    The same response to the same question is judged once. `asked` is all that its judgements depend on beside that.
+    """
+
+    def __init__(self, config: GradeConfig, digests: dict[str, str]):
+        self.name, self.prompt = config.judge, config.judge_prompt or own_prompt()
+        backend = OPENAI if config.judge_url else TRANSFORMERS
+        shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in SweepConfig.model_fields}
+        # Of a task that asks a chat as it is, and has a base model end with the first line.
+        as_swept = {"model": config.judge, "base_url": config.judge_url, "backend": backend.name, "task": "qa"}
+        self.config = SweepConfig(**shared | as_swept)
+        self.build = backend.builder(self.config)
+        self.asked = {
+            "prompt": digest_of(self.prompt),
+            "endpoint": "" if backend.local else config.endpoint,
+            "template": self.build.template,
+            "max_new_tokens": config.max_new_tokens,
+            "max_thinking_tokens": config.max_thinking_tokens,
+            "template_args": config.template_args,
+            "body": config.recorded()["body"],
+        }
+        identity = {"judge": config.judge, "url": config.judge_url, "seed": config.seed, **self.asked, **digests}
+        self.kept = Unfinished(work_folder(config.out), identity)
+        self._said = self.kept.file.with_suffix(".served.json")
+        self.served = None if backend.local else Served.read(self._said)
+        self._numbers: dict[Judged, int] = {}
+        self._generator: Generator | None = None
+
+    def judge(self, responses: Sequence[Judged], what: str) -> list[Judgement]:
+        """The judgement of each; those that were judged before are not asked about again."""
+        for judged in responses:
+            self._numbers.setdefault(judged, len(self._numbers))
+        missing = {
+            number: (judged, orders)
+            for judged in dict.fromkeys(responses)
+            if (orders := [at for at in (0, 1) if (number := self._numbers[judged], at) not in self.kept.completions])
+        }
+        if missing:
+            self._ask(missing, what)
+        return [
+            Judgement(*(verdict(self.kept.completions[self._numbers[judged], order]) for order in (0, 1)))
+            for judged in responses
+        ]
+
+    def _ask(self, missing: dict[int, tuple[Judged, list[int]]], what: str) -> None:
+        generator = self._generator = self._generator or open_generator(self.config, self.build)
+        if isinstance(generator, AsServed) and self.served:
+            generator.served = self.served
+        groups = ([self._prompted(judged, bool(order)) for order in orders] for judged, orders in missing.values())
+        numbered = list(missing.items())
+        answers = generator.generate(groups, Sampling.of(self.build, seed=self.config.seed))
+        for which, at, completion in track(answers, sum(len(orders) for _, orders in missing.values()), what):
+            number, (_, orders) = numbered[which]
+            if isinstance(generator, AsServed) and generator.served != self.served:
+                self.served = generator.served
+                self.served.write(self._said)
+            self.kept.add(number, orders[at], completion)
+
+    def _prompted(self, judged: Judged, response_first: bool) -> Prompt:
+        text = judge_prompt(self.prompt, judged, response_first)
+        if not isinstance(self.build, PromptBuilder):
+            return Prompt(text)
+        ids = self.build.token_ids(text)
+        longest = self.build.max_new_tokens + self.build.max_thinking_tokens
+        if len(ids) + longest > self.build.context:
+            raise PosgapError(
+                f"{self.name}: the prompt about {shortened(repr(judged.question))} has {len(ids)} tokens, which with "
+                f"{longest} new ones exceed the judge's context of {self.build.context}; take another judge"
+            )
+        return Prompt(text, ids)
+
+    def complaint(self, judged: Judged) -> str:
+        """What the judge said instead of a judgement, or why it said nothing; empty where it judged both times."""
+        answers = [self.kept.completions[self._numbers[judged], order] for order in (0, 1)]
+        unread = [answer for answer in answers if verdict(answer) == "unreadable"]
+        return _instead(unread[0]) if unread else ""
+
+    def most_frequent_complaint(self) -> str:
+        """What the judge said most often instead of a judgement."""
+        unread = [each for each in self.kept.completions.values() if verdict(each) == "unreadable"]
+        return Counter(map(_instead, unread)).most_common(1)[0][0] if unread else ""
+
+
+def verdict(completion: Completion) -> Verdict:
+    """What the judge's answer says: the single word CORRECT or INCORRECT, its thoughts apart, and nothing else.
+
+    An answer that the limit of tokens cut off is no judgement, since it was to go on.
+    """
+    is_whole = completion.outcome == "answered" and not completion.cut
+    return _WORDS.get(completion.text.strip(), "unreadable") if is_whole else "unreadable"
+
+
+def _instead(completion: Completion) -> str:
+    if completion.outcome != "answered":
+        return f"{completion.outcome}: {completion.reason}" if completion.reason else completion.outcome
+    return shortened(f"it answered {completion.text!r}")

@@ -1,0 +1,155 @@
+"""grade: the responses of a finished sweep, judged by a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+from posgap.choices import TASKS
+from posgap.config import GradeConfig
+from posgap.errors import PosgapError, Rejected
+from posgap.files import write_jsonl
+from posgap.grading.controls import asked_about, tried
+from posgap.grading.judge import Judge
+from posgap.grading.prompt import Judged
+from posgap.interruption import goes_on
+from posgap.locations import with_uris
+from posgap.measurement.cases import mixed_cases
+from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
+from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.spending import Spent
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeps import (
+    PREDICTIONS_FILE,
+    Evidence,
+    Prediction,
+    Sweep,
+    outcome_of,
+    outcomes_of,
+    read_predictions,
+    scores_of,
+    summarize,
+)
+from posgap.stage import stage
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import examples_digest
+from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task import Order
+from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_sweep, unanswered_metrics
+
+JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
+_TAKEN_OVER = (
+    "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
+    "settings", "served", "spent",
+)  # fmt: skip
+
+
+@stage
+@goes_on()
+def grade(config: GradeConfig, out: Path, run: Run) -> None:
+    """Writes what `sweep` writes, with the judge's scores, and `judgements.jsonl` and `judge_prompt.txt`.
+
+    Only answers are judged: what was not answered stays what it was. Judgements are kept beside `out` as they come; a
+    grading that was interrupted goes on from there.
+    """
+    evidence = Evidence(config.sweep)
+    sweep, rows = evidence.sweep, read_predictions(config.sweep)
+    if sweep.grading:
+        raise PosgapError(f"{config.sweep}: is graded; give the sweep that it was made from")
+    examples = _swept_examples(config, evidence)
+    judge = Judge(config, {field: config.digest(field) for field in ("sweep", "examples", "judge")})
+    controls = tried(judge, list(examples.values()), config.controls, config.seed)
+    answered = [row for row in rows if outcome_of(row) == "answered"]
+    asked = [asked_about(examples[row["id"]], row["response"]) for row in answered]
+    judgements = dict(zip(asked, judge.judge(asked, f"judgements of {sweep.label}")))
+    judged = iter(asked)
+    by_row = [next(judged) if outcome_of(row) == "answered" else None for row in rows]
+    graded = [
+        _graded(row, each and judgements[each], each and judge.complaint(each)) for row, each in zip(rows, by_row)
+    ]
+    write_jsonl(
+        out / JUDGEMENTS_FILE,
+        (each._asdict() | judgement._asdict() for each, judgement in judgements.items()),
+    )
+    (out / PROMPT_FILE).write_text(judge.prompt, encoding="utf-8")
+    outcomes = outcomes_of(graded, sweep.placements)
+    if outcomes.worst_share > config.max_unanswered:
+        run.metrics(unanswered_metrics(outcomes))
+        write_jsonl(out / PREDICTIONS_FILE, graded)
+        raise _ungraded(config, outcomes, sweep, judge)
+    by_example: dict[str, dict[Judged, Judgement]] = {}
+    for row, each in zip(rows, by_row):
+        if each:
+            by_example.setdefault(row["id"], {})[each] = judgements[each]
+    flipped, leaning = order_bias([list(of_example.values()) for of_example in by_example.values()])
+    grading = Grading(
+        judge=with_uris(config.judge),
+        judge_digest=config.digest("judge"),
+        asked=judge.asked,
+        responses=len(judgements),
+        unreadable=sum(not judgement.is_readable for judgement in judgements.values()),
+        flipped=flipped,
+        leaning=leaning,
+        controls=controls,
+        agreement=_agreement(sweep.metric, rows, [each and judgements[each] for each in by_row]),
+        settings=config.settings(),
+        served=judge.served,
+        spent=Spent.of(completion.usage for completion in judge.kept.completions.values()),
+    )
+    correct = scores_of(graded, sweep, config.sweep).correct
+    known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
+    figures = summarize(correct, sweep.placements, config.seed)
+    result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
+    order = Order(sweep.asked.question, sweep.asked.shuffle)
+    build = TextPromptBuilder(TASKS[sweep.task], sweep.asked.max_new_tokens, order)
+    cases = mixed_cases(list(examples.values()), graded, sweep.n_docs, build)
+    write_sweep(result, graded, training_examples(config.sweep), out, cases)
+    log_sweep(result, run)
+    run.artifact(out)
+
+
+def _ungraded(config: GradeConfig, outcomes: Outcomes, sweep: Sweep, judge: Judge) -> Rejected:
+    """The error that says why there are no figures; its folder has the predictions, and the judgements are kept."""
+    often = f" (most often: {complaint})" if (complaint := judge.most_frequent_complaint()) else ""
+    return Rejected(
+        f"{with_uris(str(config.sweep))}: no figures: {outcomes.sentence(sweep.placements)[:-1]}{often}, and "
+        f"{config.max_unanswered:g} % is allowed. See {config.out}.rejected/{PREDICTIONS_FILE}. The judgements are "
+        "kept: the same command asks again for what failed alone, and with a higher --max-unanswered makes do with "
+        "these"
+    )
+
+
+def _swept_examples(config: GradeConfig, evidence: Evidence) -> dict[str, AnyExample]:
+    """The sweep's examples by id, in its order; `PosgapError` where those given are others."""
+    by_id, sweep = {example.id: example for example in read_examples(config.examples)}, evidence.sweep
+    examples = {id: by_id[id] for id in evidence.ids if id in by_id}
+    if examples_digest(examples.values(), sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
+        raise PosgapError(
+            f"{config.sweep}: was swept with other examples than {config.examples}; give those of the sweep"
+        )
+    return examples
+
+
+def _graded(row: Prediction, judgement: Judgement | None, complaint: str | None) -> Prediction:
+    """The line of a sweep's predictions with the judge's score in place of the metric's, which it keeps as `exact`."""
+    scored = cast(Prediction, row | {"exact": row["correct"]})
+    if judgement is None:
+        scored["outcome"], scored["correct"] = outcome_of(row), False
+    elif judgement.is_readable:
+        scored["correct"] = judgement.score if judgement.is_flipped else judgement.score == 1
+    else:
+        scored["outcome"], scored["correct"] = "ungraded", False
+        scored["reason"] = f"the judge gave no judgement: {complaint}"
+    return scored
+
+
+def _agreement(metric: str, rows: Sequence[Prediction], judgements: Sequence[Judgement | None]) -> Agreement | None:
+    """How the judge agrees with the sweep's own metric, where that says right or wrong; flipped ones say neither."""
+    if any(row["correct"] not in (0, 1) for row in rows):
+        return None
+    pairs: dict[str, list[tuple[bool, bool]]] = {}
+    for row, judgement in zip(rows, judgements):
+        if judgement and judgement.is_readable and not judgement.is_flipped:
+            pairs.setdefault(row["id"], []).append((judgement.score == 1, row["correct"] == 1))
+    return Agreement.of(metric, pairs.values())
