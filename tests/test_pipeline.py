@@ -107,7 +107,8 @@ def test_what_the_run_page_shows(runs):
 
     curve = shown(f"{DISTILLED}/merge-3")
     figures = curve["metrics"]["metadata"]
-    assert figures.keys() == {"mean", "gap", "gap_ci95_low", "gap_ci95_high", "worst", "flatness_p"}
+    outcomes = {"unanswered", "unanswered_worst", "cut"}
+    assert figures.keys() == {"mean", "gap", "gap_ci95_low", "gap_ci95_high", "worst", "flatness_p"} | outcomes
     assert (runs.first.folder / DISTILLED / "merge-3/curve").read_text().startswith("<!doctype html>")
     assert curve["out"]["metadata"]["label"] == "r1"
     model = shown(f"{DISTILLED}/distill")["out"]["metadata"]

@@ -83,6 +83,16 @@ class Outcomes(OutcomeCounts):
         """The largest share of unanswered prompts at any placement, in percent."""
         return self.by_placement[self.worst].share
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The percent of prompts that were not answered, in all and at the placement with the most, and of those
+        whose answer the limit of tokens ended; by the names that MLflow and KFP show."""
+        return {
+            "unanswered": round(self.share, 2),
+            "unanswered_worst": round(self.worst_share, 2),
+            "cut": round(100 * self.cut / (self.prompts or 1), 2),
+        }
+
     def phrase(self, placements: Sequence[Sequence[int]]) -> str:
         """What was not answered, in words; empty where all was."""
         if not self.unanswered:

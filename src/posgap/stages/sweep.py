@@ -46,7 +46,7 @@ from posgap.tasks.examples import AnyExample, examples_file, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_sweep, unanswered_metrics
+from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 # Of the sweep's parameters those that change no response, beside those that change no result at all.
@@ -95,7 +95,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     ]
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
     if outcomes.worst_share > config.max_unanswered:
-        run.metrics(unanswered_metrics(outcomes))
+        run.metrics(outcomes.figures)
         write_jsonl(out / PREDICTIONS_FILE, predictions)
         raise _unanswered(config, outcomes, placements, predictions)
     correct = np.array([p["correct"] for p in predictions], dtype=float)

@@ -2,7 +2,6 @@
 
 import logging
 
-from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.reading import p_value
 from posgap.measurement.sweeps import Sweep
 from posgap.tracking.runs import Run
@@ -23,21 +22,11 @@ def _figures(sweep: Sweep) -> dict[str, float]:
     return {name: round(value, 2) for name, value in figures.items()}
 
 
-def unanswered_metrics(outcomes: Outcomes) -> dict[str, float]:
-    """The percent of prompts that were not answered, in all and at the placement with the most, and of answers that the
-    limit of tokens ended."""
-    return {
-        "unanswered": round(outcomes.share, 2),
-        "unanswered_worst": round(outcomes.worst_share, 2),
-        "cut": round(100 * outcomes.cut / (outcomes.prompts or 1), 2),
-    }
-
-
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     """Logs the figures as metrics, for the logged model of this id, too; the curve over `step` = position, and a line
     to read."""
     run.metrics(_figures(sweep), model_id=model_id)
-    run.metrics({"flatness_p": sweep.flatness.p} | (unanswered_metrics(sweep.outcomes) if sweep.outcomes else {}))
+    run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.figures if sweep.outcomes else {}))
     if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
             run.metrics({"accuracy_by_position": value}, step=position)
