@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from test_gate import N, write_sweep
 
 from posgap.cli import main
 from posgap.config import PlanGateConfig, Policy
+from posgap.files import read_jsonl, write_jsonl
 from posgap.gating.planning import plan_gate
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, judge
@@ -161,6 +163,33 @@ def test_every_claim_is_a_sentence(tmp_path):
         "gap between regions (beginning, middle, end): at most 12.5 for certain",
         "prompts without an answer, in percent, at the worst position: at most 2 for certain",
     ]
+
+
+def unanswered(folder: Path, most: int) -> Path:
+    """A sweep of which at the positions 1 to 5 the first 0, 1, `most`, 1 and 0 prompts have no response."""
+    rows = [row for _, row in read_jsonl(folder / "predictions.jsonl")]
+    for row in rows:
+        (position,) = row["placement"]
+        row["response"] = "" if int(row["id"][1:]) < (0, 1, most, 1, 0)[position - 1] else "said"
+    write_jsonl(folder / "predictions.jsonl", rows)
+    return folder
+
+
+def test_what_was_not_answered_is_counted_where_it_is_most(tmp_path):
+    at_most, more = (unanswered(write_sweep(tmp_path / str(n), wrong(5, 5, 5, 5, 5)), n) for n in (4, 5))
+    for folder, outcome in ((at_most, "pass"), (more, "fail")):
+        (ruling,) = [r for r in judge(folder, None, None, Policy(max_unanswered=2)).rules if r.name == "answered"]
+        share = 100 * (4 if folder == at_most else 5) / N
+        assert (ruling.outcome, ruling.estimate, ruling.interval) == (outcome, share, (share, share))
+    # What base or champion did not answer would flatter the candidate.
+    answered = write_sweep(tmp_path / "answered", wrong(5, 5, 5, 5, 5))
+    assert judge(answered, at_most, at_most, Policy(max_unanswered=2)).lacking == []
+    for sweeps, role in (((more, at_most), "base"), ((at_most, more), "champion"), ((more, None), "base")):
+        (complaint,) = judge(answered, *sweeps, Policy(max_unanswered=2)).lacking
+        assert complaint == (
+            f"{role}: 7 of 1000 prompts were not answered (empty 7), at most 2.5 % at a placement (3), and the gate "
+            "allows 2 %"
+        )
 
 
 def test_regions_of_pairs_are_their_categories(tmp_path):
