@@ -36,7 +36,7 @@ from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.task import Order
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_sweep, unanswered_metrics
+from posgap.tracking.sweeps import log_sweep
 
 JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
 _TAKEN_OVER = (
@@ -75,7 +75,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     (out / PROMPT_FILE).write_text(judge.prompt, encoding="utf-8")
     outcomes = outcomes_of(graded, sweep.placements)
     if outcomes.worst_share > config.max_unanswered:
-        run.metrics(unanswered_metrics(outcomes))
+        run.metrics(outcomes.figures)
         write_jsonl(out / PREDICTIONS_FILE, graded)
         raise _ungraded(config, outcomes, sweep, judge)
     by_example: dict[str, dict[Judged, Judgement]] = {}
