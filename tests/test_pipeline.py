@@ -81,7 +81,7 @@ def runs(tmp_path_factory):
             error=error,
         )
 
-    return SimpleNamespace(run=run, client=MlflowClient(store), first=run())
+    return SimpleNamespace(run=run, client=MlflowClient(store), model=work / "model", first=run())
 
 
 DISTILLED, SCALED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
@@ -170,17 +170,15 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
 
     server = HTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    run = runs.run({"advantageous": "9"}, webhook_url=f"http://127.0.0.1:{server.server_port}/hook")
+    run = runs.run({"keep_incorrect": False}, webhook_url=f"http://127.0.0.1:{server.server_port}/hook")
     server.shutdown()
     server.server_close()
-    why = "position 9: must lie in 1..4, the number of documents"
+    why = f"{runs.model}: no response at position 1 of 4 is correct; there is nothing to distil"
     assert run.error.startswith(f"{why} (the whole log is in ")
     # The other branch goes on, from the cache.
     always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew
     assert run.steps == always | {f"{SCALED}/gate", f"{SCALED}/promote"}
-    assert run.report["failed"] == [
-        {"step": "teacher", "error": "position 9: must lie in 1..4, the number of documents"}
-    ]
+    assert run.report["failed"] == [{"step": "teacher", "error": why}]
     assert posted == [run.report]
 
 

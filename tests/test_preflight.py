@@ -107,12 +107,18 @@ def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
 def test_scaling_wants_one_gold_document_and_rotary_positions(form):
     complaint = refused(form, methods="lpes", task="multihop-cot")
     assert "methods: lpes needs a task with one gold document, but multihop-cot has two" in complaint
-    assert "(2)" not in complaint
+    assert "(2) example kv-0: 1 gold documents for 2 position(s)" in complaint
 
 
 def test_shards_are_at_most_as_many_as_placements(form):
     assert "shards: must be from 1 to 4, the number of placements; got 5" in refused(form, shards=5)
     assert "shards: must be from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
+
+
+def test_prompts_that_are_too_long_or_have_too_few_documents_are_refused(form):
+    assert "tokens and 600 new ones exceed the model's context of" in refused(form, overrides={"max_new_tokens": 600})
+    assert "documents" in refused(form, n_docs=500)
+    assert "position 9: must lie in 1..4" in refused(form, overrides={"advantageous": "9"})
 
 
 def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, model_folder, tmp_path):

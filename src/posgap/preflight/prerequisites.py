@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from posgap.choices import METHODS, TASKS
-from posgap.config import PreflightConfig, SweepConfig
+from posgap.config import PreflightConfig, SweepConfig, TeacherConfig
 from posgap.distillation.methods import Method
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.locations import as_location, is_uri
 from posgap.preflight.form import as_config, settings
-from posgap.storage.cache import Snapshot, look
+from posgap.storage.cache import Snapshot, fetch, look
 from posgap.storage.inputs import ByName, OnDisk, source
 from posgap.storage.versions import newest
 
@@ -26,6 +26,7 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
         "evaluation examples": lambda: _apart(form),
         "model": lambda: _model(form),
         "sweeps": lambda: _sweeps(form),
+        "prompts": lambda: _prompts(form),
         "registry": lambda: _registry(form.registered_name),
         "GPUs": lambda: _gpus(form.gpus_here),
     }
@@ -101,6 +102,32 @@ def _sweeps(form: PreflightConfig) -> str:
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
+
+
+def _prompts(form: PreflightConfig) -> str:
+    """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
+    the sweep asks and as the teacher does."""
+    from posgap.positions import parse_positions
+    from posgap.tasks.examples import first_example
+    from posgap.tasks.placements import Placement, require_n_gold, swept_placements
+    from posgap.tasks.setup import builder_of
+
+    (folder, _), longest = _without_weights(form.model), 0
+    example = first_example(fetch(as_location(str(newest(form.eval_data).location))))
+    for stage in ("sweep", "teacher"):
+        try:
+            config = as_config(stage, settings(form)[stage])
+        except ValidationError:
+            return "unknown: the form has faults"  # which `complaints` reports
+        assert isinstance(config, SweepConfig | TeacherConfig)
+        build = builder_of(config.model_copy(update={"model": folder}))
+        placement = swept_placements(config.n_docs, build.task.n_gold)[0]
+        if isinstance(config, TeacherConfig) and config.advantageous:
+            placement = Placement(parse_positions(config.advantageous), config.n_docs)
+            require_n_gold(placement, build.task.n_gold)
+        prompt = build.prompt(example, placement)
+        longest = max(longest, len(prompt.token_ids) + build.max_new_tokens)
+    return f"of {longest} tokens with the response, where the model reads {build.context}"
 
 
 def _registry(name: str) -> str:

@@ -31,7 +31,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         try:
             results[name] = check()
         except PosgapError as error:
-            wrong.append(str(error))
+            wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
     plan = {"found": results, "wrong": wrong, "settings": settings(config)}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "parts": parts(config.shards), "recipe": recipe(config)}

@@ -71,6 +71,14 @@ def read_examples(path: Path) -> list[AnyExample]:
     return examples
 
 
+def first_example(path: Path) -> AnyExample:
+    """The first of the examples that `read_examples` reads; the others are not looked at."""
+    file = examples_file(path)
+    for _, example in _parsed_lines(file):
+        return example
+    raise PosgapError(f"{file}: holds no examples")
+
+
 def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
     for number, row in read_jsonl(file):
         kind: type[AnyExample] = KVExample if "records" in row else Example
