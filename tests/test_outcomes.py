@@ -17,13 +17,14 @@ from posgap.gating.policy import read_policy
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
+from posgap.measurement import asking
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.sweeps import Evidence, read_sweep
-from posgap.stages import teacher as teacher_stage
 from posgap.stages.compare import compare
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
+from posgap.stages.teacher import teacher
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import KVExample, write_examples
 
@@ -232,9 +233,9 @@ def test_a_teacher_leaves_out_what_was_not_answered_and_counts_it(tmp_path, mode
         def generate(self, groups, sampling):
             yield from ((index, 0, said[index]) for index, _ in enumerate(groups))
 
-    monkeypatch.setattr(teacher_stage, "open_generator", lambda config, build: Scripted())
+    monkeypatch.setattr(asking, "open_generator", lambda config, build: Scripted())
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "1"}
-    made = teacher_stage.teacher(TeacherConfig(**shared, keep_incorrect=True, out=tmp_path / "out"))
+    made = teacher(TeacherConfig(**shared, keep_incorrect=True, out=tmp_path / "out"))
     assert [row["id"] for _, row in read_jsonl(made / "responses.jsonl")] == ["kv-0", "kv-1"]
     summary = read_json(made / "teacher.json")
     assert summary["outcomes"] == OutcomeCounts(answered=2, truncated=1, empty=1, cut=1).model_dump()

@@ -11,14 +11,18 @@ from zlib import crc32
 import pytest
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
+from test_gate import write_sweep
 
-from posgap.config import SweepConfig
+from posgap.config import SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl, work_folder
 from posgap.generation.generator import Completion, Usage
+from posgap.measurement import asking
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
+from posgap.stages import teacher as teacher_stage
 from posgap.stages.sweep import sweep
+from posgap.stages.teacher import teacher
 from posgap.tasks.examples import write_examples
 
 N, DOCS = 12, 4
@@ -191,3 +195,65 @@ def test_vllm_that_is_not_installed_is_named(options, model_folder):
             sweep(SweepConfig(**options | {"backend": "vllm", "model": str(model_folder)}))
     else:
         pytest.skip("vllm is installed")
+
+
+class Scripted:
+    """Answers with the value that is asked for, and its number as the token ids; after `most` answers it fails."""
+
+    def __init__(self, most: int, wrong: bool = False):
+        self.most, self.wrong, self.asked = most, wrong, []
+
+    def generate(self, groups, sampling):
+        for index, (prompt,) in enumerate(groups):
+            if index == self.most:
+                raise PosgapError("the machine is gone")
+            self.asked.append(prompt.text)
+            answer = "none" if self.wrong else retrieve(prompt.text)
+            yield index, 0, Completion(answer, list(prompt.token_ids[-3:]))
+
+
+@pytest.fixture
+def asked_of(tmp_path, model_folder, monkeypatch):
+    """Runs a teacher on a generator; returns the rows of its responses."""
+
+    def run(generator, out="out", **options):
+        shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": DOCS, "advantageous": "2"}
+        with monkeypatch.context() as patched:
+            patched.setattr(asking, "open_generator", lambda config, build: generator)
+            made = teacher(TeacherConfig(**shared | {"out": tmp_path / out} | options))
+        return [row for _, row in read_jsonl(made / "responses.jsonl")]
+
+    return run
+
+
+def test_a_teacher_goes_on_too_and_ends_as_if_it_had_not_been_interrupted(options, asked_of, tmp_path):
+    broken, rest = Scripted(5), Scripted(N)
+    with pytest.raises(PosgapError, match="the machine is gone"):
+        asked_of(broken)
+    rows = asked_of(rest)
+    assert len(broken.asked) == 5 and len(rest.asked) == N - 5 and not set(broken.asked) & set(rest.asked)
+    assert rows == asked_of(Scripted(N), "whole") and all(row["token_ids"] and row["correct"] for row in rows)
+    # Of another placement nothing is known, and of fewer examples all.
+    with pytest.raises(PosgapError, match="the machine is gone"):
+        asked_of(Scripted(3), "third")
+    elsewhere, fewer = Scripted(N), Scripted(N)
+    asked_of(fewer, "third", limit=2)
+    assert not fewer.asked
+    with pytest.raises(PosgapError, match="the machine is gone"):
+        asked_of(Scripted(3), "fourth")
+    asked_of(elsewhere, "fourth", advantageous="1")
+    assert len(elsewhere.asked) == N
+
+
+def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(teacher_stage, "MOST_WRONG", 4)
+    wrong = Scripted(N, wrong=True)
+    with pytest.raises(PosgapError, match="none of the first 4 responses at position 2 of 4 is correct"):
+        asked_of(wrong)
+    assert len(wrong.asked) == 4
+    assert len(asked_of(Scripted(N, wrong=True), "kept", keep_incorrect=True)) == N
+    swept = write_sweep(tmp_path / "sweep", [1.0, 0.0, 1.0, 1.0, 1.0])
+    untouched = Scripted(N)
+    with pytest.raises(PosgapError, match="no response at position 2 of 5 was correct; there is nothing to distil"):
+        asked_of(untouched, "swept", sweep=swept, n_docs=5)
+    assert not untouched.asked

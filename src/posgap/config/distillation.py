@@ -41,6 +41,7 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     )
     temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     keep_incorrect: bool = Field(False, description="keep responses that are not correct, too")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 
 
 class _Distilled(StageConfig):

@@ -22,10 +22,11 @@ class _Answer(Record):
     reason: str = ""
     cut: bool = False
     usage: Usage | None = None
+    token_ids: list[int] = Field([])
 
 
 class Unfinished:
-    """Completions by (index of the example, number of the prompt among the example's), without their token ids.
+    """Completions by (index of the example, number of the prompt among the example's), with their token ids or without.
 
     Each is appended to a file as it is there. The file lies in `folder` under a name made of
     `identity`: whatever else the folder holds, its completions are those of the same prompts to the
@@ -33,7 +34,8 @@ class Unfinished:
     one. Prompts that failed are read as if they had never been asked, so that they are asked again.
     """
 
-    def __init__(self, folder: Path, identity: dict):
+    def __init__(self, folder: Path, identity: dict, token_ids: bool = False):
+        self.token_ids = token_ids
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"answers-{digest_of(identity)[:16]}.jsonl"
         self.completions: dict[tuple[int, int], Completion] = {}
@@ -49,13 +51,15 @@ class Unfinished:
                     break
                 whole += len(line)
                 if kept.outcome != "failed":
-                    fields = {name: getattr(kept, name) for name in Completion._fields if name != "token_ids"}
-                    self.completions[kept.example, kept.number] = Completion(token_ids=[], **fields)
+                    fields = {name: getattr(kept, name) for name in Completion._fields}
+                    self.completions[kept.example, kept.number] = Completion(**fields)
             file.truncate(whole)
 
     def add(self, example: int, number: int, completion: Completion) -> None:
         """Keeps the completion of this prompt."""
-        self.completions[example, number] = completion._replace(token_ids=[])
+        if not self.token_ids:
+            completion = completion._replace(token_ids=[])
+        self.completions[example, number] = completion
         answer = _Answer(example=example, number=number, **completion._asdict())
         line = json.dumps(answer.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False)
         # Opened each time: what is written is with the operating system, whatever becomes of this process.

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap import files
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError, Rejected, shortened
-from posgap.files import digest, write_jsonl
+from posgap.files import write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import AsServed, Changed, Served
 from posgap.interruption import GOES_ON, goes_on
 from posgap.locations import Location, as_location, with_uris
+from posgap.measurement.asking import Each, answers
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent, estimate, estimated_tokens, read_price
@@ -32,26 +32,22 @@ from posgap.measurement.sweeps import (
     read_sweep,
     summarize,
 )
-from posgap.measurement.unfinished import Unfinished
 from posgap.models.factors import config_factors
 from posgap.positions import format_positions
-from posgap.progress import track
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
 from posgap.storage.inputs import on_this_machine, sources
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tasks.content import contents, examples_digest
-from posgap.tasks.examples import AnyExample, examples_file, read_examples
+from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.placements import Placement, shard_of, swept_placements
-from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
-# Of the sweep's parameters those that change no response, beside those that change no result at all.
 _FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
-_WITHOUT_EFFECT = {"metric", "limit", "label", "max_unanswered"}
 
 
 def sweep(config: SweepConfig) -> Location:
@@ -78,13 +74,11 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     refuse_searched(Path(config.model), examples)
     build, label = BACKENDS[config.backend].builder(config), config.label or method_of(config.model) or "model"
     placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
-    digests = {
-        "examples_digest": examples_digest(examples, config.n_docs, config.shuffle),
-        "model_digest": config.digest("model"),
-        "prompt_digest": build.digest(),
-    }
+    digests = {"model_digest": config.digest("model"), "prompt_digest": build.digest()}
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
-    completions, served = _completions(config, examples, placements, build, digests)
+    sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
+    each = _supervision(config, len(examples) * len(placements) * config.samples, len(placements))
+    completions, served = answers(config, examples, placements, build, sampling, what, digests, each, config.samples)
     if spent := Spent.of((completion.usage for completion in completions), price):
         run.metrics(spent.metrics())
         log.info("%s: %s", label, spent.sentence())
@@ -109,6 +103,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         n_docs=config.n_docs,
         **summarize(correct, [list(p.positions) for p in placements], config.seed),
         outcomes=outcomes,
+        examples_digest=examples_digest(examples, config.n_docs, config.shuffle),
         **digests,
         asked=_asked(config, build, served),
         settings=config.settings(),
@@ -145,73 +140,32 @@ def _scaling(config: SweepConfig) -> dict | None:
     return {"factors": factors} if factors else None
 
 
-def _completions(
-    config: SweepConfig,
-    examples: Sequence[AnyExample],
-    placements: Sequence[Placement],
-    build: TextPromptBuilder,
-    digests: dict[str, str],
-) -> tuple[list[Completion], Served | None]:
-    """The completions of every example at every placement, in this order, with all samples of a prompt one after the
-    other, and what an endpoint said of itself; what is known already is not asked for."""
-    identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
-    identity["stop"] = list(build.stop)  # which may come from the metric
-    # Answers are kept by the place of their example in its file, of which another `limit` takes more.
-    digests = digests | {"examples_digest": digest(examples_file(config.examples))}
-    unfinished = Unfinished(files.work_folder(config.out), {"model": config.model, **identity, **digests})
-    kept = unfinished.completions
-    prompts = list(product(range(len(examples)), range(len(placements) * config.samples)))
-    missing: dict[int, list[int]] = {}
-    for example, number in prompts:
-        if (example, number) not in kept:
-            missing.setdefault(example, []).append(number)
-    left = sum(map(len, missing.values()))
-    most = config.max_unanswered / 100 * len(examples) * config.samples
-    unanswered = Counter(at[1] // config.samples for at in prompts if at in kept and kept[at].outcome != "answered")
-    if left < len(prompts):
-        log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
-    for example in missing:
-        # What does not fit is said before anything is spent; other placements differ by a few tokens.
-        build.prompt(examples[example], placements[0])
-    said = unfinished.file.with_suffix(".served.json")
-    served = None if BACKENDS[config.backend].local else Served.read(said)
-    if missing:
-        generator = open_generator(config, build)
-        if isinstance(generator, AsServed) and served:
-            generator.served = served
+def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each:
+    """What ends a sweep of so many prompts when too many have failed, and warns, once a placement, that more of its
+    prompts are not answered than there may be."""
+    unanswered: Counter[Placement] = Counter()
+    most, failed = config.max_unanswered / 100 * n_prompts, 0
 
-        def prompt(example: int, number: int) -> Prompt:
-            placement, sample = divmod(number, config.samples)
-            return build.prompt(examples[example], placements[placement])._replace(sample=sample)
+    def each(example: AnyExample, placement: Placement, completion: Completion) -> None:
+        nonlocal failed
+        if completion.outcome == "answered":
+            return
+        failed += completion.outcome == "failed"
+        if failed >= _FAILURES and failed > most:
+            raise PosgapError(
+                f"{with_uris(config.model)}: {failed} of {n_prompts:,} prompts have failed already, the last: "
+                f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
+                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {GOES_ON}"
+            )
+        unanswered[placement] += 1
+        if unanswered[placement] - 1 <= most / n_placements < unanswered[placement]:
+            log.warning(
+                "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
+                "%s: there will be no figures (%s: %s)",
+                config.max_unanswered, format_positions(placement.positions), completion.outcome, completion.reason,
+            )  # fmt: skip
 
-        groups = ([prompt(example, number) for number in numbers] for example, numbers in missing.items())
-        # What goes on draws other samples than what was interrupted.
-        seed = config.seed + (len(prompts) - left if config.temperature else 0)
-        answered = generator.generate(groups, Sampling.of(build, config.temperature, seed))
-        of_group, failed = list(missing.items()), 0
-        for which, at, completion in track(answered, left, f"sweep of {config.label or 'the model'}"):
-            example, numbers = of_group[which]
-            if isinstance(generator, AsServed) and generator.served != served:
-                served = generator.served
-                served.write(said)
-            unfinished.add(example, numbers[at], completion)
-            failed += completion.outcome == "failed"
-            if failed >= _FAILURES and 100 * failed > config.max_unanswered * len(prompts):
-                raise PosgapError(
-                    f"{with_uris(config.model)}: {failed} of {len(prompts):,} prompts have failed already, the last: "
-                    f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
-                    f"(--max-unanswered). What was answered is kept: when the endpoint works again, {GOES_ON}"
-                )
-            if completion.outcome != "answered":
-                place = numbers[at] // config.samples
-                unanswered[place] += 1
-                if unanswered[place] - 1 <= most < unanswered[place]:
-                    log.warning(
-                        "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
-                        "%s: there will be no figures (%s: %s)", config.max_unanswered,
-                        format_positions(placements[place].positions), completion.outcome, completion.reason,
-                    )  # fmt: skip
-    return [kept[prompt] for prompt in prompts], served
+    return each
 
 
 def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:

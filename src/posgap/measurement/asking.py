@@ -1,0 +1,89 @@
+"""The answers of a model to examples at placements, each kept as it comes, so that who was interrupted goes on."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from posgap.choices import BACKENDS
+from posgap.config import BackendConfig
+from posgap.files import digest, work_folder
+from posgap.generation.backends import open_generator
+from posgap.generation.generator import Completion, Sampling
+from posgap.generation.served import AsServed, Served
+from posgap.measurement.unfinished import Unfinished
+from posgap.progress import track
+from posgap.tasks.examples import AnyExample, examples_file
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
+
+log = logging.getLogger(__name__)
+# Of a stage's parameters those that change no response, beside those that change no result at all.
+_WITHOUT_EFFECT = {"metric", "limit", "label", "max_unanswered", "keep_incorrect"}
+Each = Callable[[AnyExample, Placement, Completion], None]
+
+
+def answers(
+    config: BackendConfig,
+    examples: Sequence[AnyExample],
+    placements: Sequence[Placement],
+    build: TextPromptBuilder,
+    sampling: Sampling,
+    what: str,
+    beside: dict[str, Any],
+    each: Each = lambda example, placement, completion: None,
+    samples: int = 1,
+    token_ids: bool = False,
+) -> tuple[list[Completion], Served | None]:
+    """The completions of every example at every placement, in this order, with all `samples` of a prompt one after the
+    other, and what an endpoint said of itself.
+
+    They are kept beside the config's `out` as they come, with their token ids or without; what is known already is not
+    asked for. `beside` has what decides the answers besides the config's parameters and the examples' file. `each` is
+    called with all of them, those of before the interruption first, and may raise. `what` names the work where its
+    progress is shown.
+    """
+    identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
+    identity["stop"] = list(build.stop)  # which may come from the metric
+    # Answers are kept by the place of their example in its file, of which another `limit` takes more.
+    identity |= {"model": config.model, "examples_digest": digest(examples_file(config.examples))} | beside
+    unfinished = Unfinished(work_folder(config.out), identity, token_ids)
+    prompts = list(product(range(len(examples)), range(len(placements) * samples)))
+    missing: dict[int, list[int]] = {}
+    for example, number in prompts:
+        if (example, number) not in unfinished.completions:
+            missing.setdefault(example, []).append(number)
+    left = sum(map(len, missing.values()))
+    if left < len(prompts):
+        log.info("%d of %d prompts were answered before the interruption", len(prompts) - left, len(prompts))
+    for (example, number), completion in sorted(unfinished.completions.items()):
+        if example < len(examples):
+            each(examples[example], placements[number // samples], completion)
+    for example in missing:
+        # What does not fit is said before anything is spent; other placements differ by a few tokens.
+        build.prompt(examples[example], placements[0])
+    said = unfinished.file.with_suffix(".served.json")
+    served = None if BACKENDS[config.backend].local else Served.read(said)
+    if missing:
+        generator = open_generator(config, build)
+        if isinstance(generator, AsServed) and served:
+            generator.served = served
+
+        def prompt(example: int, number: int) -> Prompt:
+            placement, sample = divmod(number, samples)
+            return build.prompt(examples[example], placements[placement])._replace(sample=sample)
+
+        groups = ([prompt(example, number) for number in numbers] for example, numbers in missing.items())
+        if sampling.temperature:
+            # What goes on draws other samples than what was interrupted.
+            sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
+        of_group = list(missing.items())
+        for which, at, completion in track(generator.generate(groups, sampling), left, what):
+            example, numbers = of_group[which]
+            if isinstance(generator, AsServed) and generator.served != served:
+                served = generator.served
+                served.write(said)
+            unfinished.add(example, numbers[at], completion)
+            each(examples[example], placements[numbers[at] // samples], completion)
+    return [unfinished.completions[prompt] for prompt in prompts], served
