@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_backends import TEMPLATE, predictions, sweep_options
+from test_backends import predictions, sweep_options
 from test_cli import run
 from test_scaling_application import SIZES
 from transformers import AutoModelForCausalLM
@@ -38,6 +38,10 @@ LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "original_max_position_embeddings": 64,
 }
+FRAMED = (
+    "{{ flag if flag is defined else '2' }}{% for m in messages %}{{ '3' if m['role'] == 'system' else '0' }}"
+    "{{ m['content'] }}{% endfor %}1"
+)
 PROBE = """
 import json, sys
 from vllm import LLM, SamplingParams
@@ -93,19 +97,27 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
 def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_backend(
     vllm_python, tmp_path, tokenizer, monkeypatch, registers
 ):
-    """transformers, vLLM in the sweep's process, and a vLLM server, in a chat and completing bare prompts."""
+    """transformers, vLLM in the sweep's process, and a vLLM server, in a chat with a system message and an argument of
+    its template, and completing bare prompts, both with stop strings."""
     scaled = scale_model(model("llama"), FACTORS)
-    for name, template in {"chat": TEMPLATE, "completions": None}.items():
+    asked = {
+        "chat": {"system": '"00": "1"', "template_args": {"flag": "7"}, "stop": ["9", "a"]},
+        "completions": {"stop": ["9", "a"]},
+    }
+    for name, template in {"chat": FRAMED, "completions": None}.items():
         monkeypatch.setattr(tokenizer, "chat_template", template)
         save_model(scaled, tokenizer, tmp_path / name)
     here = {
-        name: sweep(SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name)))
-        for name in ("chat", "completions")
+        name: sweep(SweepConfig(out=tmp_path / f"{name}-here", **sweep_options(tmp_path, tmp_path / name), **more))
+        for name, more in asked.items()
     }
+    whole = sweep_options(tmp_path, tmp_path / "completions")
+    assert predictions(here["completions"]) != predictions(sweep(SweepConfig(out=tmp_path / "whole", **whole)))
     # Out of the registry, as which nothing but its name tells where it lies.
     options = sweep_options(
         tmp_path, f"models:/tiny/{registers(tmp_path / 'chat')}", out=tmp_path / "in-vllm", backend="vllm"
     )
+    options |= {name: json.dumps(value) if name != "system" else value for name, value in asked["chat"].items()}
     in_vllm(
         Path(vllm_python).with_name("posgap"), "sweep", *(f"--{k.replace('_', '-')}={v}" for k, v in options.items())
     )
@@ -114,7 +126,7 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
     with vllm_server(vllm_python, tmp_path / "chat", tmp_path / "server.log") as url:
         for endpoint, folder in here.items():
             changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
-            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes))
+            there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes | asked[endpoint]))
             assert predictions(there) == predictions(folder)
 
 

@@ -49,7 +49,8 @@ def split_thoughts(response: str, opened: str | None = "", asked: str = "") -> P
     """
     if opened is None:
         opened = _closed_unopened(response, asked)
-    thoughts, rest = [], response.lstrip()
+    thoughts: list[str] = []
+    rest = response.lstrip()
     while tag := opened or _first(TAGS, rest) or _first(TAGS.values(), rest):
         if tag not in TAGS:  # a model ends a thought that it did not begin
             rest = rest.removeprefix(tag).lstrip()

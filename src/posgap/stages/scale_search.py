@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -134,7 +135,7 @@ def _search(
     curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
     strategy = _strategy(config, curve, n_layers)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
-    chosen = {"curve": curve.described(), "history": best.history}
+    chosen: dict[str, Any] = {"curve": curve.described(), "history": best.history}
     factors = best.factors
     if spoken:
         finalists = [(1.0,) * n_layers, *best.finalists]
