@@ -61,6 +61,7 @@ def test_system_message_and_arguments_are_in_the_prompt_in_what_was_asked_and_in
     build = builder(tokenizer, template=CHAT, system="Be brief.", arguments={"enable_thinking": False})
     assert build.chat("Q?") == "<bos><|system|>Be brief.<|end|><|user|>Q?<|end|><|assistant|><think>\n\n</think>\n\n"
     assert build.chat.ending == "<|end|><|assistant|><think>\n\n</think>\n\n"
+    assert builder(tokenizer, template="{{ messages[0].content | upper }}<think>").chat.ending == "<think>"
     asked = Asked.by(build)
     assert (asked.system, asked.template_args, asked.date) == ("Be brief.", {"enable_thinking": False}, "")
     options = [{}, {"template": CHAT}, {"template": LEAVES_OUT}, {"template": CHAT, "system": "Be brief."}]
@@ -107,6 +108,7 @@ def test_base_and_candidate_read_the_same_prompt_on_different_days(tokenizer, mo
             {"arguments": {"enable_thinkin": 1}, "template": CHAT},
             "^template_args: .* no argument 'enable_thinkin'$",
         ),
+        ({"template": "{{ bos_token }}"}, "^the chat template: it leaves out what is asked$"),
         ({"template": "{% for %}"}, "^the chat template: Expected an expression"),
         ({"template": "{{ messages[7].content }}"}, "^the chat template: "),
     ],
@@ -122,7 +124,7 @@ def test_what_a_template_does_not_take_is_refused_in_a_line(tokenizer, options, 
     [
         "{% import 'os' as os %}{{ os }}",
         "{% include '/etc/passwd' %}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages[0].content }}{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append({}) }}",
         "{% for i in range(10 ** 9) %}x{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.config.base import DATE
@@ -76,7 +77,11 @@ class ChatTemplate:
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
         self._template: Template = _in_limits(lambda: _environment(framing.date).from_string(source))
         self._rendered([{"role": "user", "content": _PROBE}])
-        self.ending = self._with_system().rpartition(_PROBE)[2]
+        asked, empty = self._with_system(), self("")
+        if asked == empty:
+            raise PosgapError("the chat template: it leaves out what is asked")
+        # What both end in, since a template may rewrite the text.
+        self.ending = commonprefix([asked[::-1], empty[::-1]])[::-1]
 
     def __call__(self, text: str) -> str:
         """The prompt that asks `text`, up to where the answer begins."""
