@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from os.path import commonprefix
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.config.base import DATE
@@ -81,7 +81,7 @@ class ChatTemplate:
         if asked == empty:
             raise PosgapError("the chat template: it leaves out what is asked")
         # What both end in, since a template may rewrite the text.
-        self.ending = commonprefix([asked[::-1], empty[::-1]])[::-1]
+        self.ending = asked[len(asked) - common_beginning(asked[::-1], empty[::-1]) :]
 
     def __call__(self, text: str) -> str:
         """The prompt that asks `text`, up to where the answer begins."""
@@ -111,6 +111,11 @@ class ChatTemplate:
             return text
 
         return _in_limits(pieces)
+
+
+def common_beginning(a: str, b: str) -> int:
+    """The length of the common beginning of both texts."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
 
 
 def _in_limits(call: Callable[[], T]) -> T:

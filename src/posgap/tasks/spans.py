@@ -1,10 +1,10 @@
 """Finds the characters and tokens of the gold documents in a prompt."""
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from posgap.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.framing import common_beginning
 from posgap.tasks.placements import Placement, arrange
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
@@ -20,9 +20,9 @@ def gold_spans(build: TextPromptBuilder, example: AnyExample, placement: Placeme
     for position in placement.positions:
         without = [*documents[: position - 1], Document(title="", text=""), *documents[position:]]
         rest = build.task.text(without, example.question, build.order)
-        start = _common(whole, rest)
+        start = common_beginning(whole, rest)
         # Compare only behind `start`: a document that begins like the text behind it would be counted twice.
-        same = _common(whole[start:][::-1], rest[start:][::-1])
+        same = common_beginning(whole[start:][::-1], rest[start:][::-1])
         spans.append((start, len(whole) - same))
     return spans
 
@@ -47,11 +47,6 @@ def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement)
         )
     spans = [(start + before, end + before) for start, end in gold_spans(build, example, placement)]
     return [i for i, offsets in enumerate(read["offset_mapping"]) if any(_overlap(offsets, span) for span in spans)]
-
-
-def _common(a: str, b: str) -> int:
-    """The length of the common beginning of both texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
 
 
 def _overlap(a: Sequence[int], b: Sequence[int]) -> bool:
