@@ -114,12 +114,13 @@ def test_factors_scale_on_top_of_the_model_s_own_rope_scaling(kind, ids):
 def test_local_and_global_layers_take_their_own_tables(ids):
     model = tiny("gemma3_text", layer_types=["sliding_attention", "full_attention", "sliding_attention"])
     before, rotary = logits(model, ids), copy.deepcopy(model.model.rotary_emb)
+    scale_model(model, (1.0, 2.0, 1.0))
     seen = []
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(kwargs["position_embeddings"][0]), with_kwargs=True
         )
-    scaled = logits(scale_model(model, (1.0, 2.0, 1.0)), ids)
+    scaled = logits(model, ids)
     positions = torch.arange(24)[None]
     for cos, factor, kind in zip(seen, (1.0, 2.0, 1.0), model.config.layer_types):
         torch.testing.assert_close(cos, rotary(cos, positions / factor, kind)[0])

@@ -4,6 +4,10 @@ transformers computes one pair of cos/sin tables a forward pass and hands it to 
 that one computation is given the positions of all layers at once, and each layer takes its own
 tables from the result. So attention, cache and kernels are untouched, the model's own `rope_scaling`
 (linear, dynamic, yarn, llama3) works underneath, and decoding computes no more tables than before.
+
+Families differ in what the tables are: a pair of cosines and sines, or complex numbers (Llama 4, DeepSeek-V2); for
+positions `[B, S]`, or for those of time, height and width `[3, B, S]` (Qwen3.5, Qwen-VL). Which families can be scaled
+is tried when a model is: docs/families.md has the list.
 """
 
 import inspect
@@ -24,6 +28,13 @@ from posgap.models.head_scaling import scale_heads
 # RoPE types that choose their frequencies by the largest position they are given.
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTRIBUTE = "_posgap_layer_scaling"
+_NO_ROPE = (
+    "no rotary position embedding to scale; layer-wise scaling needs a RoPE model (Llama, Mistral, Qwen, Gemma, Phi, ...)"
+)
+_ELSEWHERE = (
+    "its rotary positions cannot be scaled by layer: each attention makes its own tables, or its layers are not one "
+    "stack that reads the tables of one embedding"
+)
 
 
 def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTrainedModel:
@@ -60,9 +71,10 @@ class LayerScaling:
     """
 
     def __init__(self, model: PreTrainedModel):
-        decoder = model.get_decoder()
+        decoder = _decoder(model)
         self.name = model.name_or_path or type(model).__name__
         layers, rotaries = _rope_parts(decoder, self.name)
+        unscaled = _tried(decoder, self.name)
         self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
         self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
         self.factors = torch.ones(len(layers))
@@ -71,6 +83,15 @@ class LayerScaling:
             rotary.forward = partial(_tables, self, rotary, rotary.forward, names)
         for index, layer in enumerate(layers):
             layer.forward = partial(_with_own_tables, index, layer.forward)
+        self._require_effect(decoder, unscaled)
+
+    def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
+        """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
+        if not torch.equal(_tried(decoder, self.name), unscaled):
+            raise PosgapError(f"{self.name}: factors of one change what it computes; layer-wise scaling leaves it alone")
+        with self.rows(torch.full((self.n_layers, 1), 2.0)):
+            if torch.equal(_tried(decoder, self.name), unscaled):
+                raise PosgapError(f"{self.name}: {_NO_ROPE}")
 
     @property
     def n_layers(self) -> int:
@@ -98,21 +119,48 @@ class LayerScaling:
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
 
 
+def _decoder(model: PreTrainedModel) -> Any:
+    """The part of a model that has its layers. Where a family calls the model with its head so, a part of that."""
+    decoder = model.get_decoder()
+    return next((part for part in (decoder, *decoder.children()) if _rotaries(part)), decoder)
+
+
+def _rotaries(decoder: nn.Module) -> list[nn.Module]:
+    """The modules that make the tables of all layers: children of the decoder, or of a list among them."""
+    children = list(decoder.children())
+    children += [child for some in children if isinstance(some, nn.ModuleList) for child in some]
+    return [child for child in children if "RotaryEmbedding" in type(child).__name__]
+
+
+@torch.no_grad()
+def _tried(decoder: Any, name: str) -> Tensor:
+    """The last hidden states of three tokens; `PosgapError` where they cannot be computed."""
+    trained = decoder.training
+    decoder.eval()  # dropout would make two runs differ
+    try:
+        ids = torch.arange(3, device=decoder.device)[None]
+        return decoder(input_ids=ids, use_cache=False).last_hidden_state
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PosgapError(f"{name}: its rotary positions cannot be scaled by layer: {reason}") from None
+    finally:
+        decoder.train(trained)
+
+
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:
-    """The decoder's layers and the modules that make their cos/sin tables."""
-    rotaries = [child for child in decoder.children() if "RotaryEmbedding" in type(child).__name__]
+    """The decoder's layers and the modules that make their tables."""
+    rotaries = _rotaries(decoder)
     stacks = [
         child
         for child in decoder.children()
         if isinstance(child, nn.ModuleList)
         and all("position_embeddings" in inspect.signature(layer.forward).parameters for layer in child)
     ]
-    if not rotaries or len(stacks) != 1:
-        raise PosgapError(
-            f"{name}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model "
-            "(Llama, Mistral, Qwen, Gemma, Phi, ...)"
-        )
-    return stacks[0], rotaries
+    if rotaries and len(stacks) == 1:
+        return stacks[0], rotaries
+    rotates = any("Rotary" in type(module).__name__ for module in decoder.modules())
+    rotates = rotates or bool(getattr(decoder.config, "rotary_dim", None))
+    raise PosgapError(f"{name}: {_ELSEWHERE if rotates else _NO_ROPE}")
 
 
 def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
@@ -124,14 +172,15 @@ def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
 def _tables(
     scaling: LayerScaling,
     rotary: nn.Module,
-    own: Callable[..., tuple],
+    own: Callable[..., Any],
     names: tuple[str, ...],
     *args: Any,
     **kwargs: Any,
 ) -> tuple:
-    """What `rotary` gives instead of a pair of tables: a pair per layer, None where none will be read.
+    """What `rotary` gives instead of its tables: those of each layer, None where none will be read.
 
-    Its `own` forward makes all of them at once, from positions `[B, S]` as `[R * B, S]`, R scaled copies of them.
+    Its `own` forward makes all of them at once, from positions `[..., B, S]` as `[..., R * B, S]`, R scaled copies of
+    them. Tables are `[..., R * B, S, D]`.
     """
     arguments = dict(zip(names, args)) | kwargs
     positions, layer_type = arguments["position_ids"], arguments.get("layer_type")
@@ -140,20 +189,29 @@ def _tables(
     factors, layers = scaling.factors, scaling.layers_of(layer_type)
     if len(layers) < len(factors):
         factors = factors[layers]
-    scaled = positions / factors.reshape(len(layers), -1, 1)
+    scaled = positions.unsqueeze(-3) / factors.reshape(len(layers), -1, 1)
     follows = scaling.length_dependent and _follows_length(rotary, layer_type)
     if follows:
         # The unscaled row makes the frequencies those of the unscaled length.
-        scaled = torch.cat([positions.expand(scaled.shape[1:])[None].to(scaled.dtype), scaled])
-    arguments["position_ids"] = scaled.flatten(0, 1)
-    cos, sin = (table.chunk(len(scaled)) for table in own(**arguments))
-    pairs = tuple(zip(cos, sin))[follows:]
-    if len(pairs) == scaling.n_layers:
-        return pairs
-    by_layer = dict(zip(layers, pairs))
+        unscaled = positions.unsqueeze(-3).to(scaled.dtype)
+        scaled = torch.cat([unscaled.expand(*unscaled.shape[:-2], *scaled.shape[-2:]), scaled], dim=-3)
+    copies = scaled.shape[-3]
+    arguments["position_ids"] = scaled.flatten(-3, -2)
+    made = own(**arguments)
+    if isinstance(made, Tensor):
+        tables = made.chunk(copies, dim=-3)
+    else:
+        tables = tuple(zip(*(table.chunk(copies, dim=-3) for table in made)))
+    tables = tables[follows:]
+    if len(tables) == scaling.n_layers:
+        return tables
+    by_layer = dict(zip(layers, tables))
     return tuple(by_layer.get(index) for index in range(scaling.n_layers))
 
 
-def _with_own_tables(index: int, own: Callable[..., Any], *args: Any, position_embeddings: tuple, **kwargs: Any) -> Any:
+def _with_own_tables(
+    index: int, own: Callable[..., Any], *args: Any, position_embeddings: tuple | None, **kwargs: Any
+) -> Any:
     """A layer's `own` forward with the tables that are its own. A hook would take twice the time."""
-    return own(*args, position_embeddings=position_embeddings[index], **kwargs)
+    tables = None if position_embeddings is None else position_embeddings[index]
+    return own(*args, position_embeddings=tables, **kwargs)
