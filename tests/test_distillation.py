@@ -8,11 +8,13 @@ from itertools import pairwise
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation import losses as losses_module
-from posgap.distillation.batches import Draw, Row, advantageous_rows, plan
+from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.engine import NotFinite, Optimization, train
+from posgap.distillation.head import response_states
 from posgap.distillation.lora import add_adapters, merged
 from posgap.distillation.losses import alignment_weights, per_row, token_kl
 from posgap.distillation.objectives import R1, CrossEntropy
@@ -331,3 +333,23 @@ def test_per_row_means_come_from_the_tokens(model, collate, teacher):
     token_losses = token_kl(teacher.head(teacher.hidden(batch)), model(batch.input_ids).logits[batch.predicts])
     expected = per_row(token_losses, batch.lengths) / 3
     torch.testing.assert_close(Student(model, KL, teacher)(batch), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_rope_that_follows_the_length_is_refused_where_one_pass_differs():
+    """Ten tokens of prompt and three of a response fit the twelve that are read; padding beyond them changes both."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=13, rope_parameters=rope,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+
+    def states(width):
+        predicts = torch.zeros(1, width, dtype=torch.bool)
+        predicts[0, 9:12] = True
+        ids, targets = torch.ones(1, width, dtype=torch.long), torch.ones(3, dtype=torch.long)
+        return response_states(model, Batch([Row(0, (1,))], ids, predicts, targets, torch.tensor([3])))
+
+    assert states(12).shape == (3, 16)
+    with pytest.raises(PosgapError, match=r"RoPE \(dynamic\) changes with the length beyond 13 tokens.*distilled"):
+        states(16)

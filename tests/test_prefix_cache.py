@@ -1,5 +1,7 @@
 """What is kept of a row's last prompt, and which models it may be kept for."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,9 +16,15 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     MistralConfig,
+    Phi3Config,
+    RwkvConfig,
 )
 
+from posgap.generation.generator import Sampling, complete
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.generation.transformers import TransformersGenerator
+from posgap.models.rope_lengths import RopeLengths
+from posgap.tasks.prompts import Prompt
 
 CPU, PAD, GENERATED = torch.device("cpu"), 9, 7
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -119,3 +127,47 @@ def test_of_a_model_that_sees_too_the_language_model_decides(rope_type, reused):
     vision = CLIPVisionConfig(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=2)
     config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=39)
     assert can_reuse_prefixes(LlavaForConditionalGeneration(config)) == reused
+
+
+@pytest.mark.parametrize(
+    ("rope", "family"),
+    [
+        ({**LONG, "original_max_position_embeddings": 12, "long_factor": [4.0, 3.0, 2.0, 6.0]}, Phi3Config),
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, LlamaConfig),
+    ],
+)
+def test_rope_that_follows_the_length_answers_in_any_batch_as_alone(rope, family, tokenizer):
+    """Prompts on both sides of 12 tokens, and some that cross it; alone means in a model that has read nothing yet."""
+    torch.manual_seed(0)
+    bound = {"max_position_embeddings": 12} if family is LlamaConfig else {"original_max_position_embeddings": 12}
+    config = family(**SIZES, **bound, rope_parameters=rope, pad_token_id=0, bos_token_id=1, initializer_range=0.8)
+    model = AutoModelForCausalLM.from_config(config).eval().double()
+    prompts = [torch.randint(3, 40, (n,)).tolist() for n in (20, 5, 30, 10, 13, 6, 25, 12, 11, 30)]
+
+    def answers(budget, order):
+        generator = TransformersGenerator(copy.deepcopy(model), tokenizer, budget)
+        asked = [Prompt("", prompts[i]) for i in order]
+        return dict(zip(order, (c.token_ids for c in complete(generator, asked, Sampling(4)))))
+
+    forwards, backwards = range(len(prompts)), range(len(prompts) - 1, -1, -1)
+    alone = {i: answers(1, [i])[i] for i in forwards}
+    assert len({tuple(answer) for answer in alone.values()}) > 5
+    for budget, order in [(1, forwards), (10_000, forwards), (90, backwards)]:
+        assert answers(budget, order) == alone
+    rope_lengths = RopeLengths.of(config)
+    assert not rope_lengths.against_teacher_forcing([(6, 4), (8, 4)])
+    assert bool(rope_lengths.against_teacher_forcing([(20, 4), (30, 4)])) == (family is LlamaConfig)
+    assert "changes with the length beyond 12 tokens" in rope_lengths.against_teacher_forcing([(10, 4)])
+    assert rope_lengths.against_teacher_forcing([(6, 4), (20, 4)])
+
+
+def test_a_model_that_heeds_no_mask_reads_its_prompts_one_by_one(tokenizer):
+    torch.manual_seed(0)
+    config = RwkvConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, initializer_range=0.5)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    prompts = [Prompt("", torch.randint(3, 40, (n,)).tolist()) for n in (9, 4, 7)]
+    batch, alone = (
+        [c.token_ids for c in complete(TransformersGenerator(model, tokenizer, budget), prompts, Sampling(4))]
+        for budget in (1000, 1)
+    )
+    assert batch == alone

@@ -157,6 +157,15 @@ def test_every_family_against_its_own_matrices(model, ids):
         np.testing.assert_allclose(rows.sum(axis=1), 1)
 
 
+def test_matrices_are_of_the_attention_that_answers(model, ids):
+    """Eager Falcon with ALiBi adds its biases twice, which the swept model does not."""
+    with torch.no_grad():
+        answered = model(input_ids=ids).logits
+        with eager_attention(model):
+            torch.testing.assert_close(model(input_ids=ids).logits, answered, rtol=1e-3, atol=1e-4)
+        assert torch.equal(model(input_ids=ids).logits, answered)
+
+
 def strengths(model, ids) -> np.ndarray:
     """|a| / (|x| + |a|) [L, B, N] from hidden states, with a found by subtraction: x + a is what the
     second normalisation of a layer reads."""

@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
 from posgap.errors import PosgapError
+from posgap.models.rope_lengths import RopeLengths
 
 
 class Head:
@@ -35,7 +36,17 @@ class Head:
 
 
 def response_states(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """The final hidden states `[M, D]` at the columns whose next token is a response token."""
+    """The final hidden states `[M, D]` at the columns whose next token is a response token.
+
+    Raises `PosgapError` where RoPE follows the length, and would not be as it is when the model writes the responses.
+    """
+    if rope := RopeLengths.of(model.config):
+        # Rows are read with the frequencies of the widest, padding and all.
+        width, n_new = batch.input_ids.shape[1] + 1, batch.lengths.tolist()
+        first = batch.predicts.int().argmax(1).tolist()  # the prompt's last column
+        lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
+        if reason := rope.against_teacher_forcing(lengths):
+            raise PosgapError(f"{type(model).__name__}: {reason}; it cannot be distilled on prompts of such lengths")
     return model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.predicts]
 
 

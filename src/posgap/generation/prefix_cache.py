@@ -8,22 +8,19 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-# Types of RoPE whose frequencies depend on the length of the prompt.
-_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+from posgap.models.rope_lengths import RopeLengths
 
 
 def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     """Whether the keys and values of a prompt's beginning can be reused for another prompt that begins alike.
 
-    They cannot if a layer forgets (sliding windows, recurrent states), or if the model derives positions from columns
-    instead of taking `position_ids`, since cached rows have gaps.
+    They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, or if
+    the model derives positions from columns instead of taking `position_ids`, since cached rows have gaps.
     """
     config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {kind.get("rope_type") for kind in rope.values() if isinstance(kind, dict)}
     return (
         "position_ids" in inspect.signature(model.forward).parameters
-        and not kinds & _LENGTH_DEPENDENT_ROPE
+        and not RopeLengths.of(config)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     )
 

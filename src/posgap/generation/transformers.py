@@ -18,13 +18,17 @@ from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.models.loading import on_device
+from posgap.models.rope_lengths import RopeLengths, forget_lengths
+
+READS_PADDING = ("rwkv", "xlstm")  # families that heed no attention mask
 
 
 class TransformersGenerator:
     """Generates with a model in this process, in left-padded batches of a token budget.
 
     A batch holds one prompt of each of several groups at a time. The common beginning of two successive prompts of a
-    group is read once, if the model's cache allows that.
+    group is read once, if the model's cache allows that. Prompts that a model would answer otherwise together than
+    alone (RoPE that follows the longest row, no mask for padding) are not put into one batch.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class TransformersGenerator:
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
+        self.lengths = RopeLengths.of(model.config)
+        self.one_by_one = model.config.model_type in READS_PADDING
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.
@@ -70,6 +76,21 @@ class TransformersGenerator:
             yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
 
     def _answer(self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling) -> list[Completion]:
+        """The answers of prompts, those together that are answered as they are alone."""
+        alike: dict[Any, list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            apart = row if self.one_by_one else self.lengths.regime(len(prompt), sampling.limit)
+            alike.setdefault(apart, []).append(row)
+        answers: dict[int, Completion] = {}
+        for rows in alike.values():
+            answers |= zip(rows, self._answer_alike([prompts[row] for row in rows], cache, sampling))
+        return [answers[row] for row in range(len(prompts))]
+
+    def _answer_alike(
+        self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling
+    ) -> list[Completion]:
+        if self.lengths:
+            forget_lengths(self.model)
         if not self.reuse:
             cache = PrefixCache(len(prompts), self.device)
         ids, mask = cache.read(prompts, self.tokenizer.pad_token_id)

@@ -24,13 +24,10 @@ from posgap.errors import PosgapError
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import Factors, check_factors, config_factors
 from posgap.models.head_scaling import scale_heads
+from posgap.models.rope_lengths import KINDS
 
-# RoPE types that choose their frequencies by the largest position they are given.
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
 _ATTRIBUTE = "_posgap_layer_scaling"
-_NO_ROPE = (
-    "no rotary position embedding to scale; layer-wise scaling needs a RoPE model (Llama, Mistral, Qwen, Gemma, Phi, ...)"
-)
+_NO_ROPE = "no rotary position embedding to scale; layer-wise scaling needs a RoPE model (Llama, Qwen, Gemma, Phi, ...)"
 _ELSEWHERE = (
     "its rotary positions cannot be scaled by layer: each attention makes its own tables, or its layers are not one "
     "stack that reads the tables of one embedding"
@@ -88,7 +85,7 @@ class LayerScaling:
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
         """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
         if not torch.equal(_tried(decoder, self.name), unscaled):
-            raise PosgapError(f"{self.name}: factors of one change what it computes; layer-wise scaling leaves it alone")
+            raise PosgapError(f"{self.name}: factors of one change what it computes, so it cannot be scaled by layer")
         with self.rows(torch.full((self.n_layers, 1), 2.0)):
             if torch.equal(_tried(decoder, self.name), unscaled):
                 raise PosgapError(f"{self.name}: {_NO_ROPE}")
@@ -166,7 +163,7 @@ def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.M
 def _follows_length(rotary: nn.Module, layer_type: str | None) -> bool:
     kinds = getattr(rotary, "rope_type", "default")
     kinds = [kinds] if isinstance(kinds, str) else [kinds[t] for t in kinds if layer_type in (None, t)]
-    return any(word in kind for kind in kinds for word in _LENGTH_DEPENDENT)
+    return any(word in kind for kind in kinds for word in KINDS)
 
 
 def _tables(
@@ -199,7 +196,7 @@ def _tables(
     arguments["position_ids"] = scaled.flatten(-3, -2)
     made = own(**arguments)
     if isinstance(made, Tensor):
-        tables = made.chunk(copies, dim=-3)
+        tables: tuple[Any, ...] = made.chunk(copies, dim=-3)
     else:
         tables = tuple(zip(*(table.chunk(copies, dim=-3) for table in made)))
     tables = tables[follows:]

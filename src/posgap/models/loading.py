@@ -78,6 +78,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
+    flash = flash and not getattr(load_config(path), "alibi", False)  # Falcon's refuses biases
     with _without_reports():
         model, report = _loaded(
             AutoModelForCausalLM,
@@ -192,10 +193,25 @@ def eager_attention(model: "PreTrainedModel") -> Iterator[None]:
     """Within the block the model computes attention so that its matrices exist."""
     before = model.config._attn_implementation
     _set_attention(model, "eager")
+    falcons = [module for module in model.modules() if type(module).__name__ == "FalconAttention"]
+    hooks = [module.register_forward_pre_hook(_biased_once, with_kwargs=True) for module in falcons]
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         _set_attention(model, before)
+
+
+def _biased_once(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of Falcon's attention without ALiBi's biases, where its mask has them already: transformers 5.23's
+    eager attention adds them a second time, sdpa does not."""
+    alibi, mask = kwargs.get("alibi"), kwargs.get("attention_mask")
+    if alibi is not None and mask is not None and mask.is_floating_point():
+        least = torch.finfo(mask.dtype).min
+        if ((mask > least / 2) & (mask != 0)).any():
+            kwargs["alibi"] = torch.zeros_like(alibi)
+    return args, kwargs
 
 
 def _set_attention(model: "PreTrainedModel", name: str) -> None:

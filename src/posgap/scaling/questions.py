@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from posgap.choices import METRICS
 from posgap.errors import PosgapError
+from posgap.models.rope_lengths import RopeLengths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
@@ -67,3 +68,9 @@ def ask(
         ]
         for example in examples
     ]
+
+
+def unlike_generation(rope: RopeLengths, questions: Sequence[Sequence[Question]]) -> str:
+    """Why a model with such a RoPE would generate something else than teacher forcing sees; empty where it would
+    not."""
+    return rope.against_teacher_forcing((len(q.prompt), len(q.response)) for row in questions for q in row)

@@ -21,11 +21,12 @@ from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import commit_on_hub, load_model
+from posgap.models.loading import commit_on_hub, load_config, load_model
+from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.plots import write_plot
-from posgap.scaling.questions import Question, ask, one_right_response
+from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
 from posgap.scaling.scaling_file import SCALING_FILE, Scaling, Spoken
 from posgap.scaling.scores import Scores
 from posgap.scaling.search import search
@@ -60,6 +61,11 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         config.evaluation == "auto" and one_right_response(build, examples, metric)
     )
     questions = ask(build, examples, placements, metric, teacher_forced)
+    if teacher_forced and (reason := unlike_generation(RopeLengths.of(load_config(config.model)), questions)):
+        if config.evaluation == "teacher_forced":
+            raise PosgapError(f"{config.model}: {reason}; take `evaluation` generation")
+        log.info("%s: %s; answers are generated", config.model, reason)
+        teacher_forced, questions = False, ask(build, examples, placements, metric, False)
     model, score = load_model(config.model, config.dtype), partial(build.task.score, metric=metric)
 
     def forced(questions: list[list[Question]]) -> Evaluator:

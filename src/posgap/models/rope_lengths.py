@@ -1,0 +1,77 @@
+"""RoPE whose frequencies follow the length of what is read: Phi-3's long RoPE, dynamic NTK.
+
+transformers chooses the frequencies of a whole batch by its longest row, and dynamic NTK keeps those of the longest
+prompt it has read. So an answer would depend on which other prompts are in the batch, and on those before it. And what
+a model answers token by token is not what it gives when prompt and answer are read at once, unless its frequencies are
+the same from the prompt's first token to the answer's last.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+KINDS = ("dynamic", "longrope")
+Regime = tuple[int, ...]  # for each kind of layer 0: short, -1: long, else the prompt's length
+
+
+class RopeLengths(NamedTuple):
+    """The kinds of length-dependent RoPE in a model, each with the tokens up to which its frequencies are the short
+    ones; none for most models."""
+
+    bounds: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> "RopeLengths":
+        """Those of a model's configuration, whose layers may be of several types with a RoPE each."""
+        text: Any = config.get_text_config()
+        rope = getattr(text, "rope_parameters", None) or {}
+        each = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value] or [rope]
+        bounds = set()
+        for parameters in each:
+            kind = parameters.get("rope_type") or "default"
+            if "dynamic" in kind:
+                bounds.add((kind, text.max_position_embeddings))
+            elif kind == "longrope":
+                bounds.add((kind, parameters["original_max_position_embeddings"]))
+        return cls(tuple(sorted(bounds)))
+
+    def __bool__(self) -> bool:
+        return bool(self.bounds)
+
+    def regime(self, prompt: int, new: int) -> Regime:
+        """What prompts of one batch must have in common so that each is answered as it is alone, for a prompt of that
+        many tokens and an answer of up to `new`.
+
+        Short ones may be together, and so may those that are beyond the bound from the start, if they all have the
+        same frequencies then. The frequencies of others change with each token, so only equal lengths go together.
+        """
+        return tuple(
+            0 if prompt + new <= bound else -1 if kind == "longrope" and prompt > bound else prompt
+            for kind, bound in self.bounds
+        )
+
+    def against_teacher_forcing(self, lengths: Iterable[tuple[int, int]]) -> str:
+        """Why prompts with answers of these `lengths` cannot be read at once; empty where they can.
+
+        They can where frequencies stay the same throughout, for all of them: each is short, or each is long.
+        """
+        regimes = {self.regime(prompt, new) for prompt, new in lengths} if self else set()
+        if len(regimes) <= 1 and all(part <= 0 for regime in regimes for part in regime):
+            return ""
+        kind, bound = self.bounds[0]
+        return (
+            f"its RoPE ({kind}) changes with the length beyond {bound} tokens, where an answer read in one pass with "
+            "its prompt is not what the model writes"
+        )
+
+
+def forget_lengths(model: PreTrainedModel) -> None:
+    """Has dynamic RoPE start from its short frequencies again, whatever the model has read before."""
+    for module in model.modules():
+        kinds: Any = getattr(module, "rope_type", None)
+        for prefix, kind in {"": kinds}.items() if isinstance(kinds, str) else (kinds or {}).items():
+            if "dynamic" in kind:
+                name = f"{prefix}_" if prefix else ""
+                setattr(module, f"{name}inv_freq", getattr(module, f"{name}original_inv_freq"))
+                setattr(module, f"{name}max_seq_len_cached", module.original_max_seq_len)
