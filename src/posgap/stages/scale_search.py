@@ -101,6 +101,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     )
     (unscaled,) = scores([ones])
     unscaled_accuracy = scores.accuracy(ones)
+    if not unscaled_accuracy.any():
+        log.warning("%s; the search fails unless some factors change that", _silence(config.model, teacher_forced))
     if config.strategy == "ms_poe":
         chosen, accuracy = _ms_poe(model, evaluator, ones)
         chosen["fitness"] = scores.fitness(accuracy)
@@ -228,5 +230,9 @@ def _identity(*parts: object) -> str:
 
 def _refuse_silence(model: str, accuracies: np.ndarray, teacher_forced: bool) -> None:
     if not accuracies.any():
-        hint = "its responses may be worded differently: try `evaluation` generation" if teacher_forced else "train it"
-        raise PosgapError(f"{model}: answers none of the questions correctly, scaled or unscaled; {hint}")
+        raise PosgapError(f"{_silence(model, teacher_forced)}, scaled or unscaled")
+
+
+def _silence(model: str, teacher_forced: bool) -> str:
+    hint = "its responses may be worded differently: try `evaluation` generation" if teacher_forced else "train it"
+    return f"{model}: answers none of the questions correctly ({hint})"
