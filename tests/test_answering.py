@@ -72,6 +72,12 @@ def test_where_it_cannot_be_tried_a_line_says_so(caplog, monkeypatch, tmp_path, 
         write_json(other / "sweep.json", sweep_file | {"settings": sweep_file["settings"] | changed})
         require_answers(model_folder, other, examples, 2)
         assert caplog.records.pop().getMessage().endswith("its sweep has settings that this posgap does not know")
+    drawn = tmp_path / "drawn"
+    shutil.copytree(swept, drawn)
+    sweep_file = read_json(drawn / "sweep.json")
+    write_json(drawn / "sweep.json", sweep_file | {"settings": sweep_file["settings"] | {"temperature": 0.5}})
+    require_answers(model_folder, drawn, examples, 2)
+    assert caplog.records.pop().getMessage().endswith("its responses were drawn, and are others each time")
     write_examples(examples, [kv_example(i) for i in range(20, 26)])
     require_answers(model_folder, swept, None, 2)
     assert caplog.records[-1].getMessage().endswith("the examples are not at hand; give them with --examples")

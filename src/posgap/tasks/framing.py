@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SECONDS = 10.0  # in which a template makes a prompt
 CHARACTERS = 1_000_000  # that a template may add to a prompt's text, or repeat
+_OURS = {"messages": None, "tools": None, "documents": None, "add_generation_prompt": True}  # arguments always given
 _PROBE = "What is asked?"
 
 
@@ -72,6 +73,8 @@ class ChatTemplate:
     def __init__(self, source: str, tokenizer: "PreTrainedTokenizerBase", framing: Framing):
         self.source, self.framing = source, framing
         for name in framing.arguments:
+            if name in _OURS:
+                raise PosgapError(f"template_args: {name} is not for choice; leave it out")
             if not re.search(rf"\b{re.escape(name)}\b", source):
                 raise PosgapError(f"template_args: the chat template has no argument {shortened(repr(name))}")
         self._values = {**tokenizer.special_tokens_map, **framing.arguments}
@@ -100,11 +103,10 @@ class ChatTemplate:
 
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         most = sum(len(message["content"]) for message in messages) + CHARACTERS
-        asked = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
 
         def pieces() -> str:
             text = ""
-            for piece in self._template.generate(**self._values | asked):
+            for piece in self._template.generate(**self._values | _OURS | {"messages": messages}):
                 text += piece
                 if len(text) > most:
                     raise ValueError(f"it adds more than {CHARACTERS} characters to a prompt")
