@@ -178,6 +178,13 @@ def _day(text: str) -> str:
     return text
 
 
+def _file_if_any(text: str) -> str:
+    if "://" in text and not is_uri(text):
+        raise ValueError("is an address: fetch the file first")
+    as_location(text)
+    return text
+
+
 def _shard(text: str) -> str:
     if text:
         parse_shard(text)
@@ -210,6 +217,7 @@ Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
 JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
+FileIfAny = Annotated[str, AfterValidator(_file_if_any)]  # of which only the content matters, and that to no result
 Day = Annotated[str, AfterValidator(_day)]
 Shard = Annotated[str, AfterValidator(_shard)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]

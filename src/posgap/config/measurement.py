@@ -10,6 +10,7 @@ from posgap.config.fields import (
     MOST_DOCS,
     POSITIONAL,
     Allowed,
+    FileIfAny,
     InputPath,
     InputPaths,
     JudgePromptText,
@@ -57,7 +58,7 @@ class SweepConfig(
     samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
     temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
-    prices: Annotated[str, WITHOUT_EFFECT] = Field(
+    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
         "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
     )
     estimate: bool = Field(
