@@ -4,16 +4,22 @@ import re
 from itertools import count
 
 import pytest
+from conftest import kv_example
 from endpoint import Endpoint, served
+from test_champion import LAX
 
-from posgap.config import CompareConfig, GradeConfig, MergeConfig, SweepConfig
+from posgap.admission import admit
+from posgap.config import CompareConfig, DiagnoseConfig, GateConfig, GradeConfig, MergeConfig, SweepConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_jsonl
+from posgap.gating.replay import replayed
+from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
 from posgap.grading.controls import INSTRUCTION
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.compare import compare
+from posgap.stages.diagnose import diagnose
 from posgap.stages.grade import grade
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
@@ -262,3 +268,36 @@ def test_a_prompt_of_one_s_own_must_show_all(tmp_path, prompt, complaint):
     (tmp_path / "own.txt").write_text("{question} {first} {second}")
     asked = {"sweep": "s", "examples": "e", "out": "o", "judge": "j"}
     assert GradeConfig(judge_prompt=str(tmp_path / "own.txt"), **asked).judge_prompt == "{question} {first} {second}"
+
+
+@pytest.fixture
+def local(tmp_path, model_folder) -> dict:
+    """A sweep of an untrained model of this machine."""
+    write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])
+    shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_new_tokens": 2}
+    return {"examples": tmp_path / "e.jsonl", "sweep": sweep(SweepConfig(out=tmp_path / "m", **shared))}
+
+
+def test_a_graded_candidate_meets_a_champion_that_is_graded_alike(local, tmp_path, registers, model_folder):
+    registers(model_folder)
+    asked = {"controls": 0, "concurrency": 2, "header": {"X-Key": "hunter2222"}}
+    with served(Endpoint(honest)) as judge:
+        graded = grade(GradeConfig(out=tmp_path / "g", judge="a-judge", judge_url=judge.url, **asked, **local))
+        folder = admit(GateConfig(candidate=graded, base=graded, name="tiny", out=tmp_path / "gate", **LAX))
+    champion = read_sweep(folder / "champion")
+    assert champion.grading.by == read_sweep(graded).grading.by and champion.metric == "graded"
+    assert "hunter2222" not in "".join(file.read_text() for file in folder.rglob("*.json"))
+    assert replayed(folder) == read_verdict(folder)
+    with pytest.raises(PosgapError, match="is graded by a model; diagnose the sweep that it was made from"):
+        diagnose(DiagnoseConfig(sweep=graded, examples=local["examples"], model=str(model_folder), out=tmp_path / "d"))
+
+
+def test_a_judge_may_run_on_this_machine(local, tmp_path, model_folder):
+    """One that was never trained has no judgement to give."""
+    asked = {"judge": str(model_folder), "judge_prompt": "question {question} key {first} find {second} :", **local}
+    with pytest.raises(PosgapError, match="does not tell right answers from wrong ones.*most often: truncated"):
+        grade(GradeConfig(out=tmp_path / "g", **asked))
+    out = grade(GradeConfig(out=tmp_path / "g", controls=0, max_unanswered=100, **asked))
+    grading = read_sweep(out).grading
+    assert grading.unreadable == grading.responses > 0 and grading.flipped is None and grading.agreement is None
+    assert grading.judge_digest == read_sweep(local["sweep"]).model_digest and grading.served is None

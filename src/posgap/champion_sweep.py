@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from posgap.choices import BACKENDS
-from posgap.config import ChampionConfig, SweepConfig
+from posgap.config import ChampionConfig, GradeConfig, SweepConfig
 from posgap.errors import PosgapError, first_fault
 from posgap.files import Record, atomic, digest, digest_of, read_model, remove, write_json
 from posgap.locations import MODELS, Location, cache_folder
 from posgap.measurement.comparability import differing
+from posgap.measurement.gradings import Grading
 from posgap.measurement.sweep_folder import write_readable
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stage import stage
+from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import MANIFEST, fetch, locked
 from posgap.storage.inputs import source
@@ -150,8 +152,18 @@ def _swept(version: "ModelVersion", like: Sweep, examples: Location, content: st
     try:
         named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
         asked = SweepConfig(**settings | named)
+        graded = _graded_like(like.grading, out, examples) if like.grading else None
     except ValidationError as error:
         raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
     # Candidates that are judged side by side need the champion's sweep once.
     with locked(folder.name):
-        return sweep(asked)
+        swept = sweep(asked)
+        return grade(graded) if graded else swept
+
+
+def _graded_like(grading: Grading, swept: Path, examples: Location) -> GradeConfig:
+    """How a sweep is graded as another was. Headers, which are written down nowhere, are not sent again: the judge's
+    key is that of the environment."""
+    out = swept.with_name(f"{swept.name}-{grading.by[:16]}")
+    named = {"judge": grading.judge, "sweep": swept, "examples": examples, "out": out, "header": {}}
+    return GradeConfig(**grading.settings | named)

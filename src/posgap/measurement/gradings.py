@@ -167,6 +167,16 @@ class Grading(Record):
         """A digest of the judge and of how it was asked: gradings of which it differs are not comparable."""
         return digest_of([self.judge_digest or self.judge, self.asked])
 
+    def metrics(self) -> dict[str, float]:
+        """What runs are compared by: percent of judgements that flip with the order, percent alike with the exact
+        metric, and Cohen's kappa, as far as they are known."""
+        figures = {
+            "judge_flipped": self.flipped.percent if self.flipped else None,
+            "judge_agreement": self.agreement.alike.percent if self.agreement else None,
+            "judge_kappa": self.agreement.kappa if self.agreement else None,
+        }
+        return {name: round(value, 2) for name, value in figures.items() if value is not None}
+
     def sentences(self) -> list[str]:
         """What has to be known of the judge, in words."""
         sentences = [f"{self.responses} different responses were judged by {self.judge}, each in both orders."]
@@ -208,17 +218,16 @@ def cohen_kappa(table: np.ndarray) -> float | None:
 def kappa_interval(tables: np.ndarray) -> tuple[float, float]:
     """95 % interval of Cohen's kappa from the tables `[E, 4]` of each example, which are the sample: a jackknife.
 
-    It does not collapse where all agree: half a response stands in each cell besides, as examples of their own.
+    It does not collapse where all agree: two more examples stand among the sample, half an example in each cell.
     """
-    tables = np.concatenate([tables, np.eye(4) / 2])
+    estimate = cohen_kappa(tables.sum(axis=0))
+    tables = np.concatenate([tables, np.eye(4) / 2 * tables.sum() / len(tables)])
     whole = cohen_kappa(tables.sum(axis=0))
+    assert estimate is not None and whole is not None
     without = [cohen_kappa(tables.sum(axis=0) - table) for table in tables]
-    assert whole is not None
     values = np.array([whole if each is None else each for each in without])
     error = np.sqrt((len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum())
     half = -special.ndtri(statistics.EACH_END) * error
-    estimate = cohen_kappa(tables[:-4].sum(axis=0))
-    assert estimate is not None
     return max(-1.0, min(whole - half, estimate)), min(1.0, max(whole + half, estimate))
 
 

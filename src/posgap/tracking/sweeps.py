@@ -27,6 +27,8 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     to read."""
     run.metrics(_figures(sweep), model_id=model_id)
     run.metrics({"flatness_p": sweep.flatness.p} | (sweep.outcomes.figures if sweep.outcomes else {}))
+    if sweep.grading:
+        run.metrics(sweep.grading.metrics())
     if not sweep.by_category:
         for position, value in zip(sweep.positions, sweep.accuracy):
             run.metrics({"accuracy_by_position": value}, step=position)
