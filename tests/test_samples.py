@@ -65,6 +65,17 @@ def test_the_share_of_right_samples_counts_and_predictions_have_them_all(tmp_pat
             Evidence(out)
 
 
+def test_an_interrupted_sweep_goes_on_with_the_samples_that_are_missing_and_draws_none_twice(tmp_path, endpoint):
+    config = SweepConfig(out=tmp_path / "out", **options(tmp_path, endpoint))
+    endpoint.misbehave = lambda text, times: (401, {}, "{}") if len(endpoint.bodies) > 70 else None
+    with pytest.raises(PosgapError, match="401"):
+        sweep(config)
+    endpoint.misbehave = lambda text, times: None
+    rows = [row for _, row in read_jsonl(sweep(config) / "predictions.jsonl")]
+    assert len(rows) == 192 == len({(row["id"], *row["placement"], row.get("sample", 0)) for row in rows})
+    assert len(endpoint.bodies) == 193 == len({body["seed"] for body in endpoint.bodies})
+
+
 def test_parts_of_a_sampled_sweep_are_merged_as_if_it_had_not_been_split(tmp_path, endpoint):
     asked = options(tmp_path, endpoint)
     whole = sweep(SweepConfig(out=tmp_path / "whole", **asked))
