@@ -106,6 +106,11 @@ def test_beyond_the_bound_there_are_no_figures_and_nothing_is_paid_for_twice(tmp
         endpoint.seen.clear()
         swept = sweep(SweepConfig(**options(tmp_path, endpoint, max_unanswered=4)))
         assert not endpoint.seen and not work_folder(tmp_path / "out").exists()
+        # It is complete now. Other bounds ask for nothing, and a lower one does not let its figures pass.
+        assert sweep(SweepConfig(**options(tmp_path, endpoint, max_unanswered=50))) == swept
+        with pytest.raises(PosgapError, match=r"at most 4.0 % at a placement \(3\), and 2 % is allowed; give --max"):
+            sweep(SweepConfig(**options(tmp_path, endpoint)))
+        assert not endpoint.seen
     assert read_sweep(swept).outcomes.by_placement[MIDDLE - 1] == OutcomeCounts(**COUNTS)
 
 

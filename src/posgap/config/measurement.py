@@ -71,6 +71,12 @@ class SweepConfig(
             raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
         return self
 
+    @classmethod
+    def deciding(cls) -> list[str]:
+        """The names of the parameters that decide the figures; the bound of what goes unanswered only decides whether
+        there are any."""
+        return [name for name in super().deciding() if name != "max_unanswered"]
+
 
 class MergeConfig(StageConfig):
     """Merges the parts of a sweep into one, the same as if it had not been split."""

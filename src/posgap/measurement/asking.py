@@ -20,7 +20,7 @@ from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 log = logging.getLogger(__name__)
 # Of a stage's parameters those that change no response, beside those that change no result at all.
-_WITHOUT_EFFECT = {"metric", "limit", "label", "max_unanswered", "keep_incorrect"}
+_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect"}
 Each = Callable[[AnyExample, Placement, Completion], None]
 
 

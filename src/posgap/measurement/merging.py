@@ -20,7 +20,7 @@ from posgap.positions import format_positions, parse_shard
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked"}
 _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
-_APART = {"placements", "shard", "positions", "max_unanswered"}  # in which parts differ
+_APART = {"placements", "shard", "positions"}  # in which parts differ
 
 
 class _Asked(Record):

@@ -11,7 +11,7 @@ import numpy as np
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError, Rejected, shortened
-from posgap.files import write_jsonl
+from posgap.files import read_model, write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.served import AsServed, Changed, Served
@@ -24,6 +24,7 @@ from posgap.measurement.spending import Spent, estimate, estimated_tokens, read_
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
     PREDICTIONS_FILE,
+    SWEEP_FILE,
     Asked,
     Prediction,
     Sweep,
@@ -37,7 +38,7 @@ from posgap.positions import format_positions
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
-from posgap.storage.inputs import on_this_machine, sources
+from posgap.storage.inputs import on_this_machine, source, sources
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
@@ -53,14 +54,23 @@ _FAILURES = 25  # prompts that must have failed before a sweep ends early since 
 def sweep(config: SweepConfig) -> Location:
     """Sweeps a model, as `_sweep` says, or only estimates what that takes, where the config asks for it.
 
-    A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing.
+    A complete sweep of an endpoint is reused where that says that it is still what it was, or says nothing. One that
+    was made when more could go unanswered is left as it is, and refused.
     """
     if config.estimate:
         print(_estimated(config))
         return config.out
     if not config.force:
         _require_same_endpoint(config)
-    return _sweep(config)
+    swept = _sweep(config)
+    if file := source(swept).read(SWEEP_FILE):
+        figures = read_model(Sweep, file, SWEEP_FILE)
+        if figures.outcomes and figures.outcomes.worst_share > config.max_unanswered:
+            raise PosgapError(
+                f"{swept}: {figures.outcomes.phrase(figures.placements)}, and {config.max_unanswered:g} % is allowed; "
+                "give --max-unanswered as it was when this was swept"
+            )
+    return swept
 
 
 @stage
