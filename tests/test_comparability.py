@@ -8,6 +8,7 @@ from test_gate import ASKED, N, write_sweep
 
 from posgap.errors import PosgapError
 from posgap.measurement.comparability import ALLOWABLE, alike, differing
+from posgap.measurement.gradings import GRADED
 from posgap.measurement.sweeps import Evidence
 
 OTHERWISE = {
@@ -98,3 +99,12 @@ def test_examples_stand_in_the_order_of_the_reference(swept):
     assert ordered.contents == swept.contents and (ordered.correct == swept.correct).all()
     back, _ = alike(swept, turned)
     assert back.contents == turned.contents and (back.correct == turned.correct).all()
+
+
+def test_stop_strings_count_unless_the_metric_reads_no_further(swept):
+    def differences(metric, stop):
+        first = swept.sweep.model_copy(update={"metric": metric})
+        return differing(first.model_copy(update={"asked": first.asked.model_copy(update={"stop": stop})}), first)
+
+    assert differences("litm", ["\n"]) == []
+    assert differences("litm", ["\n", "x"]) == differences("sub_em", ["\n"]) == differences(GRADED, ["\n"]) == ["stop"]

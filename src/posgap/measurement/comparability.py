@@ -40,6 +40,11 @@ def _without_effect(sweep: Sweep) -> tuple[str, ...]:
     return () if sweep.grading else METRICS[sweep.metric].stop
 
 
+def _without_effect(sweep: Sweep) -> Collection[str]:
+    """The stop strings that change no score by the sweep's metric; a judge's is none of the metrics."""
+    return METRICS[sweep.metric].stop if sweep.metric in METRICS.names() else ()
+
+
 def differing(sweep: Sweep, other: Sweep) -> list[str]:
     """The names of what the two sweeps did not ask alike; those in `ALLOWABLE` a person may mean."""
     return [name for name, of in _ASKED.items() if of(sweep) != of(other)]
