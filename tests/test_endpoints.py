@@ -80,6 +80,10 @@ def test_a_complete_sweep_is_reused_only_of_an_endpoint_that_is_still_the_same(o
         sweep(config.model_copy(update={"identity": "model"}))
         assert endpoint.seen.total() == asked + 1
         assert read_sweep(sweep(config.model_copy(update={"force": True}))).served.fingerprints == ("fp2",)
+        endpoint.misbehave = lambda text, times: (400, {}, "no greetings")
+        sweep(config)
+        assert "no greetings; so nobody can tell whether it is still the model of the sweep in" in caplog.text
+        caplog.clear()
     sweep(config)
     assert "so nobody can tell whether it is still the model of the sweep in" in caplog.text
 

@@ -91,13 +91,11 @@ class OpenAIGenerator:
             try:
                 working = len(tasks)
                 while working:
-                    for answer in runner.run(_ready(answers)):
-                        if answer is None:
-                            working -= 1
-                        elif isinstance(answer, Exception):
-                            raise answer
-                        else:
-                            yield answer
+                    ready = runner.run(_ready(answers))
+                    yield from (answer for answer in ready if isinstance(answer, tuple))
+                    if error := next((answer for answer in ready if isinstance(answer, Exception)), None):
+                        raise error
+                    working -= ready.count(None)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -272,9 +270,11 @@ class OpenAIGenerator:
                 self.served = self.served.saying(name, now)
 
     def require_same(self) -> None:
-        """Asks a question of a word, and raises `Changed` where the endpoint is not what `served` says."""
-        for _ in self.generate([[Prompt("Hello")]], Sampling(1)):
-            pass
+        """Asks a question of a word, and raises `Changed` where the endpoint is not what `served` says, and another
+        `PosgapError` where it gives no answer."""
+        for _, _, completion in self.generate([[Prompt("Hello")]], Sampling(16)):
+            if completion.outcome == "failed":
+                raise PosgapError(f"{self.url}: {completion.reason}")
 
     def hidden(self, text: str) -> str:
         """The text without secrets: those of the house, and the headers that were sent."""

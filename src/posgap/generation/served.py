@@ -65,5 +65,6 @@ class AsServed(Protocol):
     served: Served
 
     def require_same(self) -> None:
-        """Asks the endpoint, and raises `Changed` where it is not what `served` says."""
+        """Asks the endpoint, and raises `Changed` where it is not what `served` says, and another `PosgapError` where
+        it gives no answer."""
         ...

@@ -212,7 +212,8 @@ def _require_same_endpoint(config: SweepConfig) -> None:
     served = read_sweep(fetch(config.out)).served
     if not served or not (served.models or served.fingerprints):
         return
-    generator = open_generator(config, BACKENDS[config.backend].builder(config))
+    briefly = config.model_copy(update={"retries": 1, "concurrency": 1})
+    generator = open_generator(briefly, BACKENDS[config.backend].builder(config))
     assert isinstance(generator, AsServed)
     generator.served = served
     try:
