@@ -42,6 +42,11 @@ def registered_cache() -> Path:
     return cache_folder().absolute() / "registered"
 
 
+def merged_cache() -> Path:
+    """Adapters, merged into their base models."""
+    return cache_folder().absolute() / "merged"
+
+
 def is_registered(location: object) -> TypeGuard[str]:
     """Whether this names a model in MLflow's registry."""
     return isinstance(location, str) and location.startswith(MODELS)

@@ -11,8 +11,9 @@ from posgap.errors import PosgapError
 from posgap.files import digest, digest_of
 from posgap.locations import is_registered, registered_cache
 from posgap.models import loading
+from posgap.models.loading import ADAPTER
 from posgap.storage.cache import locked
-from posgap.storage.inputs import OnDisk, Source
+from posgap.storage.inputs import OnDisk, Source, source
 from posgap.tracking import registry
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ def source_at(location: str) -> Source:
 def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
     """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
 
-    `path` is a Hugging Face folder, a name on the hub, or a version in MLflow's registry, `models:/name@champion` or
-    `models:/name/3`. `dtype` of its parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere, "stored"
-    is that of the file. `compute` is that of the arithmetic, where autocast makes it another.
+    `path` is a Hugging Face folder, that of an adapter, a name on the hub, or a version in MLflow's registry,
+    `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is bfloat16 where there is a GPU and
+    float32 elsewhere, "stored" is that of the file. `compute` is that of the arithmetic, where autocast makes it
+    another.
 
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
-    folder = str(source_at(path).fetch()) if is_registered(path) else path
+    folder = str(source(path).fetch()) if is_registered(path) or (Path(path) / ADAPTER).is_file() else path
     return loading.load_model(folder, dtype, compute)

@@ -20,7 +20,7 @@ from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
-READS_PADDING = ("rwkv", "xlstm")  # families that heed no attention mask
+READS_PADDING = ("recurrent_gemma", "rwkv", "xlstm")  # families that heed no attention mask in some layers
 
 
 class TransformersGenerator:

@@ -119,6 +119,8 @@ class LayerScaling:
 def _decoder(model: PreTrainedModel) -> Any:
     """The part of a model that has its layers. Where a family calls the model with its head so, a part of that."""
     decoder = model.get_decoder()
+    if not isinstance(decoder, PreTrainedModel):  # ModernBERT's decoder is its output layer
+        decoder = model.base_model
     return next((part for part in (decoder, *decoder.children()) if _rotaries(part)), decoder)
 
 

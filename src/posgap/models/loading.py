@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 transformers_logging.disable_progress_bar()
@@ -33,9 +33,12 @@ transformers_logging.disable_progress_bar()
 
 def _loaded(loader, path: str, what: str, weights: bool = False, **options):
     folder = model_folder(path, weights)
-    if (folder / _ADAPTER).exists():
-        # transformers would go and load the base that it names, which no digest of this folder tells from another.
-        raise PosgapError(f"{path}: is an adapter, not a model; merge it into its base (peft: merge_and_unload)")
+    if (folder / ADAPTER).exists():
+        # Stages merge an adapter of this machine before they load it. Of another, transformers would load the base
+        # that it names, which no digest of its folder tells from another.
+        raise PosgapError(
+            f"{path}: is an adapter; give its folder on this machine to be merged, or merge it (peft: merge_and_unload)"
+        )
     try:
         # Of a folder of this machine the hub is asked nothing.
         return loader.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True, **options)

@@ -132,6 +132,9 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         registered: Source = importlib.import_module("posgap.registered").source_at(location)
         return registered
     path = Path(location)
+    if (path / "adapter_config.json").is_file():
+        adapter: Source = importlib.import_module("posgap.adapters").source_at(path)
+        return adapter
     if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
         return OnDisk(path)
     if path.exists():
@@ -199,7 +202,7 @@ def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
             changed[name] = twin(value)
         elif role(field) is Role.INPUT and isinstance(value, list):
             changed[name] = [input_sources[f"{name}.{i}"].fetch() for i, _ in enumerate(value, start=1)]
-        elif role(field) is Role.INPUT and (is_uri(value) or is_registered(value)):
+        elif role(field) is Role.INPUT and value is not None and not isinstance(input_sources[name], OnDisk | ByName):
             changed[name] = (str if field.annotation is str else Path)(input_sources[name].fetch())
     return config.model_copy(update=changed)
 

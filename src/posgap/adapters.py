@@ -1,0 +1,149 @@
+"""Adapters that peft wrote (LoRA and its kin) as models: merged into their base once, in the cache.
+
+Wherever a stage takes a model, a folder with an `adapter_config.json` stands for the merged model, whose digest covers
+adapter and base; so whatever reads, digests, serves or promotes a model needs to know of no adapters.
+"""
+
+import functools
+import shutil
+import tempfile
+import warnings
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posgap.errors import PosgapError
+from posgap.files import digest, digest_of, read_object, write_json
+from posgap.locations import merged_cache
+from posgap.models.loading import ADAPTER
+from posgap.storage.cache import locked
+from posgap.storage.inputs import OnDisk, Source
+from posgap.storage.lineage import training_examples, write_training_examples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WEIGHTS = "adapter_model.safetensors"
+RECORD = "merged_adapter.json"  # in the merged folder: what it was made of
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's folder on this machine, which is read as the model that it makes of its base."""
+
+    location: Path
+    is_incomplete = False
+
+    def version(self) -> dict[str, str]:
+        return {}
+
+    def sizes(self) -> dict[str, int]:
+        return self._merged.sizes()
+
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        return self._merged.sha256s(names)
+
+    def digest(self) -> str:
+        return self._merged.digest()
+
+    cache_key = digest
+
+    def read(self, name: str) -> Path | None:
+        return self._merged.read(name)
+
+    def fetch(self) -> Path:
+        """The folder of the merged model in the cache; it is merged once for each content of adapter and base."""
+        return self._merged.location
+
+    @functools.cached_property
+    def _merged(self) -> OnDisk:
+        base, identity = _base(self.location)
+        about = {"adapter": digest(self.location), "base": identity}
+        mark = digest_of(["merged", about])[:16]
+        folder = merged_cache() / mark / self.location.resolve().name
+        with locked(mark):
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+                    _merge(base, self.location, merged := Path(place) / "model")
+                    write_json(merged / RECORD, about)
+                    write_training_examples(merged, training_examples(base).union(training_examples(self.location)))
+                    merged.rename(folder)
+        return OnDisk(folder)
+
+
+def source_at(folder: Path) -> Source:
+    """What a folder with an `adapter_config.json` names."""
+    return Adapter(folder)
+
+
+def _base(adapter: Path) -> tuple[str, str]:
+    """The base that an adapter names, and what tells its content from another's: the digest of a folder, the commit of
+    a model on the hub, which the adapter's `revision` can pin."""
+    from posgap.models.loading import commit_on_hub
+
+    about = read_object(adapter / ADAPTER)
+    name, revision = about.get("base_model_name_or_path"), about.get("revision")
+    if not isinstance(name, str) or not name:
+        raise PosgapError(f"{adapter / ADAPTER}: names no base model; write its folder or its name on the hub there")
+    if not (adapter / WEIGHTS).is_file():
+        raise PosgapError(f"{adapter}: an adapter without {WEIGHTS}; save it again with safe_serialization")
+    if Path(name).is_dir():
+        return name, digest(Path(name))
+    pinned = f"{name}@{revision}" if revision else name
+    try:
+        commit = commit_on_hub(pinned)
+    except PosgapError as error:
+        raise PosgapError(f"{adapter}: its base model: {error}") from None
+    return f"{name}@{commit}", f"{name}@{commit}"
+
+
+def _merge(base: str, adapter: Path, out: Path) -> None:
+    """Writes the base with the adapter's changes added to its weights, in the base's own precision.
+
+    `PosgapError` where the adapter does not fit the base, or is of a kind that cannot be merged.
+    """
+    from posgap.models.loading import load_model, load_tokenizer, save_model
+
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise PosgapError(f"{adapter}: is an adapter; pip install 'posgap[train]' to merge it") from None
+    model = load_model(base, "stored")
+    with _one_line(adapter, base):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted: Any = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+        _require_its_weights(adapter, adapted)
+        merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    tokenizer = base
+    if (adapter / "tokenizer_config.json").is_file():
+        # The adapter's own, in a folder that is none of an adapter.
+        tokenizer = str(shutil.copytree(adapter, out.with_name("own"), ignore=shutil.ignore_patterns("adapter_*")))
+        merged.config.save_pretrained(tokenizer)
+    save_model(merged, load_tokenizer(tokenizer), out)
+
+
+def _require_its_weights(adapter: Path, adapted: Any) -> None:
+    """`PosgapError` unless the adapter's file has each of its weights and nothing else; peft goes on without."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(adapter / WEIGHTS, framework="pt") as stored:
+        differing = sorted(set(stored.keys()) ^ set(get_peft_model_state_dict(adapted)))
+    if differing:
+        raise PosgapError(f"{adapter}: does not fit its base: {differing[0]} and {len(differing) - 1} more weights")
+
+
+@contextmanager
+def _one_line(adapter: Path, base: str) -> Iterator[None]:
+    """What peft raises, in many kinds, as a line."""
+    try:
+        yield
+    except (PosgapError, MemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PosgapError(f"{adapter}: cannot be merged into {base}: {reason}") from None

@@ -1,0 +1,92 @@
+"""Adapters of peft as models: merged into their base, wherever a stage takes a model."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import kv_example
+
+import posgap
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.files import digest
+from posgap.models.loading import load_model
+from posgap.stages.sweep import sweep
+from posgap.storage.inputs import source
+from posgap.tasks.examples import write_examples
+
+peft = pytest.importorskip("peft")
+IDS = torch.arange(12)[None]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def base(tmp_path, model_folder):
+    return shutil.copytree(model_folder, tmp_path / "base")
+
+
+@pytest.fixture
+def adapter(tmp_path, base):
+    """An adapter of random weights, which changes what its base answers."""
+    torch.manual_seed(0)
+    options = peft.LoraConfig(r=2, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    peft.get_peft_model(load_model(str(base)), options).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@torch.no_grad()
+def logits(model):
+    return model(IDS).logits
+
+
+def test_an_adapter_is_read_as_peft_runs_it_and_its_digest_covers_adapter_and_base(adapter, base):
+    own = logits(load_model(str(base)))
+    adapted = logits(peft.PeftModel.from_pretrained(load_model(str(base)), adapter))
+    torch.testing.assert_close(logits(posgap.load_model(str(adapter))), adapted, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(own, adapted, atol=1e-2)
+    first = source(str(adapter))
+    assert first.digest() == digest(first.fetch()) == source(adapter).digest()
+    about = json.loads((base / "generation_config.json").read_text())
+    (base / "generation_config.json").write_text(json.dumps(about | {"top_k": 7}))
+    second = source(str(adapter))
+    assert second.fetch() != first.fetch() and second.digest() != first.digest()
+
+
+def test_an_adapter_is_swept(adapter, tmp_path):
+    write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(2)])
+    shared = {"task": "kv", "examples": tmp_path / "kv.jsonl", "n_docs": 3, "max_new_tokens": 2}
+    out = sweep(SweepConfig(model=str(adapter), label="adapter", out=tmp_path / "swept", max_unanswered=100, **shared))
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["inputs"]["model"]["sha256"] == source(adapter).digest()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (
+            lambda folder: (folder / "adapter_model.safetensors").unlink(),
+            "adapter without adapter_model.safetensors",
+        ),
+        (lambda folder: _change(folder, base_model_name_or_path=None), "adapter_config.json: names no base model"),
+        (lambda folder: _change(folder, base_model_name_or_path="../no such"), "its base model: ../no such"),
+        (lambda folder: _change(folder, r=3), "cannot be merged into"),
+        (lambda folder: _change(folder, target_modules=["q_proj"]), "does not fit its base"),
+        (lambda folder: _change(folder, peft_type="NONSENSE"), "cannot be merged into"),
+    ],
+)
+def test_an_adapter_that_cannot_be_merged_is_refused_in_a_line(adapter, spoil, complaint):
+    spoil(adapter)
+    with pytest.raises(PosgapError, match=complaint) as refused:
+        posgap.load_model(str(adapter))
+    assert "\n" not in str(refused.value)
+    assert not list(adapter.parent.glob("cache/merged/*/*"))
+
+
+def _change(folder, **fields):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
