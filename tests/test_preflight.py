@@ -42,7 +42,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     assert plan["settings"] == {
         "validate": prompts,
         "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
-        "teacher": prompts | {"backend": "transformers", "dtype": "float32"},
+        "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
         "distill": {"task": "kv", "seed": 3, "dtype": "float32", "epochs": 1},
         "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "dtype": "float32", "epochs": 1},
         "scale_search": prompts | {"dtype": "float32", "limit": 9},
