@@ -20,7 +20,9 @@ from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
-READS_PADDING = ("recurrent_gemma", "rwkv", "xlstm")  # families that heed no attention mask in some layers
+# Families that answer a prompt otherwise where padding is before it: they heed no mask in some layers, or compress
+# keys in blocks of columns.
+READS_PADDING = ("deepseek_v4", "recurrent_gemma", "rwkv", "xlstm")
 
 
 class TransformersGenerator:

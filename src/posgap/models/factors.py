@@ -18,6 +18,16 @@ def config_factors(config: "PretrainedConfig") -> Factors | None:
     return getattr(config, CONFIG_KEY, None)
 
 
+def require_rope(config: "PretrainedConfig", where: str) -> None:
+    """`PosgapError` for a model without rotary positions, or whose attention rotates by tables of its own, as its
+    config says; of other families it shows when they are loaded (`layer_scaling`)."""
+    text = config.get_text_config()
+    if not getattr(text, "rope_parameters", None):
+        own = "its rotary positions cannot be scaled by layer: each attention makes its own tables"
+        reason = own if getattr(text, "rotary_dim", None) else "no rotary position embedding to scale"
+        raise PosgapError(f"{where}: {reason}")
+
+
 def check_factors(factors: Factors, n_layers: int, where: str) -> None:
     """`PosgapError` unless there is one positive number a layer, or one row of them."""
     if len(factors) != n_layers:

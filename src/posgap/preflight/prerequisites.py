@@ -53,6 +53,7 @@ def _apart(form: PreflightConfig) -> str:
 
 def _model(form: PreflightConfig) -> str:
     """Checks that the folder is complete, that tokenizer and model fit, and that a method that needs RoPE finds it."""
+    from posgap.models.factors import require_rope
     from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.model)
@@ -65,10 +66,8 @@ def _model(form: PreflightConfig) -> str:
             "not belong together"
         )
     rotary = [method.name for method in _methods(form) if method.needs_rope]
-    if rotary and not getattr(config, "rope_parameters", None):
-        raise PosgapError(
-            f"{form.model}: has no rotary position embedding, which method {rotary[0]} needs; leave out {rotary[0]}"
-        )
+    if rotary:
+        require_rope(config, f"method {rotary[0]}: {form.model}")
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
 
 
@@ -84,7 +83,10 @@ def _without_weights(model: str) -> tuple[str, list[str]]:
         small = tuple(file for file in whole.objects if file.name.endswith(_SMALL))
         return str(Snapshot(model, small).fetch()), [file.name for file in whole.objects]
     folder = source(model)
-    return (model, []) if isinstance(folder, ByName) else (model, os.listdir(folder.location))
+    if isinstance(folder, ByName):
+        return model, []
+    here = folder.fetch()  # of an adapter, what it makes of its base
+    return str(here), os.listdir(here)
 
 
 def _sweeps(form: PreflightConfig) -> str:

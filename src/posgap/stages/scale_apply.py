@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
-from posgap.models.factors import check_factors
+from posgap.models.factors import check_factors, require_rope
 from posgap.models.loading import commit_on_hub, load_config, model_folder
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage
@@ -22,10 +22,7 @@ def scale_apply(config: ScaleApplyConfig, out: Path, run: Run) -> None:
     """
     scaling, folder = read_scaling(config.scaling), model_folder(config.model)
     text_config = load_config(config.model).get_text_config()
-    if not getattr(text_config, "rope_parameters", None):
-        raise PosgapError(
-            f"{config.model}: no rotary position embedding to scale; layer-wise scaling needs a RoPE model"
-        )
+    require_rope(text_config, config.model)
     check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
     if scaling.model_digest != (config.digest("model") or commit_on_hub(config.model)):
         raise PosgapError(
