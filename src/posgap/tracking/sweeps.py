@@ -39,5 +39,7 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
     )  # fmt: skip
     if sweep.outcomes and (sentence := sweep.outcomes.sentence(sweep.placements)):
         log.info("%s: %s", sweep.label, sentence)
+    for sentence in sweep.grading.sentences() if sweep.grading else ():
+        log.info("%s: %s", sweep.label, sentence)
     for name, category in sweep.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, category.accuracy, *category.ci95)
