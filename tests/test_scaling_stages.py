@@ -300,7 +300,7 @@ def test_a_scaling_is_swept_elsewhere_in_one_command(in_s3, capsys, config, buck
     targets = [tmp_path / "eval.jsonl", f"kv:3:{tmp_path / 'eval.jsonl'}"]
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
-        main(list(map(str, [*words, "--n-positions", 3, *targets])))
+        main(list(map(str, [*words, "--n-positions", 3, "--max-unanswered", 100, *targets])))
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     here, there = read_json(fetch(below(out, "transfer.json")))

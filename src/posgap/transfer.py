@@ -129,7 +129,7 @@ def _transferred(config: ScaleTransferConfig, target: Target, searched: Scaling,
                 label=label,
                 positions=spaced_positions(target.n_docs, config.n_positions),
                 out=below(config.out, f"{target.name}-{label}"),
-                **config.model_dump(include={"limit", "dtype", "batch_tokens", "seed", "force"}),
+                **config.model_dump(include={"limit", "dtype", "batch_tokens", "max_unanswered", "seed", "force"}),
             )
         )
         for label, model in (("scaled", scaled), ("unscaled", config.model))

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from posgap.choices import CURVES
+from posgap.choices import CURVES, GATE_RULES
 from posgap.config.base import Config, GenerationConfig, StageConfig
 from posgap.config.fields import POSITIONAL, InputPath, ModelName, ModelPath, OptionalInputPath, Placements
 
@@ -78,7 +78,7 @@ class ScaleApplyConfig(StageConfig):
     scaling: InputPath = Field(description="folder from `scale search`")
 
 
-class ScaleTransferConfig(StageConfig):
+class ScaleTransferConfig(GATE_RULES["answered"].parameters, StageConfig):  # type: ignore[misc, name-defined]
     """Sweeps a model unscaled and scaled on other tasks and lengths, and says where the scaling helps."""
 
     targets: Annotated[list[str], POSITIONAL] = Field(
