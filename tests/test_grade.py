@@ -121,7 +121,10 @@ def test_a_judge_scores_what_no_comparison_can_and_its_sweep_goes_where_others_g
     assert (agreement.both_right, agreement.judge_only, agreement.exact_only, agreement.both_wrong) == (N, N - 1, 0, N)
     assert agreement.kappa == pytest.approx(0.4, abs=0.1) and agreement.kappa_ci95[0] < agreement.kappa
     assert (out / "judge_prompt.txt").read_text() == own_prompt()
-    assert all(said in (out / "sweep.html").read_text() for said in ("judged by a-judge", "Cohen&#39;s kappa"))
+    assert all(
+        said in (out / "sweep.html").read_text()
+        for said in ("judged by a-judge", "Cohen&#39;s kappa", "judge, prompt, sha256")
+    )
     assert "judged by a-judge" in (out / "model_card.md").read_text()
     # Each response in both orders, once, and nothing of the documents.
     assert max(judge.seen.values()) == 1 and sum(map(response_first, judge.seen)) * 2 == len(judge.seen)

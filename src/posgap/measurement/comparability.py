@@ -35,11 +35,6 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
 }
 
 
-def _without_effect(sweep: Sweep) -> tuple[str, ...]:
-    """The stop strings behind which nothing changes the metric's score; a judge reads all."""
-    return () if sweep.grading else METRICS[sweep.metric].stop
-
-
 def _without_effect(sweep: Sweep) -> Collection[str]:
     """The stop strings that change no score by the sweep's metric; a judge's is none of the metrics."""
     return METRICS[sweep.metric].stop if sweep.metric in METRICS.names() else ()
