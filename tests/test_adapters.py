@@ -57,6 +57,23 @@ def test_an_adapter_is_read_as_peft_runs_it_and_its_digest_covers_adapter_and_ba
     assert second.fetch() != first.fetch() and second.digest() != first.digest()
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4), "peft cannot merge adapters of type"),
+        # The demo's model has one matrix for both ends, and the adapter changes one of them.
+        (
+            peft.LoraConfig(r=2, target_modules=["embed_tokens"], init_lora_weights=False),
+            "it computes something else, as with tied embeddings",
+        ),
+    ],
+)
+def test_an_adapter_that_merged_would_be_another_model_is_refused(base, tmp_path, options, complaint):
+    peft.get_peft_model(load_model(str(base)), options).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(PosgapError, match=complaint):
+        posgap.load_model(str(tmp_path / "adapter"))
+
+
 def test_an_adapter_is_swept(adapter, tmp_path):
     write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(2)])
     shared = {"task": "kv", "examples": tmp_path / "kv.jsonl", "n_docs": 3, "max_new_tokens": 2}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from posgap.errors import PosgapError
 from posgap.files import digest, digest_of, read_object, write_json
 from posgap.locations import merged_cache
@@ -116,14 +118,27 @@ def _merge(base: str, adapter: Path, out: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapted: Any = PeftModel.from_pretrained(model, str(adapter), local_files_only=True)
+        if not hasattr(adapted.base_model, "merge_and_unload"):
+            raise PosgapError(
+                f"{adapter}: peft cannot merge adapters of type {adapted.peft_config['default'].peft_type}"
+            )
         _require_its_weights(adapter, adapted)
+        apart = _logits(adapted)
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+        # Rounding in 16 bits is far below it; an adapter on embeddings that are the output head too is far above.
+        if (_logits(merged) - apart).abs().max() > apart.std() / 2:
+            raise PosgapError(f"{adapter}: merged into {base} it computes something else, as with tied embeddings")
     tokenizer = base
     if (adapter / "tokenizer_config.json").is_file():
         # The adapter's own, in a folder that is none of an adapter.
         tokenizer = str(shutil.copytree(adapter, out.with_name("own"), ignore=shutil.ignore_patterns("adapter_*")))
         merged.config.save_pretrained(tokenizer)
     save_model(merged, load_tokenizer(tokenizer), out)
+
+
+@torch.inference_mode()
+def _logits(model: Any) -> torch.Tensor:
+    return model.eval()(input_ids=torch.arange(8)[None]).logits.float()
 
 
 def _require_its_weights(adapter: Path, adapted: Any) -> None:
