@@ -6,7 +6,6 @@ distractors are taken from the records.
 """
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 from posgap.errors import PosgapError
@@ -31,7 +30,10 @@ class Example(Record):
 
 
 class KVExample(Record):
-    """A question for the value of a key among records; the record of that key is the gold document."""
+    """A question for the value of a key among records; the record of that key is the gold document.
+
+    Documents are made anew each time, since they take several times the memory of their records.
+    """
 
     id: str
     question: str
@@ -40,11 +42,11 @@ class KVExample(Record):
     value: str
     records: list[tuple[str, str]]
 
-    @cached_property
+    @property
     def gold(self) -> list[Document]:
         return [Document(title=k, text=v) for k, v in self.records if k == self.key]
 
-    @cached_property
+    @property
     def distractors(self) -> list[Document]:
         return [Document(title=k, text=v) for k, v in self.records if k != self.key]
 

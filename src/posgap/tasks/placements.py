@@ -111,11 +111,10 @@ def arrange(example: AnyExample, placement: Placement, shuffle: int = 0) -> list
             f"example {example.id}: {len(gold)} gold documents for {len(placement.positions)} position(s)"
         )
     needed = n_docs - len(gold)
-    if len(example.distractors) < needed:
-        raise PosgapError(
-            f"example {example.id}: {len(example.distractors)} distractors, but {n_docs} documents need {needed}"
-        )
-    documents = list(example.distractors[:needed])
+    distractors = example.distractors
+    if len(distractors) < needed:
+        raise PosgapError(f"example {example.id}: {len(distractors)} distractors, but {n_docs} documents need {needed}")
+    documents = distractors[:needed]
     if shuffle:
         random.Random(f"{shuffle} {example.id}").shuffle(documents)
     for position, document in sorted(zip(placement.positions, gold)):
