@@ -217,7 +217,7 @@ Written by `benchmarks/endpoint.py --write` on {date}. {prompts} key-value promp
 {concurrency} at a time, to an endpoint on the same cores that answers after {latency} s. bare: tasks of asyncio with
 httpx's client and nothing else; ours: `posgap.generation.openai` with every answer written down as it comes. `lost`
 counts prompts, of all these runs, that the endpoint did not see or that are not among the predictions as rightly
-answered. What grows in `posgap sweep` is what it reads and writes: examples, answers and predictions, some 6 KB a
+answered. What grows in `posgap sweep` is what it reads and writes: examples, answers and predictions, some 2 KB a
 prompt. A prompt costs the client some 1.5 ms of a core, where the bare one takes 1.1: on a busy machine, or from some
 500 answers a second on, that is what limits it.
 """
