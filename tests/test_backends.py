@@ -21,7 +21,7 @@ def sweep_options(folder: Path, model: Path | str, **more) -> dict:
     """A sweep of six examples of eight records, judged strictly, so that equal predictions are no matter of course."""
     write_examples(folder / "e.jsonl", [kv_example(i, 8) for i in range(6)])
     shared = {"examples": folder / "e.jsonl", "model": str(model), "n_docs": 8, "max_new_tokens": 6}
-    return {**shared, "metric": "em", "dtype": "float32", **more}
+    return {**shared, "metric": "em", "dtype": "float32", "max_unanswered": 100, **more}
 
 
 def predictions(folder: Path) -> list[dict]:

@@ -33,7 +33,7 @@ def options(tmp_path, tokenizer) -> dict:
     save_model(llama(), tokenizer, tmp_path / "model")
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(N)])
     shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "n_docs": DOCS}
-    return {**shared, "max_new_tokens": 3, "batch_tokens": 3 * 30}
+    return {**shared, "max_new_tokens": 3, "batch_tokens": 3 * 30, "max_unanswered": 100}
 
 
 def predictions(folder: Path) -> list[dict]:
