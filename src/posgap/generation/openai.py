@@ -120,7 +120,7 @@ class OpenAIGenerator:
         while True:
             answered = self.answered
             try:
-                completion = await retrying_async(patience, self.waits)(self._try, client, prompt, sampling)
+                completion: Completion = await retrying_async(patience, self.waits)(self._try, client, prompt, sampling)
             except _Busy as complaint:
                 if self.answered > answered:
                     continue  # It has time for others, and so will have some for this one.

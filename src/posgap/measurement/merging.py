@@ -97,7 +97,7 @@ def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
         return []
     said = [
         (what, sweep.served.said(what), other.served.said(what))
-        for what in MUST_STAY.get(sweep.settings.get("identity"), ())
+        for what in MUST_STAY.get(sweep.settings.get("identity", ""), ())
     ]
     return [f"the endpoint's {what}" for what, one, another in said if one and another and {*one} != {*another}]
 
