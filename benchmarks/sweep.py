@@ -1,4 +1,4 @@
-"""A sweep against one `generate` call per prompt, and against lm-evaluation-harness, on the same model and prompts.
+"""A sweep against one `generate` call per prompt, lm-evaluation-harness and vLLM, on the same model and prompts.
 
     python benchmarks/sweep.py [--quick] [--write] [--n-docs 20] [--document-tokens 24] [--batch-size 4] ...
 
@@ -8,24 +8,31 @@ All sides answer the same prompts greedily with the same random-weight Llama, `b
 - theirs: `model.generate` for each `batch_size` prompts.
 - lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[bench]'; left out where it is missing).
 - ours: `posgap.generation.transformers`, as `posgap sweep` uses it.
+- vllm: `posgap.generation.vllm`, as `posgap sweep --backend vllm` uses it, with vLLM's own prefix cache, emptied
+  before each turn (in an environment with vLLM; left out where it is missing). Its hit rate stands beside that of vLLM
+  asked for the same prompts in the order of the file.
 
 The sides take turns; the best time of each counts. At least 57 % of the tokens of 20 positions must be
 read, so that the ratio stays below 1.75. It comes near it where reading dominates: attention to what a
 row kept is not saved, and weighs more in a narrow model than in a real one.
 
-The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `lm_eval_ratio` (ours / lm_eval, null where
-it is missing) and `identical` (all sides give every prompt the same response). `--write` puts a table over several
-numbers of documents into docs/benchmarks.md.
+The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `lm_eval_ratio` (ours / lm_eval) and
+`vllm_ratio` (ours / vllm), each null where its peer is missing, and `identical` (all sides give every prompt the same
+response). `--write` puts a table over several numbers of documents into docs/benchmarks.md.
 """
 
 import argparse
+import importlib
 import importlib.metadata
 import importlib.util
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
 from itertools import chain
+from pathlib import Path
 
 import torch
 from report import write_section
@@ -34,6 +41,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
+from posgap.models.loading import save_model
 from posgap.tables import markdown
 from posgap.tasks.prompts import Prompt
 
@@ -125,6 +133,33 @@ def ours(model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
     return [completion.text for i in range(len(prompts)) for completion in answered[i]]
 
 
+class Vllm:
+    """vLLM with the model from a folder, as a side; its cache is empty at the beginning of each turn."""
+
+    def __init__(self, model, tokenizer, longest: int, options):
+        from posgap.generation.vllm import VLLMGenerator
+
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(model, tokenizer, Path(folder))
+            self.generator = VLLMGenerator(folder, options.dtype, longest, 0, tokenizer)
+
+    def __call__(self, model, tokenizer, prompts: list[list[Prompt]], options) -> Answers:
+        self.generator.llm.reset_prefix_cache()
+        answered = dict(complete_groups(self.generator, prompts, Sampling(options.new_tokens)))
+        return [completion.text for i in range(len(prompts)) for completion in answered[i]]
+
+    def hit_rates(self, prompts: list[list[Prompt]], options) -> tuple[float, float]:
+        """The share of the prompts' tokens that its cache has: as posgap sends them, and in the order of the file."""
+        rates = []
+        for groups in (prompts, [[prompt] for group in prompts for prompt in group]):
+            before = self.generator.counted()
+            self(None, None, groups, options)
+            hits, queries = (after - then for after, then in zip(self.generator.counted(), before))
+            rates.append(hits / queries)
+        return rates[0], rates[1]
+
+
 def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
     started = time.perf_counter()
     answers = side()
@@ -133,10 +168,10 @@ def timed(side: Callable[[], Answers], device: str) -> tuple[float, Answers]:
     return time.perf_counter() - started, [answer.strip() for answer in answers]
 
 
-def compare(model, tokenizer, n_docs: int, options) -> tuple[dict, list[str]]:
+def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tuple[dict, list[str]]:
     """All sides on prompts of `n_docs` documents: the figures, and a row of the table."""
     prompts = groups(options, n_docs, tokenizer)
-    sides = [theirs, ours, *([lm_eval] if importlib.util.find_spec("lm_eval") else [])]
+    sides = [theirs, ours, *([lm_eval] if importlib.util.find_spec("lm_eval") else []), *([served] if served else [])]
     timed(lambda: theirs(model, tokenizer, [prompts[0][:2]], options), options.device)  # warms up
     seconds, results = {side: [] for side in sides}, {}
     for _ in range(options.repeats):
@@ -147,11 +182,13 @@ def compare(model, tokenizer, n_docs: int, options) -> tuple[dict, list[str]]:
     figures = {
         "speed_ratio": round(rates[ours] / rates[theirs], 2),
         "lm_eval_ratio": round(rates[ours] / rates[lm_eval], 2) if lm_eval in rates else None,
+        "vllm_ratio": round(rates[ours] / rates[served], 2) if served else None,
         "identical": all(answers == results[theirs] for answers in results.values()),
     }
-    cells = [f"{rates[side]:.2f}" if side in rates else "–" for side in (theirs, lm_eval, ours)]
-    ratios = [str(figures[name] or "–") for name in ("speed_ratio", "lm_eval_ratio")]
-    return figures, [str(n_docs), str(len(prompts[0][0].token_ids)), *cells, *ratios]
+    cells = [f"{rates[side]:.2f}" if side in rates else "–" for side in (theirs, lm_eval, served, ours)]
+    ratios = [str(figures[name] or "–") for name in ("speed_ratio", "lm_eval_ratio", "vllm_ratio")]
+    hits = [f"{100 * rate:.1f}" for rate in served.hit_rates(prompts, options)] if served else ["–", "–"]
+    return figures, [str(n_docs), str(len(prompts[0][0].token_ids)), *cells, *ratios, *hits]
 
 
 def main() -> None:
@@ -172,14 +209,19 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model, tokenizer = llama(options), words(options.vocabulary)
     scale = sorted({options.n_docs, *map(int, options.scale.split(","))}) if options.write else [options.n_docs]
-    compared = {n: compare(model, tokenizer, n, options) for n in scale}
-    head = ["documents", "tokens", "generate, prompts/s", "lm-eval", "posgap", "posgap / generate", "posgap / lm-eval"]
+    longest = INSTRUCTION + max(scale) * options.document_tokens + QUESTION + options.new_tokens
+    served = Vllm(model, tokenizer, longest, options) if importlib.util.find_spec("vllm") else None
+    compared = {n: compare(model, tokenizer, n, served, options) for n in scale}
+    head = ["documents", "tokens", "generate, prompts/s", "lm-eval", "vLLM", "posgap"]
+    head += [f"posgap / {peer}" for peer in ("generate", "lm-eval", "vLLM")]
+    head += ["vLLM's cache, %", "in the file's order"]
     table, figures = markdown(head, [row for _, row in compared.values()]), compared[options.n_docs][0]
     if options.write:
         where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
         harness = importlib.metadata.version("lm_eval") if importlib.util.find_spec("lm_eval") else "not installed"
         same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
-        fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "same": same}
+        vllm = importlib.import_module("vllm").__version__ if served else "not installed"
+        fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "vllm": vllm, "same": same}
         write_section("benchmarks", f"sweep-{options.device}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
@@ -187,16 +229,18 @@ def main() -> None:
 
 
 TEXT = """\
-## A sweep against one `generate` per prompt, and against lm-evaluation-harness
+## A sweep against one `generate` per prompt, lm-evaluation-harness and vLLM
 
 Written by `benchmarks/sweep.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers,
 width {width}; {examples} examples at every position, documents of {document_tokens} tokens, {new_tokens} new tokens;
-{batch_size} prompts at a time on every side, the best of {repeats} turns; lm-evaluation-harness {harness}. The
-responses are {same}.
+{batch_size} prompts at a time on every side, the best of {repeats} turns; lm-evaluation-harness {harness}, vLLM
+{vllm} with as many prompts at a time as it likes. The responses are {same}.
 
 {table}
 
-The placements of an example share what they begin with, which posgap reads once.
+The placements of an example share what they begin with, which posgap reads once, and which vLLM's prefix cache has in
+blocks. The last two columns are the share of the prompts' tokens that this cache had: as `--backend vllm` sends them,
+and in the order of the file.
 """
 
 

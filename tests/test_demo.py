@@ -70,7 +70,7 @@ def test_the_summary_is_what_the_sweeps_say(demo):
         assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
         assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
         assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.steps[folder]).gap_ci95)
-    assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 4
+    assert demo.summary["gate"]["passed"] and len(demo.summary["gate"]["rules"]) == 5
     assert demo.summary["seconds"].keys() == {"tiny_model", *demo.steps}
     assert {"validate_train", "sweep_base", "teacher", "distill", "sweep_candidate", "promote"} <= demo.steps.keys()
 

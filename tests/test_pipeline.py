@@ -82,7 +82,7 @@ def runs(tmp_path_factory):
             error=error,
         )
 
-    return SimpleNamespace(run=run, client=MlflowClient(store), model=work / "model", first=run())
+    return SimpleNamespace(run=run, client=MlflowClient(store), first=run())
 
 
 DISTILLED, SCALED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
@@ -174,7 +174,7 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
     run = runs.run({"keep_incorrect": False}, webhook_url=f"http://127.0.0.1:{server.server_port}/hook")
     server.shutdown()
     server.server_close()
-    why = f"{runs.model}: no response at position 1 of 4 is correct; there is nothing to distil"
+    why = f"{runs.first.folder}/merge/out: no response at position 1 of 4 was correct; there is nothing to distil"
     assert run.error.startswith(f"{why} (the whole log is in ")
     # The other branch goes on, from the cache.
     always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew

@@ -155,6 +155,6 @@ def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, to
     assert head.endswith("posgap_rope_factors [1.0, 1.3, 1.7]")
     assert [line.split()[-1] for line in layers] == ["1.0000", "1.3000", "1.7000"]
     # A loader that forgets the factors is found out.
-    monkeypatch.setattr("posgap.models.loading.scale_model", lambda model: model)
+    monkeypatch.setattr("posgap.models.layer_scaling.scale_model", lambda model: model)
     code, complaint = run(capsys, *words)
     assert code == 2 and "transformers does not apply the factors of its config; do not serve it" in complaint

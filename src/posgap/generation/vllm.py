@@ -1,21 +1,26 @@
 """The vLLM backend of the Generator interface, with prefix caching."""
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from posgap.errors import PosgapError
-from posgap.generation.batching import Group
+from posgap.generation.batching import Group, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.models.loading import model_folder, require_finite_files
 from posgap.tasks.prompts import Prompt
 
+log = logging.getLogger(__name__)
 GROUPS_AT_ONCE = 64  # vLLM queues more than fits; this limits the memory for prompts and the work a kill can lose
 
 
 class VLLMGenerator:
     """Generates with vLLM in this process; it batches prompts and reuses their prefixes itself.
+
+    Prompts of a group are sent in the order in which each next one shares the most with the one before, so that what
+    they share is still in vLLM's cache where that is small.
 
     `dtype` "auto" is the model's own. Raises `PosgapError` if vLLM is not installed or refuses the model.
     """
@@ -38,6 +43,7 @@ class VLLMGenerator:
                 seed=seed,
                 enable_prefix_caching=True,
                 trust_remote_code=False,
+                disable_log_stats=False,  # else it does not count what its cache had
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise PosgapError(f"{model}: vLLM cannot serve this model: {str(error).splitlines()[0]}") from None
@@ -50,10 +56,18 @@ class VLLMGenerator:
                 yield from self._answer(window, sampling)
                 window = []
         yield from self._answer(window, sampling)
+        hits, queries = self.counted()
+        log.info("vLLM had %d of the prompts' %d tokens in its cache", hits, queries)
+
+    def counted(self) -> tuple[int, int]:
+        """Of the tokens of all prompts so far, those that vLLM's prefix cache had, and all."""
+        counts = {metric.name: getattr(metric, "value", 0) for metric in self.llm.get_metrics()}
+        return counts.get("vllm:prefix_cache_hits", 0), counts.get("vllm:prefix_cache_queries", 0)
 
     def _answer(self, window: list[tuple[int, Group]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
-        places = [(index, number) for index, group in window for number in range(len(group))]
-        prompts = [prompt for _, group in window for prompt in group]
+        orders = [reading_order([prompt.token_ids for prompt in group]) for _, group in window]
+        places = [(index, number) for (index, _), order in zip(window, orders) for number in order]
+        prompts = [group[number] for (_, group), order in zip(window, orders) for number in order]
         completions = self._completions(prompts, sampling, sampling.stop)
         # vLLM stops at a stop string before any text of an answer too, where ours does not.
         early = [i for i, completion in enumerate(completions) if completion is None]
