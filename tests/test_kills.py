@@ -3,7 +3,6 @@
 `CHAOS_SEED` chooses the moments. With `POSGAP_CHAOS_SECONDS` more commands are tried, each killed three times in a row.
 """
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -15,6 +14,7 @@ import mlflow
 import pytest
 from conftest import kv_example
 from endpoint import Endpoint, served
+from warm import SERVER, command
 
 from posgap import files
 from posgap.tasks.examples import write_examples
@@ -23,19 +23,6 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "POSGAP_CHAOS_SECONDS" in os.environ
 KILLS = 3 if LONG else 1
 LONGEST = 120  # seconds of a command
-# Its processes are copies of one that has loaded what takes long, and that has done nothing else.
-SERVER = multiprocessing.get_context("forkserver")
-SLOW = [
-    f"posgap.stages.{stage}" for stage in ("sweep", "teacher", "distill", "scale_search", "merge", "gate", "report")
-]
-SLOW += ["posgap.cli", "posgap.generation.transformers", "posgap.measurement.report", "posgap.measurement.plots"]
-SLOW += [
-    "posgap.tracking.runs",
-    "mlflow",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "transformers.models.llama.modeling_llama",
-]
-SERVER.set_forkserver_preload(SLOW)
 
 PROMPTS = "--examples {here}/examples.jsonl --model {model} --n-docs 4 --max-new-tokens 2"
 # Before anything is killed.
@@ -60,17 +47,6 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def process(words: list[str], log: Path, environment: dict[str, str]) -> None:
-    """What a process of its own does: the command, with what it shows in a file."""
-    os.environ.update(environment)
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    from posgap.cli import main
-
-    main(words)
-
-
 Run = Callable[..., int | None]
 
 
@@ -89,9 +65,8 @@ def here(tmp_path_factory, model_folder, empty_store) -> Iterator[Path]:
 
 def run(folder: Path, words: str, out: Path, seconds: float = LONGEST) -> int | None:
     """The exit code of a command, which is killed after so many seconds; None where it was."""
-    variables = ("MLFLOW_TRACKING_URI", "POSGAP_CACHE", "OMP_NUM_THREADS")
-    environment = {name: os.environ[name] for name in variables if name in os.environ}
-    child = SERVER.Process(target=process, args=([*words.split(), "--out", str(out)], folder / "log", environment))
+    words_and_out = [*words.split(), "--out", str(out)]
+    child = SERVER.Process(target=command, args=(words_and_out, folder / "log", dict(os.environ)))
     child.start()
     child.join(seconds)
     if child.is_alive():

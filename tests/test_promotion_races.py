@@ -21,7 +21,7 @@ import pytest
 from fault_proxy import FAULTS, FINE, Fault, FaultProxy, faulty
 from mlflow_server import serving
 from test_gate import copy_of, write_sweep
-from warm import SERVER
+from warm import SERVER, command
 
 from posgap.config import GateConfig
 from posgap.measurement.sweeps import read_sweep
@@ -44,17 +44,6 @@ SPOILT = [
 LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "secret"}
 
 
-def process(words: list[str], log: Path, environment: dict[str, str]) -> None:
-    """What a process of its own does: the command, with what it shows in a file."""
-    os.environ.update(environment)
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    from posgap.cli import main
-
-    main(words)
-
-
 @dataclass
 class Place:
     """A server, the proxy in front of it, and candidates: each a folder with model, sweep and gate."""
@@ -69,9 +58,9 @@ class Place:
         words += ["--model", str(folder / f"model-{folder.name}")]
         for option in ("sweep", "gate"):
             words += [f"--{option}", str(folder / option)]
-        environment = {"MLFLOW_TRACKING_URI": url or self.proxy.url, "POSGAP_PIPELINE_RUN": run}
+        environment = os.environ | {"MLFLOW_TRACKING_URI": url or self.proxy.url, "POSGAP_PIPELINE_RUN": run}
         environment |= {leases.VARIABLE: str(LEASE), "POSGAP_CACHE": str(out.parent / "cache"), "OMP_NUM_THREADS": "1"}
-        started = SERVER.Process(target=process, args=(words, out.with_suffix(".log"), environment))
+        started = SERVER.Process(target=command, args=(words, out.with_suffix(".log"), environment))
         started.start()
         return started
 

@@ -20,6 +20,21 @@ SERVER.set_forkserver_preload(
 )  # fmt: skip
 
 
+def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
+    """What a process of its own does: a command of posgap, with what it shows in a file.
+
+    The server may have begun in the middle of another test, so that nothing of its environment is taken over.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    from posgap.cli import main
+
+    main(words)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def warm_steps():
     """Has KFP's local runner begin its steps in such processes; imported by a module, it does so for all its tests.

@@ -38,6 +38,7 @@ from posgap.storage.manifests import REFUSAL, entries, listed, read_record, reco
 from posgap.storage.places import Writing, require_place, whole
 
 log = logging.getLogger(__name__)
+LOOKS = 3  # at a folder that seems to be another's
 C = TypeVar("C", bound=FileConfig)
 WAIT = 1.0  # seconds, for a writer that is just leaving
 
@@ -198,8 +199,13 @@ class Folder(Output):
         super()._sweep()
 
     def _require_ours(self, folder: Path, record: str) -> None:
-        if reason := _no_folder(folder) or stranger(entries(folder), read_record(folder / record), self.stage):
-            raise _not_ours(folder, reason)
+        for look in range(LOOKS):
+            reason = _no_folder(folder) or stranger(entries(folder), read_record(folder / record), self.stage)
+            if not reason:
+                return
+            if look < LOOKS - 1:
+                time.sleep(0.05)  # another writer may have set it aside between the names and the record
+        raise _not_ours(folder, reason)
 
 
 class RunFolder(Output):
