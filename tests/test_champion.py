@@ -112,6 +112,22 @@ def test_a_verdict_is_stale_when_the_champion_has_changed(tmp_path, base, champi
     assert read_manifest(tmp_path / "promote-third")["config"]["gate"] == str(tmp_path / "again")
 
 
+def test_a_candidate_worse_than_today_s_champion_is_gated_again_and_refused(tmp_path, base, model_folder, client):  # noqa: F811
+    options = {}
+    for name, skill in (("good", 0.995), ("late", 0.94)):
+        swept = write_sweep(tmp_path / f"sweep-{name}", [skill] * 5, model=copy_of(model_folder, tmp_path / name))
+        judged = gated(tmp_path, name, swept, base, name="tiny", max_gap=30, advantageous_tolerance=30)
+        assert read_verdict(judged).passed, "there was no champion yet"
+        options[name] = {"model": str(tmp_path / name), "sweep": swept, "gate": judged, "name": "tiny"}
+    promote(PromoteConfig(**options["good"], out=tmp_path / "promoted"))
+    again = {"gate_again": tmp_path / "again", "out": tmp_path / "refused"}
+    with pytest.raises(GateFailed, match="mean"):
+        admission.promote(PromoteConfig(**options["late"], **again))
+    assert not read_verdict(tmp_path / "again").passed and not (tmp_path / "refused").exists()
+    assert str(client.get_model_version_by_alias("tiny", "champion").version) == "1"
+    assert len(client.search_model_versions("name='tiny'")) == 1
+
+
 def test_who_promotes_at_the_same_time_is_noticed(tmp_path, base, champion, model_folder, client, monkeypatch):  # noqa: F811
     model = copy_of(model_folder, tmp_path / "slow")
     swept = write_sweep(tmp_path / "sweep-slow", [0.995] * 5, model=model)

@@ -19,7 +19,8 @@ import torch
 from posgap.errors import PosgapError
 from posgap.files import digest, digest_of, read_object, write_json
 from posgap.locations import merged_cache
-from posgap.models.loading import ADAPTER
+from posgap.models import ADAPTER
+from posgap.models.loading import commit_on_hub, load_model, load_tokenizer, save_model
 from posgap.storage.cache import locked
 from posgap.storage.inputs import OnDisk, Source
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -84,8 +85,6 @@ def source_at(folder: Path) -> Source:
 def _base(adapter: Path) -> tuple[str, str]:
     """The base that an adapter names, and what tells its content from another's: the digest of a folder, the commit of
     a model on the hub, which the adapter's `revision` can pin."""
-    from posgap.models.loading import commit_on_hub
-
     about = read_object(adapter / ADAPTER)
     name, revision = about.get("base_model_name_or_path"), about.get("revision")
     if not isinstance(name, str) or not name:
@@ -107,8 +106,6 @@ def _merge(base: str, adapter: Path, out: Path) -> None:
 
     `PosgapError` where the adapter does not fit the base, or is of a kind that cannot be merged.
     """
-    from posgap.models.loading import load_model, load_tokenizer, save_model
-
     try:
         from peft import PeftModel
     except ImportError:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from posgap.errors import PosgapError
 from posgap.files import digest, digest_of
-from posgap.locations import is_registered, registered_cache
+from posgap.locations import registered_cache
 from posgap.models import loading
-from posgap.models.loading import ADAPTER
 from posgap.storage.cache import locked
 from posgap.storage.inputs import OnDisk, Source, source
 from posgap.tracking import registry
@@ -85,5 +84,4 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 
     Raises `PosgapError` where there is no such model, or its weights are damaged.
     """
-    folder = str(source(path).fetch()) if is_registered(path) or (Path(path) / ADAPTER).is_file() else path
-    return loading.load_model(folder, dtype, compute)
+    return loading.load_model(str(source(path).fetch()), dtype, compute)

@@ -134,15 +134,19 @@ def _registered_name_if_any(text: str) -> str:
     return registered_name(text) if text else text
 
 
+def _of_file(path: str | Path, what: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+        raise ValueError(f"cannot be read as a file ({reason}), and is no {what}") from None
+
+
 def _chat_template(value: Any) -> Any:
     # No path of a file has what every template has; so that a sweep's settings, which hold the text, can be used again.
     if not isinstance(value, str | Path) or not value or "{" in str(value):
         return value
-    try:
-        text = Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-        raise ValueError(f"cannot be read as a file ({reason}), and is no template") from None
+    text = _of_file(value, "template")
     if "{" not in text:
         raise ValueError("is a file that holds no template: nothing in it stands in braces")
     return text
@@ -154,11 +158,7 @@ def _judge_prompt(value: Any) -> Any:
         return value
     text = str(value)
     if not any(place in text for place in JUDGE_PLACES):
-        try:
-            text = Path(value).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "is no text in UTF-8"
-            raise ValueError(f"cannot be read as a file ({reason}), and is no prompt") from None
+        text = _of_file(value, "prompt")
     if lacking := [place for place in JUDGE_PLACES if text.count(place) != 1]:
         raise ValueError(
             f"must have {lacking[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"

@@ -3,16 +3,17 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from posgap.choices import BACKENDS
 from posgap.config import GradeConfig, SweepConfig
 from posgap.errors import PosgapError, shortened
 from posgap.files import digest_of, work_folder
 from posgap.generation.backends import OPENAI, TRANSFORMERS, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
-from posgap.generation.served import AsServed, Served
+from posgap.generation.served import Served
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
+from posgap.measurement.asking import ask
 from posgap.measurement.gradings import Judgement, Verdict
 from posgap.measurement.unfinished import Unfinished
-from posgap.progress import track
 from posgap.tasks.prompts import Prompt, PromptBuilder
 
 _WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
@@ -43,8 +44,6 @@ class Judge:
         }
         identity = {"judge": config.judge, "url": config.judge_url, "seed": config.seed, **self.asked, **digests}
         self.kept = Unfinished(work_folder(config.out), identity)
-        self._said = self.kept.file.with_suffix(".served.json")
-        self.served = None if backend.local else Served.read(self._said)
         self._numbers: dict[Judged, int] = {}
         self._generator: Generator | None = None
 
@@ -52,31 +51,31 @@ class Judge:
         """The judgement of each; those that were judged before are not asked about again."""
         for judged in responses:
             self._numbers.setdefault(judged, len(self._numbers))
-        missing = {
-            number: (judged, orders)
-            for judged in dict.fromkeys(responses)
-            if (orders := [at for at in (0, 1) if (number := self._numbers[judged], at) not in self.kept.completions])
-        }
+        missing: dict[int, list[int]] = {}
+        for number in dict.fromkeys(self._numbers[judged] for judged in responses):
+            if orders := [order for order in (0, 1) if (number, order) not in self.kept.completions]:
+                missing[number] = orders
         if missing:
-            self._ask(missing, what)
+            self._generator = self._generator or open_generator(self.config, self.build)
+            sampling, by_number = Sampling.of(self.build, seed=self.config.seed), list(self._numbers)
+            for _ in ask(
+                self._generator,
+                self.kept,
+                missing,
+                lambda number, order: self._prompted(by_number[number], bool(order)),
+                sampling,
+                what,
+            ):
+                pass
         return [
             Judgement(*(verdict(self.kept.completions[self._numbers[judged], order]) for order in (0, 1)))
             for judged in responses
         ]
 
-    def _ask(self, missing: dict[int, tuple[Judged, list[int]]], what: str) -> None:
-        generator = self._generator = self._generator or open_generator(self.config, self.build)
-        if isinstance(generator, AsServed) and self.served:
-            generator.served = self.served
-        groups = ([self._prompted(judged, bool(order)) for order in orders] for judged, orders in missing.values())
-        numbered = list(missing.items())
-        answers = generator.generate(groups, Sampling.of(self.build, seed=self.config.seed))
-        for which, at, completion in track(answers, sum(len(orders) for _, orders in missing.values()), what):
-            number, (_, orders) = numbered[which]
-            if isinstance(generator, AsServed) and generator.served != self.served:
-                self.served = generator.served
-                self.served.write(self._said)
-            self.kept.add(number, orders[at], completion)
+    @property
+    def served(self) -> Served | None:
+        """What the judge's endpoint has said of itself; None of a judge on this machine."""
+        return None if BACKENDS[self.config.backend].local else self.kept.served
 
     def _prompted(self, judged: Judged, response_first: bool) -> Prompt:
         text = judge_prompt(self.prompt, judged, response_first)

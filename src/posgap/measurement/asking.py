@@ -1,7 +1,7 @@
 """The answers of a model to examples at placements, each kept as it comes, so that who was interrupted goes on."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -10,7 +10,7 @@ from posgap.choices import BACKENDS
 from posgap.config import BackendConfig
 from posgap.files import digest, work_folder
 from posgap.generation.backends import open_generator
-from posgap.generation.generator import Completion, Sampling
+from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import AsServed, Served
 from posgap.measurement.unfinished import Unfinished
 from posgap.progress import track
@@ -63,27 +63,43 @@ def answers(
     for example in missing:
         # What does not fit is said before anything is spent; other placements differ by a few tokens.
         build.prompt(examples[example], placements[0])
-    said = unfinished.file.with_suffix(".served.json")
-    served = None if BACKENDS[config.backend].local else Served.read(said)
     if missing:
-        generator = open_generator(config, build)
-        if isinstance(generator, AsServed) and served:
-            generator.served = served
 
         def prompt(example: int, number: int) -> Prompt:
             placement, sample = divmod(number, samples)
             return build.prompt(examples[example], placements[placement])._replace(sample=sample)
 
-        groups = ([prompt(example, number) for number in numbers] for example, numbers in missing.items())
         if sampling.temperature:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
-        of_group = list(missing.items())
-        for which, at, completion in track(generator.generate(groups, sampling), left, what):
-            example, numbers = of_group[which]
-            if isinstance(generator, AsServed) and generator.served != served:
-                served = generator.served
-                served.write(said)
-            unfinished.add(example, numbers[at], completion)
-            each(examples[example], placements[numbers[at] // samples], completion)
+        generator = open_generator(config, build)
+        for example, number, completion in ask(generator, unfinished, missing, prompt, sampling, what):
+            each(examples[example], placements[number // samples], completion)
+    served = None if BACKENDS[config.backend].local else unfinished.served
     return [unfinished.completions[prompt] for prompt in prompts], served
+
+
+def ask(
+    generator: Generator,
+    unfinished: Unfinished,
+    missing: Mapping[int, Sequence[int]],
+    prompt: Callable[[int, int], Prompt],
+    sampling: Sampling,
+    what: str,
+) -> Iterator[tuple[int, int, Completion]]:
+    """Asks the prompts that are `missing`, by (group, numbers within it), and yields (group, number, completion).
+
+    Each completion is kept as it comes, and so is what an endpoint says of itself, which must go on from what it said
+    before.
+    """
+    if isinstance(generator, AsServed):
+        generator.served = unfinished.served
+    of_group = list(missing.items())
+    groups = ([prompt(group, number) for number in numbers] for group, numbers in of_group)
+    answered = generator.generate(groups, sampling)
+    for which, at, completion in track(answered, sum(map(len, missing.values())), what):
+        group, numbers = of_group[which]
+        if isinstance(generator, AsServed):
+            unfinished.note(generator.served)
+        unfinished.add(group, numbers[at], completion)
+        yield group, numbers[at], completion

@@ -9,10 +9,11 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, Rejected
 from posgap.files import Record, read_model, read_models
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
+from posgap.locations import Location
 from posgap.measurement import statistics
 from posgap.measurement.gradings import Grading
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
@@ -284,6 +285,26 @@ def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence
     for row in predictions:
         endings[tuple(row["placement"])].append((outcome_of(row), row.get("cut", False)))
     return Outcomes.at([OutcomeCounts.of(of_placement) for of_placement in endings.values()])
+
+
+def no_figures(
+    what: str,
+    outcomes: Outcomes,
+    placements: Sequence[Sequence[int]],
+    most: float,
+    often: str,
+    kept: str,
+    out: Location,
+) -> Rejected:
+    """The error that says why there are no figures of `what`: more prompts went unanswered at a placement than `most`
+    percent, `often` for this reason. Its folder, beside `out`, has the predictions; `kept` is what need not be asked
+    again."""
+    said = f"; most often: {often}" if often else ""
+    return Rejected(
+        f"{what}: no figures: {outcomes.phrase(placements)}, and {most:g} % is allowed{said}. See "
+        f"{out}.rejected/{PREDICTIONS_FILE}. The {kept} are kept: the same command asks again for what failed alone, "
+        "and with a higher --max-unanswered makes do with these"
+    )
 
 
 class Scores(NamedTuple):

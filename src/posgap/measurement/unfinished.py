@@ -8,6 +8,7 @@ from pydantic import Field
 from posgap.errors import PosgapError
 from posgap.files import Record, digest_of, parsed
 from posgap.generation.generator import Completion, Outcome, Usage
+from posgap.generation.served import Served
 from posgap.json_text import parse
 
 
@@ -26,7 +27,8 @@ class _Answer(Record):
 
 
 class Unfinished:
-    """Completions by (index of the example, number of the prompt among the example's), with their token ids or without.
+    """Completions by (index of the example, number of the prompt among the example's), with their token ids or without,
+    and what an endpoint has said of itself with them.
 
     Each is appended to a file as it is there. The file lies in `folder` under a name made of
     `identity`: whatever else the folder holds, its completions are those of the same prompts to the
@@ -38,6 +40,8 @@ class Unfinished:
         self.token_ids = token_ids
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / f"answers-{digest_of(identity)[:16]}.jsonl"
+        self._said = self.file.with_suffix(".served.json")
+        self.served = Served.read(self._said)
         self.completions: dict[tuple[int, int], Completion] = {}
         self.file.touch()
         with open(self.file, "r+b") as file:
@@ -65,3 +69,9 @@ class Unfinished:
         # Opened each time: what is written is with the operating system, whatever becomes of this process.
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def note(self, served: Served) -> None:
+        """Keeps what an endpoint says of itself."""
+        if served != self.served:
+            self.served = served
+            served.write(self._said)

@@ -1,7 +1,9 @@
 """Models of transformers: loading and saving them, and scaling their rotary positions by layer or by head.
 
-Nothing is imported here, so that vLLM's plugin finds the name below without transformers.
+Nothing is imported here, so that vLLM's plugin finds the names below without transformers.
 """
 
+# What a folder of peft's has that is an adapter, and no model by itself.
+ADAPTER = "adapter_config.json"
 # Where a model's config.json has its RoPE factors.
 CONFIG_KEY = "posgap_rope_factors"

@@ -16,6 +16,7 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.errors import PosgapError
+from posgap.models import ADAPTER
 from posgap.patience import within
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.bpe", "*.jinja", "*.md")
 _WEIGHTS = "*.safetensors"
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
-ADAPTER = "adapter_config.json"
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
 transformers_logging.disable_progress_bar()

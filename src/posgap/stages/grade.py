@@ -6,7 +6,7 @@ from typing import cast
 
 from posgap.choices import TASKS
 from posgap.config import GradeConfig
-from posgap.errors import PosgapError, Rejected
+from posgap.errors import PosgapError
 from posgap.files import write_jsonl
 from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
@@ -15,7 +15,6 @@ from posgap.interruption import goes_on
 from posgap.locations import with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
-from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
@@ -23,6 +22,7 @@ from posgap.measurement.sweeps import (
     Evidence,
     Prediction,
     Sweep,
+    no_figures,
     outcome_of,
     outcomes_of,
     read_predictions,
@@ -77,7 +77,10 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     if outcomes.worst_share > config.max_unanswered:
         run.metrics(outcomes.figures)
         write_jsonl(out / PREDICTIONS_FILE, graded)
-        raise _ungraded(config, outcomes, sweep, judge)
+        often, graded_sweep = judge.most_frequent_complaint(), with_uris(str(config.sweep))
+        raise no_figures(
+            graded_sweep, outcomes, sweep.placements, config.max_unanswered, often, "judgements", config.out
+        )
     by_example: dict[str, dict[Judged, Judgement]] = {}
     for row, each in zip(rows, by_row):
         if each:
@@ -107,17 +110,6 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     write_sweep(result, graded, training_examples(config.sweep), out, cases)
     log_sweep(result, run)
     run.artifact(out)
-
-
-def _ungraded(config: GradeConfig, outcomes: Outcomes, sweep: Sweep, judge: Judge) -> Rejected:
-    """The error that says why there are no figures; its folder has the predictions, and the judgements are kept."""
-    often = f" (most often: {complaint})" if (complaint := judge.most_frequent_complaint()) else ""
-    return Rejected(
-        f"{with_uris(str(config.sweep))}: no figures: {outcomes.sentence(sweep.placements)[:-1]}{often}, and "
-        f"{config.max_unanswered:g} % is allowed. See {config.out}.rejected/{PREDICTIONS_FILE}. The judgements are "
-        "kept: the same command asks again for what failed alone, and with a higher --max-unanswered makes do with "
-        "these"
-    )
 
 
 def _swept_examples(config: GradeConfig, evidence: Evidence) -> dict[str, AnyExample]:

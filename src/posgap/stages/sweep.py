@@ -2,7 +2,6 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
-from posgap.errors import PosgapError, Rejected, shortened
+from posgap.errors import PosgapError, shortened
 from posgap.files import read_model, write_jsonl
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Sampling
@@ -19,7 +18,6 @@ from posgap.interruption import GOES_ON, goes_on
 from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.asking import Each, answers
 from posgap.measurement.cases import mixed_cases
-from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent, estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
@@ -28,6 +26,7 @@ from posgap.measurement.sweeps import (
     Asked,
     Prediction,
     Sweep,
+    no_figures,
     outcomes_of,
     prediction,
     read_sweep,
@@ -101,7 +100,11 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     if outcomes.worst_share > config.max_unanswered:
         run.metrics(outcomes.figures)
         write_jsonl(out / PREDICTIONS_FILE, predictions)
-        raise _unanswered(config, outcomes, placements, predictions)
+        reasons = Counter(row["reason"] for row in predictions if "outcome" in row and row.get("reason"))
+        often = shortened(reasons.most_common(1)[0][0]) if reasons else ""
+        where = [placement.positions for placement in placements]
+        model = with_uris(config.model)
+        raise no_figures(model, outcomes, where, config.max_unanswered, often, "answers", config.out)
     correct = np.array([p["correct"] for p in predictions], dtype=float)
     correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
     result = Sweep(
@@ -124,20 +127,6 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     write_sweep(result, predictions, training_examples(config.model), out, cases)
     log_sweep(result, run)
     run.artifact(out)
-
-
-def _unanswered(
-    config: SweepConfig, outcomes: Outcomes, placements: Sequence[Placement], predictions: Sequence[Prediction]
-) -> Rejected:
-    """The error that says why there are no figures; its folder has the predictions, and the answers are kept."""
-    reasons = Counter(row["reason"] for row in predictions if "outcome" in row and row.get("reason"))
-    often = f"; most often: {shortened(reasons.most_common(1)[0][0])}" if reasons else ""
-    phrase = outcomes.phrase([placement.positions for placement in placements])
-    return Rejected(
-        f"{with_uris(config.model)}: no figures: {phrase}, and {config.max_unanswered:g} % is allowed{often}. "
-        f"See {config.out}.rejected/{PREDICTIONS_FILE}. The answers are kept: the same command asks again for what "
-        "failed alone, and with a higher --max-unanswered makes do with these"
-    )
 
 
 def _scaling(config: SweepConfig) -> dict | None:

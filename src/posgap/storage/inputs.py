@@ -15,6 +15,7 @@ from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
 from posgap.files import parsed
 from posgap.locations import Location, is_hub_name, is_registered, is_uri
+from posgap.models import ADAPTER
 from posgap.storage.cache import MANIFEST, look
 from posgap.storage.folders import twin
 from posgap.storage.manifests import entries
@@ -132,7 +133,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         registered: Source = importlib.import_module("posgap.registered").source_at(location)
         return registered
     path = Path(location)
-    if (path / "adapter_config.json").is_file():
+    if (path / ADAPTER).is_file():
         adapter: Source = importlib.import_module("posgap.adapters").source_at(path)
         return adapter
     if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
