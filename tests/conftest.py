@@ -4,6 +4,7 @@ import importlib.metadata
 import itertools
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -165,6 +166,11 @@ def s3_calls(bucket):
     yield calls
     events.unregister("before-parameter-build.s3", calls.named)
     events.unregister("before-call.s3", calls.seen)
+
+
+def but_for_seconds(file: Path) -> bytes:
+    """What a file of a sweep holds, without the seconds that the sweep took."""
+    return re.sub(rb'"seconds": [\d.]+|[\d,]+ s of waiting', b"", file.read_bytes())
 
 
 def kv_example(number: int = 0, n_records: int = 6) -> KVExample:

@@ -85,6 +85,21 @@ def test_thoughts_and_answer_have_limits_of_their_own(pieces, written, options, 
     assert (answer.text, answer.thoughts, answer.outcome, len(answer.token_ids)) == (text, thoughts, outcome, tokens)
 
 
+@pytest.mark.parametrize(
+    ("written", "options", "thinking"),
+    [
+        (["[THINK]", "a", "[/THINK]", "é", "<end>"], {}, 3),
+        (["a", "a", "</think>", "\n", "é", "é", "a"], {"opened": "<think>"}, 4),
+        (["<think>", "a", "a"], {"max_thinking_tokens": 3}, 3),
+        (["<think>", "a", "</think>", "<end>"], {}, 3),
+        (["<think>", "a", "</think>", "<think>", "b\nc", "</think>", "a", "a"], {}, 6),
+        (["a", "<think>", "a", "</think>"], {}, 0),
+    ],
+)
+def test_the_tokens_of_thoughts_are_counted(pieces, written, options, thinking):
+    assert completion(pieces, written, **options).usage == (None, len(written), thinking, None)
+
+
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("stop", [("\n",), ("Question:", "\n\n")])
 def test_a_model_that_is_stopped_answers_as_it_would_have(pieces, stop, reuse):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from conftest import kv_example
+from conftest import but_for_seconds, kv_example
 from endpoint import Endpoint, served
 from warm import SERVER, command
 
@@ -80,10 +80,10 @@ def shown(folder: Path) -> str:
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """What an output holds, but for its manifest, which has times and run ids."""
+    """What an output holds, but for its manifest, which has times and run ids, and for the seconds of a sweep."""
     if out.is_file():
         return {"": out.read_bytes()}
-    return {str(file.relative_to(out)): file.read_bytes() for file in out.rglob("*")
+    return {str(file.relative_to(out)): but_for_seconds(file) for file in out.rglob("*")
             if file.is_file() and file.name != "manifest.json"}  # fmt: skip
 
 

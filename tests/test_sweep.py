@@ -20,7 +20,9 @@ from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tasks.metrics import Metric
+from posgap.tasks.placements import Placement
 from posgap.tasks.responses import read_responses
+from posgap.tasks.setup import builder_of
 
 
 @pytest.fixture
@@ -45,6 +47,17 @@ def test_sweep_json_keeps_the_contract(swept):
     }
     assert written["placements"] == [[1], [2], [3], [4]]
     assert (written["metric"], written["n_examples"]) == ("contains_any", 4)
+
+
+def test_what_a_sweep_of_a_local_model_took_is_counted_as_an_endpoint_s_is(swept, model_folder):
+    result, config = read_sweep(swept), SweepConfig(**read_manifest(swept)["config"])
+    build = builder_of(config)
+    asked = [len(build.prompt(kv_example(i), Placement((p,), 4)).token_ids) for i in range(4) for p in range(1, 5)]
+    assert (result.spent.prompts, result.spent.prompt_tokens) == (16, sum(asked))
+    assert 16 <= result.spent.completion_tokens <= 32 and result.spent.thinking_tokens == 0
+    assert 0 < result.spent.seconds < read_manifest(swept)["seconds"]
+    run = mlflow.get_run(read_manifest(swept)["mlflow_run_id"])
+    assert run.data.metrics["prompt_tokens"] == sum(asked)
 
 
 def test_single_positions_have_no_categories(swept):

@@ -3,10 +3,11 @@
 Every local backend reads token ids in this one way, so that all agree on what is scored.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from posgap.generation.generator import Completion, Sampling
+from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.thoughts import TAGS, Parts, split_thoughts
 
 if TYPE_CHECKING:
@@ -50,12 +51,21 @@ class Reading:
         """Reads tokens until the response is over; what a backend has generated beyond that counts for nothing."""
         next(filter(self.add, tokens), None)
 
-    def completion(self) -> Completion:
-        """The response so far as a completion, which a limit cut off unless it is over."""
+    def completion(self, prompt_tokens: int | None = None) -> Completion:
+        """The response so far, to a prompt of so many tokens, as a completion, which a limit cut off unless it is
+        over."""
         thoughts, answer, _ = self._parts()
         stopped = _stop_at(answer, self.sampling.stop) is not None
         cut = not stopped and (self.cut or not self.over)
-        return Completion.ended(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts)
+        usage = Usage(prompt_tokens, len(self.ids), self._thinking_tokens() if thoughts else 0)
+        return Completion.ended(before_stop(answer, self.sampling.stop), self.ids, cut, thoughts, usage)
+
+    def _thinking_tokens(self) -> int:
+        """The number of tokens before those of the answer: thoughts and their tags."""
+        answer = split_thoughts(self._marked(), self.sampling.opened or "").answer
+        rest = range(len(self.ids) if answer else 0)  # which begin the rest of the response, ever shorter
+        begins = bisect_right(rest, -len(answer), key=lambda first: -len(self._marked(first)))
+        return begins - 1 if answer else len(self.ids)
 
     def _look(self) -> None:
         if not self._decided and (not self._thinking or self._ends_with(TAGS.values())):
@@ -83,9 +93,13 @@ class Reading:
         text = str(self.tokenizer.decode(last, skip_special_tokens=False))
         return any(string in text for string in strings)
 
+    def _marked(self, first: int = 0) -> str:
+        """The text with its special tokens, from this token on."""
+        return str(self.tokenizer.decode(self.ids[first:], skip_special_tokens=False))
+
     def _parts(self) -> Parts:
         # Some models' tags are special tokens, which plain text leaves out.
-        marked = str(self.tokenizer.decode(self.ids, skip_special_tokens=False))
+        marked = self._marked()
         parts = split_thoughts(marked, self.sampling.opened or "")
         if parts == ("", marked.lstrip(), True):
             return Parts("", str(self.tokenizer.decode(self.ids, skip_special_tokens=True)))

@@ -18,7 +18,7 @@ Outcome = Literal["answered", "truncated", "refused", "empty", "failed", "ungrad
 
 class Usage(NamedTuple):
     """Tokens of a prompt and its completion, those of the completion spent on thinking, and the seconds of waiting for
-    an endpoint's answer; None where unknown."""
+    it; None where unknown. What a batch takes stands with the first of its completions that is there."""
 
     prompt: int | None = None
     completion: int | None = None

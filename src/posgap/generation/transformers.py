@@ -112,7 +112,7 @@ class TransformersGenerator:
         if not early:
             for reading, row in zip(readings, output[:, ids.shape[1] :].tolist()):
                 reading.read(row)
-        return [reading.completion() for reading in readings]
+        return [reading.completion(len(prompt)) for reading, prompt in zip(readings, prompts)]
 
 
 class _Over(StoppingCriteria):

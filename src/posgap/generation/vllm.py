@@ -97,12 +97,14 @@ class VLLMGenerator:
         ]
         asked = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
         completions: list[Completion | None] = []
-        for output in self.llm.generate(asked, parameters, use_tqdm=False):
+        outputs = self.llm.generate(asked, parameters, use_tqdm=False)
+        for prompt, output in zip(prompts, outputs, strict=True):
             answer = output.outputs[0]
             stopped = isinstance(answer.stop_reason, str)
             # vLLM has read which tokens end a response.
             ends = answer.token_ids[-1:] if answer.finish_reason == "stop" and not stopped else ()
             reading = Reading(self.tokenizer, ends, sampling)
             reading.read(answer.token_ids)
-            completions.append(reading.completion() if reading.over or not stopped else None)
+            read = reading.completion(len(prompt.token_ids))
+            completions.append(read if reading.over or not stopped else None)
         return completions

@@ -1,6 +1,7 @@
 """The answers of a model to examples at placements, each kept as it comes, so that who was interrupted goes on."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,7 +11,7 @@ from posgap.choices import BACKENDS
 from posgap.config import BackendConfig
 from posgap.files import digest, work_folder
 from posgap.generation.backends import open_generator
-from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import AsServed, Served
 from posgap.measurement.unfinished import Unfinished
 from posgap.progress import track
@@ -89,17 +90,22 @@ def ask(
 ) -> Iterator[tuple[int, int, Completion]]:
     """Asks the prompts that are `missing`, by (group, numbers within it), and yields (group, number, completion).
 
-    Each completion is kept as it comes, and so is what an endpoint says of itself, which must go on from what it said
-    before.
+    Each completion is kept as it comes, with the seconds since the one before unless the generator says what it took,
+    and so is what an endpoint says of itself, which must go on from what it said before.
     """
     if isinstance(generator, AsServed):
         generator.served = unfinished.served
     of_group = list(missing.items())
     groups = ([prompt(group, number) for number in numbers] for group, numbers in of_group)
     answered = generator.generate(groups, sampling)
+    asked = time.monotonic()
     for which, at, completion in track(answered, sum(map(len, missing.values())), what):
+        usage = completion.usage or Usage()
+        if usage.seconds is None:
+            completion = completion._replace(usage=usage._replace(seconds=time.monotonic() - asked))
         group, numbers = of_group[which]
         if isinstance(generator, AsServed):
             unfinished.note(generator.served)
         unfinished.add(group, numbers[at], completion)
         yield group, numbers[at], completion
+        asked = time.monotonic()

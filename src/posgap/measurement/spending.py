@@ -53,8 +53,12 @@ def read_price(path: Path, model: str) -> Price:
 
 
 class Spent(Record):
-    """What those prompts of a sweep took of which the endpoint said it: how many they are, their tokens, those of their
-    completions, thoughts included, and of the thoughts alone, the seconds for each answer added up, and the money."""
+    """What those prompts of a sweep took of which that is known: how many they are, their tokens, those of their
+    completions, thoughts included, and of the thoughts alone, the seconds of waiting added up, and the money.
+
+    An endpoint's prompts are waited for one by one, each as long as it takes, however many are asked at a time; those
+    of a model on this machine together.
+    """
 
     prompts: Count
     prompt_tokens: Count
