@@ -326,6 +326,16 @@ def test_parts_can_be_left_out(diagnosed):
     assert diagnosis.tokens is diagnosis.attention is None
 
 
+def test_a_limit_diagnoses_the_first_examples_of_the_sweep(diagnosed):
+    rows = [json.loads(line) for line in (diagnosed.sweep / "predictions.jsonl").read_text().splitlines()]
+    wrong = [row["id"] for row in rows if not row["correct"]]
+    limit = int(wrong[0].removeprefix("kv-")) + 1  # up to the first with a wrong answer
+    diagnosis = read_diagnosis(diagnose(diagnosed.model_copy(update={"limit": limit, "attention": 12})))
+    assert diagnosis.attention.n_examples == limit < 12 and set(wrong) != {wrong[0]}
+    assert diagnosis.tokens.wrong == wrong.count(wrong[0])
+    assert {shift.id for shift in diagnosis.tokens.shifts} == {wrong[0]}
+
+
 def test_what_an_endpoint_answered_is_refused(diagnosed):
     swept = read_json(diagnosed.sweep / "sweep.json")
     swept["settings"]["backend"] = "openai"

@@ -53,6 +53,12 @@ def test_every_method_trains_and_leaves_a_model_that_loads(method, figures, conf
     assert not [path for path in out.parent.iterdir() if path.name.startswith(".")]
 
 
+def test_a_limit_learns_the_first_responses(config):
+    out = distill(config.model_copy(update={"limit": 2, "epochs": 1, "method": "seqkd"}))
+    learnt = read_json(out / "training_examples.json")
+    assert learnt == sorted(content(kv_example(i)) for i in range(2))
+
+
 @pytest.mark.parametrize("method", ["sft", "seqkd"])
 def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
     out = distill(config.model_copy(update={"method": method, "epochs": 30, "learning_rate": 5e-3}))

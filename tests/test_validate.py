@@ -32,6 +32,12 @@ def test_good_examples_pass_and_come_out_unchanged(tmp_path, model_folder):
     assert read_manifest(out)["stage"] == "validate"
 
 
+def test_a_limit_looks_at_the_first_examples_and_passes_on_no_others(tmp_path, model_folder):
+    examples = [*(kv_example(i) for i in range(3)), changed(3, answers=[])]
+    out = validate(config(tmp_path, examples, model_folder, limit=2))
+    assert read_examples(out) == examples[:2] and json.loads((out / "validation.json").read_text())["examples"] == 2
+
+
 def changed(number, **update):
     return kv_example(number).model_copy(update=update)
 

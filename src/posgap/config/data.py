@@ -26,6 +26,7 @@ class ValidateConfig(PromptConfig):
     exclude: OptionalInputPath = Field(
         None, description="examples that must not be among these: the evaluation set, where these are for training"
     )
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
 
 
 class DataVersionConfig(StageConfig):

@@ -48,6 +48,7 @@ class _Distilled(StageConfig):
     examples_for: ClassVar[str] = "training"
     examples: InputPath = Field(description="examples that the responses answer")
     responses: InputPath = Field(description="folder from `teacher`")
+    limit: int = Field(0, ge=0, description="learn only the first `limit` responses; 0: all")
     model: ModelName = Field(
         description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; it is the teacher, and "
         "the student starts from it"

@@ -169,6 +169,7 @@ class DiagnoseConfig(StageConfig):
     sweep: InputPath = Field(description="folder from `sweep`")
     examples: InputPath = Field(description="examples that were swept")
     model: ModelPath = Field(description="model that was swept")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
     tokens: int = Field(64, ge=0, description="number of wrong answers to diagnose token by token; 0: none")
     attention: int = Field(
         8, ge=0, description="number of examples to measure attention on, at every placement; 0: none"

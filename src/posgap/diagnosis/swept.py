@@ -18,8 +18,8 @@ from posgap.tasks.setup import builder_of
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep with its examples in the sweep's order, their scores `correct [E, P]`, the builder of its prompts, the
-    rows of its predictions file and its metric."""
+    """A sweep with its examples in the sweep's order, or the first of them, their scores `correct [E, P]`, the builder
+    of its prompts, their rows of its predictions file, and its metric."""
 
     sweep: Sweep
     examples: list[AnyExample]
@@ -44,7 +44,8 @@ class Swept:
 
 
 def read_swept(config: DiagnoseConfig) -> Swept:
-    """Reads the sweep that `config` names; raises `PosgapError` if examples, model or prompts are not the sweep's."""
+    """Reads the sweep that `config` names, and of it the first examples that `config` limits it to; raises
+    `PosgapError` if examples, model or prompts are not the sweep's."""
     sweep = read_sweep(config.sweep)
     if sweep.grading:
         raise PosgapError(f"{config.sweep}: is graded by a model; diagnose the sweep that it was made from")
@@ -70,4 +71,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
             raise PosgapError(
                 f"{config.sweep}: was swept with other {what} than those given here; give the {what} of the sweep"
             )
-    return Swept(sweep, examples, correct, build, read_predictions(config.sweep), was.metric)
+    limit = config.limit or len(ids)
+    among = set(ids[:limit])
+    predictions = [row for row in read_predictions(config.sweep) if row["id"] in among]
+    return Swept(sweep, examples[:limit], correct[:limit], build, predictions, was.metric)

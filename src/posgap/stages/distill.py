@@ -96,7 +96,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     """The examples with the responses to learn, all sampled at one placement."""
-    pairs = pair_up(read_examples(config.examples), read_responses(config.responses))
+    pairs = pair_up(read_examples(config.examples), read_responses(config.responses)[: config.limit or None])
     if len(placements := {pair.response.at for pair in pairs}) > 1:
         raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
     longest = max(len(pair.response.token_ids) for pair in pairs)

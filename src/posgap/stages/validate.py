@@ -22,7 +22,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
 
     Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
     """
-    examples = read_examples(config.examples)
+    examples = read_examples(config.examples)[: config.limit or None]
     build = builder_of(config)
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
