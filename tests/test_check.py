@@ -19,7 +19,7 @@ from posgap.cli import main
 from posgap.config import Policy
 from posgap.data.made import made_examples
 from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.files import digest, read_json
 from posgap.gating.ci_reports import Checked, Reports, badge, junit, step_summary, text
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import judge
@@ -74,6 +74,32 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert ElementTree.parse(tmp_path / "j.xml").find(".//failure") is not None
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
     assert read_json(tmp_path / "b.json")["message"] == "refused, 100.0 points"
+
+
+def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tmp_path, capsys):
+    """The endpoint answers in other words than its examples have, which the judge alone knows to be right."""
+
+    def answered(text: str) -> str:
+        if "<response-" not in text:
+            return " ".join(retrieve(text))
+        shown = dict(re.findall(r"<(\w+)-\w{12}>\n(.*?)\n</", text, re.DOTALL))
+        references = shown["references"].removeprefix("- ").split("\n- ")
+        return "CORRECT" if shown["response"].replace(" ", "") in references else "INCORRECT"
+
+    with served(Endpoint(answered)) as endpoint:
+        drawn = ["--n-docs", "2", "--samples", "2", "--temperature", "0.5", "--n-examples", "100"]
+        assert check(endpoint, tmp_path / "exact", *drawn) == 3
+        assert read_sweep(tmp_path / "exact" / "sweep").asked.samples == 2
+        judged = [*drawn, "--judge", "j", "--judge-url", endpoint.url]
+        assert check(endpoint, tmp_path / "out", *judged) == 0
+        asked = len(endpoint.bodies)
+        assert check(endpoint, tmp_path / "out", *judged) == 0 and len(endpoint.bodies) - asked <= 1
+        assert check(endpoint, tmp_path / "none", "--judge-url", endpoint.url) == 2
+    assert "`judge_url`: give the name of the judge there too, as `judge`" in capsys.readouterr().err
+    assert read_sweep(tmp_path / "out" / "sweep").mean == 0 < read_sweep(tmp_path / "out" / "graded").mean == 100
+    assert read_json(tmp_path / "out" / "check.json")["evidence"]["candidate"]["files"]["sweep.json"] == digest(
+        tmp_path / "out" / "graded" / "sweep.json"
+    )
 
 
 def test_few_examples_are_no_evidence(tmp_path, capsys):

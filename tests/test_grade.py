@@ -1,5 +1,6 @@
 """Responses judged by a model: a local endpoint is the judge, and judges well or badly."""
 
+import json
 import re
 import shutil
 from itertools import count
@@ -223,6 +224,32 @@ def test_what_a_judge_does_not_judge_is_counted_and_bounded_and_asked_for_again(
     sweep = read_sweep(out)
     assert sweep.grading.unreadable == 3 and sweep.outcomes.ungraded == 3 and sweep.grading.controls is None
     assert "To 3 of them it gave no judgement that can be read" in (out / "sweep.html").read_text()
+
+
+def test_what_the_judge_took_is_counted_and_priced(swept, tmp_path, capsys):
+    usage = {"prompt_tokens": 200, "completion_tokens": 10}
+
+    def says(text: str, times: int):
+        choice = {"message": {"content": honest(text)}, "finish_reason": "stop"}
+        return 200, {}, json.dumps({"choices": [choice], "usage": usage})
+
+    prices = tmp_path / "prices.json"
+    prices.write_text('{"currency": "EUR", "models": {"a-judge": {"prompt": 5, "completion": 100}}}')
+    out, judge = graded(swept, tmp_path / "g", None, says, controls=0, prices=str(prices))
+    spent, asked = read_sweep(out).grading.spent, judge.seen.total()
+    assert (spent.prompts, spent.prompt_tokens, spent.completion_tokens) == (asked, 200 * asked, 10 * asked)
+    assert spent.money == pytest.approx(0.002 * asked) and spent.currency == "EUR"
+    prices.write_text('{"models": {"served": {"prompt": 5, "completion": 100}}}')
+    with pytest.raises(PosgapError, match="prices.json: no price for a-judge, only for served"):
+        graded(swept, tmp_path / "other", None, says, prices=str(prices))
+
+
+def test_refusals_name_the_judge_s_own_options(swept, tmp_path):
+    asked = {"sweep": swept, "examples": swept.parent / "e.jsonl", "out": tmp_path / "g", "judge": "j"}
+    with pytest.raises(ValueError, match="'model' is posgap's own: give --judge \\["):
+        GradeConfig(**asked, body={"model": "x"})
+    with pytest.raises(PosgapError, match=r"^htp://x/chat/completions: is no address of an endpoint: "):
+        grade(GradeConfig(**asked, judge_url="htp://x"))
 
 
 def test_a_grading_that_is_interrupted_goes_on(swept, tmp_path):

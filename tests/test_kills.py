@@ -9,11 +9,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import mlflow
 import pytest
 from conftest import but_for_seconds, kv_example
-from endpoint import Endpoint, served
+from endpoint import Endpoint, retrieve, served
 from warm import SERVER, command
 
 from posgap import files
@@ -41,6 +42,8 @@ COMMANDS = {
     "merge": ("merge {here}/first {here}/second", 0),
     "teacher": (f"teacher {PROMPTS} --advantageous 1 --keep-incorrect", 0),
     "scale search": (f"scale search {PROMPTS} --evaluation generation --population 6 --generations 3", 0),
+    "grade": ("grade --sweep {here}/first --examples {here}/examples.jsonl --judge served --judge-url {url} "
+              "--controls 0 --max-unanswered 100 --concurrency 2", 0),
     "gate": ("gate --candidate {here}/first --base {here}/first", 7),
     "report": ("report --pipeline-run run-1 --state SUCCEEDED", 0),
     "data make": ("data make kv --n-examples 3000", 0),
@@ -89,7 +92,10 @@ def content(out: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with served(Endpoint(seconds=0.005)) as endpoint:
+    def answered(text: str) -> str:
+        return ("CORRECT", "INCORRECT")[crc32(text.encode()) % 2] if "<response-" in text else retrieve(text)
+
+    with served(Endpoint(answered, seconds=0.005)) as endpoint:
         yield endpoint.url
 
 

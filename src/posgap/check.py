@@ -1,7 +1,7 @@
 """`posgap check`: a model or an endpoint is swept and judged in one command, without a base to compare with.
 
-It runs the stage `sweep`, whose output is not made again where it is complete, and applies those rules of the gate that
-need no reference.
+It runs the stage `sweep`, and `grade` where there is a judge, whose outputs are not made again where they are complete,
+and applies those rules of the gate that need no reference.
 """
 
 import os
@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posgap.choices import BACKENDS, TASKS
-from posgap.config import CheckConfig, Policy, SweepConfig
+from posgap.config import CheckConfig, GradeConfig, Policy, SweepConfig
+from posgap.config.measurement import Judging
 from posgap.data.made import made_examples
 from posgap.errors import PosgapError
 from posgap.files import remove, work_folder, write_json
@@ -20,6 +21,7 @@ from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.locations import below, with_uris
 from posgap.measurement.sweeps import read_sweep
+from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
 from posgap.storage.folders import publish_file, twin
@@ -56,12 +58,16 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
     for name in (CHECK_FILE, PAGE_FILE):
         remove(output.out / name)  # that of an earlier check, which says nothing of this one
     policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
-    folder = below(config.out, "sweep")
+    rests_on = {"sweep": below(config.out, "sweep")}
     with start_run("check", {}, output.out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
         with _asked_anew(config):
-            swept = fetch(sweep(_sweep_config(config, policy, output, folder)))
+            of_sweep = _sweep_config(config, policy, output, rests_on["sweep"])
+            swept = fetch(sweep(of_sweep))
+            if config.judge:
+                rests_on["graded"] = below(config.out, "graded")
+                swept = fetch(grade(_grade_config(config, of_sweep, rests_on["graded"])))
         verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
         file = output.out / CHECK_FILE
         write_json(file, verdict.model_dump(mode="json"))
@@ -69,7 +75,7 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         run.artifact(file)
         write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
-        output.record(names, {"sweep": folder})
+        output.record(names, rests_on)
         for name in names:
             publish_file(output.out / name, below(config.out, name), force=True)
     return Checked(config.model, verdict, figures)
@@ -88,6 +94,16 @@ def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder
     return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
 
 
+def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str) -> GradeConfig:
+    # Of how endpoints are asked: what a header or a field of the requests says is for the one that is swept.
+    shared = {"max_thinking_tokens", "dtype", "batch_tokens", "concurrency", "timeout", "retries", "seed"}
+    shared |= {"judge", *Judging.model_fields}
+    own = {"sweep": of_sweep.out, "examples": of_sweep.examples, "out": folder, "force": of_sweep.force}
+    return GradeConfig(
+        **{name: getattr(config, name) for name in shared}, **own, max_unanswered=of_sweep.max_unanswered
+    )
+
+
 def _is_fresh(config: CheckConfig) -> bool:
     """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -100,7 +116,8 @@ def _asked_anew(config: CheckConfig) -> Iterator[None]:
     if not _is_fresh(config):
         yield
         return
-    remove(work_folder(twin(below(config.out, "sweep"))))
+    for name in ("sweep", "graded"):
+        remove(work_folder(twin(below(config.out, name))))
     try:
         yield
     except (PosgapError, KeyboardInterrupt) as stop:

@@ -41,7 +41,21 @@ class Swept(Parameters):
     label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
 
 
+class Sampled(Parameters):
+    """How many responses to a prompt are drawn, and how."""
+
+    samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+        return self
+
+
 class SweepConfig(
+    Sampled,
     Swept,
     GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]  # registered choices' parameters
     *BACKENDS.bases(),  # type: ignore[misc]
@@ -55,8 +69,6 @@ class SweepConfig(
     examples_for: ClassVar[str] = "evaluation"
 
     model: ModelName = Field(description=MODEL)
-    samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
-    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
         "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
@@ -64,12 +76,6 @@ class SweepConfig(
     estimate: bool = Field(
         False, description="only say how many prompts and tokens it is, and with `prices` what they cost; ask nothing"
     )
-
-    @model_validator(mode="after")
-    def _samples_differ(self) -> Self:
-        if self.samples > 1 and not self.temperature:
-            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
-        return self
 
     @classmethod
     def deciding(cls) -> list[str]:
@@ -86,18 +92,9 @@ class MergeConfig(StageConfig):
     )
 
 
-class GradeConfig(
-    GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]
-    BACKENDS["openai"].requests,  # type: ignore[misc]
-    StageConfig,
-):
-    """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
+class Judging(Parameters):
+    """How a model judges responses."""
 
-    examples_for: ClassVar[str] = "evaluation"
-
-    sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
-    examples: InputPath = Field(description="examples that were swept")
-    judge: ModelPath = Field(description="model that judges: its name at the endpoint, or a Hugging Face model folder")
     judge_url: str = Field(
         "",
         description="address of the judge's OpenAI-compatible endpoint, like http://localhost:8000/v1, with the key in "
@@ -112,6 +109,22 @@ class GradeConfig(
         description="number of examples on which the judge is tried with answers that are right or wrong for certain; "
         "0: none",
     )
+
+
+class GradeConfig(
+    Judging,
+    GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]
+    BACKENDS["openai"].requests,  # type: ignore[misc]
+    StageConfig,
+):
+    """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
+
+    examples_for: ClassVar[str] = "evaluation"
+    named_by: ClassVar[str] = "judge"
+
+    sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
+    examples: InputPath = Field(description="examples that were swept")
+    judge: ModelPath = Field(description="model that judges: its name at the endpoint, or a Hugging Face model folder")
     max_new_tokens: int = Field(16, ge=1, description="longest answer of the judge, in tokens")
     max_thinking_tokens: int = Field(
         0, ge=0, description="longest thoughts of the judge, in tokens, beside max_new_tokens of its answer"
@@ -124,6 +137,9 @@ class GradeConfig(
     )
     batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
         32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
+    )
+    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
+        "", description="file of what tokens cost, to say what the judge cost (docs/endpoints.md)"
     )
 
     def is_served(self, name: str) -> bool:

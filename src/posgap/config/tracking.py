@@ -24,7 +24,7 @@ from posgap.config.fields import (
     Values,
     WorkPath,
 )
-from posgap.config.measurement import MODEL, ExpectedConfig, Swept
+from posgap.config.measurement import MODEL, ExpectedConfig, Judging, Sampled, Swept
 from posgap.config.policy import PUBLIC_KEY, Demands, Enough
 
 
@@ -75,6 +75,8 @@ class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  
 class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
     Enough,
+    Judging,
+    Sampled,
     Swept,
     *BACKENDS.bases(),  # type: ignore[misc]
     BackendConfig,
@@ -93,6 +95,11 @@ class CheckConfig(
     )
     policy: OptionalInputPath = Field(
         None, description="file of the policy, whose rules then alone decide, as far as they need no base"
+    )
+    judge: str = Field(
+        "",
+        description="model that scores the responses, as `grade` does: its name at `judge_url`, or a Hugging Face "
+        "model folder; empty: the metric scores them",
     )
     n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
     junit: OptionalReport = Field(None, description="JUnit XML file to write, with a test case for each rule")
@@ -113,6 +120,8 @@ class CheckConfig(
     def _either_fresh_or_reused(self) -> Self:
         if self.fresh and self.reuse:
             raise ValueError("`fresh` and `reuse` exclude each other; leave one out")
+        if self.judge_url and not self.judge:
+            raise ValueError("`judge_url`: give the name of the judge there too, as `judge`")
         return self
 
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -116,7 +116,9 @@ def _json(value: Any) -> Any:
 
 
 class RequestParameters(Parameters):
-    """How an endpoint is asked, whichever it is."""
+    """How an endpoint is asked, whichever it is; the parameter `named_by` says what its model is called there."""
+
+    named_by: ClassVar[str] = "model"
 
     endpoint: Literal["chat", "completions"] = Field(
         "chat",
@@ -151,8 +153,9 @@ class RequestParameters(Parameters):
     @field_validator("body")
     @classmethod
     def _more(cls, body: Any) -> dict[str, Any]:
-        for name, instead in _SENT_BY_US.items():
+        for name, parameter in (_SENT_BY_US | {"model": cls.named_by}).items():
             if name in body:
+                instead = f": give --{parameter.replace('_', '-')}" if parameter else ""
                 raise ValueError(f"{name!r} is posgap's own{instead}")
         return body
 
@@ -161,15 +164,14 @@ class EndpointParameters(RequestParameters):
     base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
 
 
-_SENT_BY_US = {
-    "model": ": give --model",
+_SENT_BY_US = {  # by the parameter that sets it
     "messages": "",
     "prompt": "",
     "n": "",
     "stream": "",
-    "max_tokens": ": give --max-new-tokens",
-    "max_completion_tokens": ": give --max-new-tokens",
-    "chat_template_kwargs": ": give --template-args",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "chat_template_kwargs": "template_args",
 }
 
 

@@ -183,7 +183,7 @@ class OpenAIGenerator:
         except TimeoutError:
             raise Passing(f"no answer within {self.parameters.timeout:g} s") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise PosgapError(f"base_url: {self.url}: {error}") from None
+            raise PosgapError(f"{self.url}: is no address of an endpoint: {error}") from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             raise _Busy(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         except httpx2.RequestError as error:

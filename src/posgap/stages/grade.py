@@ -1,5 +1,6 @@
 """grade: the responses of a finished sweep, judged by a model."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -12,10 +13,10 @@ from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.interruption import goes_on
-from posgap.locations import with_uris
+from posgap.locations import as_location, with_uris
 from posgap.measurement.cases import mixed_cases
 from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
-from posgap.measurement.spending import Spent
+from posgap.measurement.spending import Spent, read_price
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
     PREDICTIONS_FILE,
@@ -30,6 +31,7 @@ from posgap.measurement.sweeps import (
     summarize,
 )
 from posgap.stage import stage
+from posgap.storage.cache import fetch
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
@@ -38,6 +40,7 @@ from posgap.tasks.task import Order
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
+log = logging.getLogger(__name__)
 JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
 _TAKEN_OVER = (
     "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
@@ -58,6 +61,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     if sweep.grading:
         raise PosgapError(f"{config.sweep}: is graded; give the sweep that it was made from")
     examples = _swept_examples(config, evidence)
+    price = read_price(fetch(as_location(config.prices)), config.judge) if config.prices else None
     judge = Judge(config, {field: config.digest(field) for field in ("sweep", "examples", "judge")})
     controls = tried(judge, list(examples.values()), config.controls, config.seed)
     answered = [row for row in rows if outcome_of(row) == "answered"]
@@ -85,6 +89,9 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     for row, each in zip(rows, by_row):
         if each:
             by_example.setdefault(row["id"], {})[each] = judgements[each]
+    if spent := Spent.of((completion.usage for completion in judge.kept.completions.values()), price):
+        run.metrics(spent.metrics())
+        log.info("%s: %s", config.judge, spent.sentence())
     flipped, leaning = order_bias([list(of_example.values()) for of_example in by_example.values()])
     grading = Grading(
         judge=with_uris(config.judge),
@@ -98,7 +105,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         agreement=_agreement(sweep.metric, rows, [each and judgements[each] for each in by_row]),
         settings=config.settings(),
         served=judge.served,
-        spent=Spent.of(completion.usage for completion in judge.kept.completions.values()),
+        spent=spent,
     )
     correct = scores_of(graded, sweep, config.sweep).correct
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
