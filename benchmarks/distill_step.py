@@ -92,9 +92,10 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
         for i in range(options.examples)
     ]
     trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
-    steps = plan(len(pairs), trivial, options.k, options.epochs, options.batch_size, seed=0)
+    objective, prompts = R1(BEST, "none", 1.0), options.batch_size * (options.k + 1)
+    steps = plan(len(pairs), trivial, objective.rows, options.k, options.epochs, prompts, seed=0)
     collate = Collator(pairs, RandomPrompts(options.prompt_tokens, options.vocabulary))
-    return model, collate, R1(BEST, "none", 1.0), steps
+    return model, collate, objective, steps
 
 
 def ours(options) -> list[float]:
@@ -120,8 +121,8 @@ def theirs(options) -> list[float]:
     optimization = Optimization(1e-3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     history = []
-    for step, draws in enumerate(steps):
-        rows, total = objective.rows(draws), 0.0
+    for step, rows in enumerate(steps):
+        total = 0.0
         weights = objective.weights(rows, torch.zeros(len(rows)))
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * optimization.rate(step, len(steps))

@@ -32,8 +32,8 @@ from posgap.tasks.examples import read_examples, write_examples
 
 # A model of 100,000 parameters does not move at the paper's 3e-6. All else is the paper's, but
 # for smaller steps, and 500 examples where it has 300.
-PRESET = {"learning_rate": 1e-3, "warmup_steps": 5, "batch_size": 16, "epochs": 2, "k": 4, "save_steps": 0}
-EXAMPLES = 500
+PRESET = {"learning_rate": 1e-3, "warmup_steps": 5, "epochs": 2, "k": 4, "save_steps": 0}
+EXAMPLES, EXAMPLES_A_STEP = 500, 16
 POSITIONS = (1, 5, 10, 15, 20)
 METHODS = {
     "sft": {"method": "sft"},
@@ -96,11 +96,14 @@ class Bench:
         )  # fmt: skip
 
     def distilled(self, name: str, responses: Path | None = None, count: int = EXAMPLES, **how) -> Path:
+        values = PRESET | how
+        anchored = values.get("method", "r1") == "r1" and values.get("anchoring", 1.0) > 0
+        prompts = EXAMPLES_A_STEP * (int(values["k"]) + anchored)  # so that all methods take as many steps
         return distill(
             DistillConfig(
                 examples=self.examples(count), responses=responses or self.responses(count), model=str(self.model),
                 task=self.task, seed=self.seed, work=self.folder / "work", out=self.folder / f"model-{name}",
-                **(PRESET | how),
+                batch_size=prompts, **values,
             )
         )  # fmt: skip
 
@@ -289,7 +292,8 @@ def text(out: Path, data: Path, seeds: list[int]) -> str:
         seeds=", ".join(map(str, seeds)),
         n=kinds["standard"]["base"][0].n_examples,
         examples=EXAMPLES,
-        preset=", ".join(f"{k.replace('_', ' ')} {v:g}" for k, v in PRESET.items() if k != "save_steps"),
+        preset=", ".join(f"{k.replace('_', ' ')} {v:g}" for k, v in PRESET.items() if k != "save_steps")
+        + f", {EXAMPLES_A_STEP} examples to a step",
         claims=claims(kinds),
         standard=by_position(kinds["standard"]),
         limited=by_position(kinds["capacity-limited"]),

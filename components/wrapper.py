@@ -57,8 +57,7 @@ def component(
             parameter.description = _DESCRIBED.get(name) or fields[replaced.get(name, name)].description
             if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
-                default = config.default(name)
-                parameter.default, parameter.optional = "" if default is None else default, True
+                parameter.default, parameter.optional = config.default(name), True
         return made
 
     return wrap

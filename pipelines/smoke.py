@@ -12,7 +12,7 @@ OVERRIDES = {
     "max_new_tokens": 4,
     "anchoring": 3.0,
     "epochs": 5,
-    "batch_size": 16,
+    "batch_size": 80,
     "learning_rate": 2e-3,
     "warmup_steps": 5,
 }

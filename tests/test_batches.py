@@ -20,56 +20,88 @@ from posgap.distillation.batches import (
     share,
     with_gold,
 )
+from posgap.distillation.objectives import R1
 from posgap.errors import PosgapError
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
 
 
+PINNED = [Row(1, (1,)), Row(1, (2,)), Row(2, (3,)), Row(0, (1,)), Row(2, (1,)), Row(0, (2,))]
+PROMPTS = R1((1,), "none", anchoring=1.0).rows  # those of each draw, and that at the advantageous position
+
+
+def planned(n=12, k=2, epochs=1, batch=12, seed=0, places=TRIVIAL, **how):
+    return plan(n, places, PROMPTS, k, epochs, batch, seed, **how)
+
+
 @settings(deadline=None)
-@given(st.integers(1, 30), st.integers(2, 20), st.integers(1, 3), st.integers(1, 8), st.integers(0, 9), st.data())
-def test_the_plan_takes_every_pair_once_an_epoch_at_k_placements(n, n_places, epochs, batch, seed, data):
-    places = [(i,) for i in range(1, n_places + 1)]
+@given(
+    st.integers(1, 30), st.integers(1, 20), st.integers(1, 3), st.integers(1, 40), st.integers(0, 9),
+    st.sampled_from(["examples", "prompts"]), st.booleans(), st.data(),
+)  # fmt: skip
+def test_the_plan_takes_every_pair_once_an_epoch_at_k_placements(n, n_places, epochs, batch, seed, mix, anew, data):
+    places = [(i,) for i in range(2, n_places + 2)]
     k = data.draw(st.integers(0, n_places))
-    steps = plan(n, places, k, epochs, batch, seed)
-    draws = [draw for step in steps for draw in step]
+    how = {"mix": mix, "reshuffled": anew, "places": places}
+    steps, asked, each = planned(n, k, epochs, batch, seed, **how), batch, k + 1
+    rows = [row for step in steps for row in step]
     for epoch in range(epochs):
-        assert sorted(d.pair for d in draws[epoch * n : (epoch + 1) * n]) == list(range(n))
-    for draw in draws:
-        assert len(set(draw.placements)) == len(draw.placements) == k
-        assert set(draw.placements) <= set(places) and list(draw.placements) == sorted(draw.placements)
+        placed = [(row.pair, row.positions) for row in rows[epoch * n * each : (epoch + 1) * n * each]]
+        assert len(set(placed)) == len(placed) and {positions for _, positions in placed} <= {(1,), *places}
+        assert Counter(pair for pair, _ in placed) == dict.fromkeys(range(n), each)
+        assert sum(positions == (1,) for _, positions in placed) == n
+    wanted = ceil(n * each / batch)
     sizes = list(map(len, steps))
-    assert len(sizes) == epochs * ceil(n / batch) and max(sizes) <= batch and max(sizes) - min(sizes) <= 1
-    assert steps == plan(n, places, k, epochs, batch, seed)
+    if mix == "examples":
+        assert all(len(step) == each * len({row.pair for row in step}) for step in steps)
+        wanted, sizes, batch = min(wanted, n), [size // each for size in sizes], ceil(n / min(wanted, n))
+    assert len(sizes) == epochs * wanted and max(sizes) <= batch and max(sizes) - min(sizes) <= 1
+    assert all((row.order > 0) == anew for row in rows)
+    assert steps == planned(n, k, epochs, asked, seed, **how)
 
 
 def test_a_newer_version_cuts_an_epoch_into_the_same_steps():
     """A run goes on from its checkpoint by the plan."""
-    assert [len(step) for step in plan(10, TRIVIAL, 1, 1, 4, 0)] == [3, 4, 3]
-    assert [len(step) for step in plan(9, TRIVIAL, 1, 2, 2, 0)] == [2, 2, 1, 2, 2] * 2
+    assert [len(step) for step in planned(10, 1, 1, 8)] == [6, 8, 6]
+    assert [len(step) for step in planned(9, 1, 2, 4)] == [4, 4, 2, 4, 4] * 2
+    assert [len(step) for step in planned(9, 1, 1, 4, mix="prompts")] == [4, 3, 4, 3, 4]
+    assert planned(3, 1, 1, 6, mix="prompts")[0] == PINNED
+
+
+def test_prompts_are_mixed_over_examples_only_if_asked_to_be():
+    mixed = planned(mix="prompts")
+    assert any(len({row.pair for row in step}) > len(step) / 3 for step in mixed)
+    as_drawn = sorted((row.pair, row.positions) for step in planned() for row in step)
+    assert sorted((row.pair, row.positions) for step in mixed for row in step) == as_drawn
+
+
+def test_reshuffled_prompts_have_each_an_order_of_their_own():
+    orders = [row.order for step in planned(epochs=2, reshuffled=True) for row in step]
+    assert len(set(orders)) == len(orders) == 2 * 12 * 3
 
 
 def test_order_and_placements_are_drawn_anew_each_epoch_and_for_each_seed():
     def passes(seed):
-        draws = [draw for step in plan(12, TRIVIAL, 2, 2, 4, seed) for draw in step]
-        return draws[:12], draws[12:]
+        rows = [row for step in planned(epochs=2, seed=seed) for row in step]
+        return rows[:36], rows[36:]
 
     drawn = [*passes(0), *passes(1)]
     assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
-    assert len({tuple(draw.pair for draw in draws) for draws in drawn}) == 4
-    assert len({tuple(draw.placements for draw in sorted(draws, key=lambda d: d.pair)) for draws in drawn}) == 4
+    assert len({tuple(row.pair for row in rows) for rows in drawn}) == 4
+    assert len({tuple(sorted(rows)) for rows in drawn}) == 4
 
 
 def test_every_placement_is_as_likely():
-    drawn = Counter(p for step in plan(1000, TRIVIAL, 2, 2, 100, 0) for draw in step for p in draw.placements)
-    assert sorted(drawn) == TRIVIAL
+    drawn = Counter(row.positions for step in planned(1000, epochs=2, batch=300) for row in step)
+    assert drawn.pop((1,)) == 2000 and sorted(drawn) == TRIVIAL
     assert all(abs(count - 1000) < 100 for count in drawn.values())  # five standard deviations are 112
 
 
 def test_more_placements_than_there_are_is_refused():
-    assert len(plan(10, TRIVIAL, 4, 1, 4, 0)) == 3
+    assert len(planned(10, 4, 1, 20)) == 3
     with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
-        plan(10, TRIVIAL, 5, 1, 4, 0)
+        planned(10, 5)
 
 
 @given(st.lists(st.integers(), min_size=1, max_size=20), st.integers(1, 6))

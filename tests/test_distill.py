@@ -29,7 +29,7 @@ def config(tmp_path, model_folder):
     write_jsonl(tmp_path / "responses.jsonl", responses)
     return DistillConfig(
         examples=tmp_path / "e.jsonl", responses=tmp_path / "responses.jsonl", model=str(model_folder),
-        out=tmp_path / "out", k=3, batch_size=3, learning_rate=1e-3,
+        out=tmp_path / "out", k=3, batch_size=12, learning_rate=1e-3,
     )  # fmt: skip
 
 

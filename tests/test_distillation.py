@@ -1,6 +1,7 @@
 """Teacher states, losses from models, and the training loop."""
 
 import copy
+import math
 import os
 import signal
 from itertools import pairwise
@@ -8,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from posgap.distillation import losses as losses_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
@@ -184,8 +185,9 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
 
 
 def run(model, collate, objective, teacher=None, epochs=10, micro_batch_size=0, **more):
-    steps = plan(len(collate.pairs), TRIVIAL, 4, epochs, batch_size=2, seed=0)
-    optimization = Optimization(1e-3, 2, 1.0, micro_batch_size)
+    prompts = 2 * len(objective.rows([Draw(0, tuple(TRIVIAL))]))
+    steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, epochs, prompts, seed=0)
+    optimization = Optimization(1e-3, warmup_steps=2, micro_batch_size=micro_batch_size)
     return train(
         Student(model, objective, teacher), steps, objective, collate, optimization, Accelerator(cpu=True), **more
     )[1]  # fmt: skip
@@ -251,7 +253,7 @@ def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update
         return torch.where(hit, torch.inf, whole(batch))
 
     student.forward = poisoned
-    steps = [[Draw(0, ((2,), (3,))), Draw(2, ((4,), (5,)))]]
+    steps = [[Row(0, (2,)), Row(0, (3,)), Row(2, (4,)), Row(2, (5,))]]
     with pytest.raises(NotFinite, match="step 1: the loss of 2 of 4 prompts is not finite") as caught:
         train(
             student, steps, CrossEntropy(pairs), collate, Optimization(1e-3, micro_batch_size=3), Accelerator(cpu=True)
@@ -261,11 +263,37 @@ def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update
 
 
 def test_the_learning_rate_warms_up_and_decays_to_zero():
-    optimization = Optimization(1.0, 4, 1.0)
+    optimization = Optimization(1.0, warmup_steps=4)
     rates = [optimization.rate(step, 10) for step in range(11)]
     assert rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
     assert rates[10] == 0
     assert all(a > b for a, b in pairwise(rates[4:]))
+
+
+@pytest.mark.parametrize("steps", [7, 40, 101])
+def test_the_authors_rate_is_that_of_the_library_they_call(steps):
+    """transformers' cosine_with_min_lr, whose warm-up begins at 0 where ours begins at its first step."""
+    warmup = math.ceil(0.05 * steps)
+    peak = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(
+        "cosine_with_min_lr", peak, num_warmup_steps=warmup, num_training_steps=steps,
+        scheduler_specific_kwargs={"min_lr": 0.1},
+    )  # fmt: skip
+    ours = Optimization(1.0, "cosine", 0.05, 0.1)
+    for step in range(steps):
+        expected = theirs.get_last_lr()[0] if step >= warmup else (step + 1) / warmup
+        assert ours.rate(step, steps) == pytest.approx(expected)
+        peak.step()
+        theirs.step()
+
+
+def test_a_constant_rate_stays_and_matrices_alone_decay(model):
+    optimization = Optimization(0.5, "constant", warmup_steps=1, weight_decay=0.25, adam_beta2=0.95)
+    assert {optimization.rate(step, 9) for step in range(9)} == {1.0}
+    matrices, others = optimization.optimizer(model).param_groups
+    assert matrices["weight_decay"] == 0.25 and others["weight_decay"] == 0.0 and matrices["betas"] == (0.9, 0.95)
+    assert {p.dim() for p in matrices["params"]} == {2} and {p.dim() for p in others["params"]} == {1}
+    assert len(matrices["params"]) + len(others["params"]) == len(list(model.parameters()))
 
 
 # Checkpoints

@@ -12,6 +12,7 @@ from test_losses import alpha_by_definition
 from posgap.distillation.batches import Draw, Row
 from posgap.distillation.objectives import R1, CrossEntropy
 
+ALIGNMENTS = ["paper", "balanced", "none", "authors"]
 DRAWS = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))]
 
 
@@ -30,7 +31,11 @@ placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
 
 
 @settings(deadline=None)
-@given(st.lists(placed, min_size=1, max_size=24), st.floats(0.1, 3), st.sampled_from(["paper", "balanced", "none"]))
+@given(
+    st.lists(placed, min_size=1, max_size=24),
+    st.floats(0.1, 3),
+    st.sampled_from(ALIGNMENTS),
+)
 def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
     """alpha over the trivial placements, lambda / J over the anchors, wherever the rows stand in the batch."""
     rows = [Row(i, (position,)) for i, (position, _) in enumerate(placed)]
@@ -42,14 +47,20 @@ def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
         "none": lambda: [1 / len(trivial)] * len(trivial),
         "paper": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], max),
         "balanced": lambda: alpha_by_definition(of_trivial, [placed[i][0] for i in trivial], sum),
-    }[alignment]
-    for i, weight in zip(trivial, alpha() if trivial else []):
+    }.get(alignment)
+    for i, weight in zip(trivial, alpha() if trivial and alpha else []):
         expected[i] = weight
+    if alignment == "authors":
+        places = [placed[i][0] for i in trivial]
+        expected = [anchoring] * len(rows)
+        for i, weight in zip(trivial, alpha_by_definition(of_trivial, places, max) if trivial else []):
+            expected[i] = weight * len(set(places)) / places.count(placed[i][0])
+        expected = [weight * 4 / len(rows) for weight in expected]
     found = R1((4,), alignment, anchoring).weights(rows, losses)
     assert found.dtype == losses.dtype and found.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("alignment", ["paper", "balanced", "none"])
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_a_method_says_whether_its_weights_need_the_losses(alignment):
     objective = R1((1,), alignment, 1.0)
     rows = objective.rows(DRAWS)

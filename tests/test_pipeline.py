@@ -34,7 +34,7 @@ PARAMETERS = {
     "registered_name": "tiny",
     "overrides": {
         **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True},
-        **{"k": 1, "epochs": 1, "batch_size": 8, "learning_rate": 1e-4},
+        **{"k": 1, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4},
         **{"population": 4, "elite": 1, "generations": 1, "order": 1, "evaluation": "generation"},
         **{"mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1},
         "max_unanswered": 100,  # some of its tokens are no text

@@ -49,7 +49,7 @@ def config(tmp_path, model_folder):
         out=tmp_path / "one",
         k=3,
         epochs=2,
-        batch_size=4,
+        batch_size=16,
         learning_rate=1e-3,
         dtype="float32",
     )

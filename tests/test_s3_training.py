@@ -42,7 +42,7 @@ def config(tmp_path, model_folder, bucket, monkeypatch) -> DistillConfig:
     )
     given = {"examples": tmp_path / "e.jsonl", "responses": tmp_path / "responses.jsonl", "model": str(model_folder)}
     given |= {"out": tmp_path / "out", "work": f"{bucket}/work", "save_steps": 2}
-    return DistillConfig(**given, k=3, epochs=4, batch_size=4, learning_rate=1e-3, dtype="float32")
+    return DistillConfig(**given, k=3, epochs=4, batch_size=16, learning_rate=1e-3, dtype="float32")
 
 
 def kept(config) -> set[str]:

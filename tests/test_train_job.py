@@ -51,7 +51,7 @@ def config(tmp_path, model_folder, bucket) -> TrainJobConfig:
         "model": str(model_folder),
     }
     parameters |= {"out": tmp_path / "out", "work": f"{bucket}/work", "nodes": 2, "gpus_per_node": 4, "deepspeed": ""}
-    return TrainJobConfig(**parameters, k=2, epochs=2, batch_size=3, learning_rate=1e-3, dtype="float32")
+    return TrainJobConfig(**parameters, k=2, epochs=2, batch_size=9, learning_rate=1e-3, dtype="float32")
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_the_pods_get_everything_in_s3_and_the_model_comes_back(config, cluster,
     (job,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["torchrun", "--no-python", "posgap", "distill"]
-    assert DistillConfig(**{each.replace("-", "_"): value for each, value in options.items()}).batch_size == 3
+    assert DistillConfig(**{each.replace("-", "_"): value for each, value in options.items()}).batch_size == 9
     trainer = cluster.created[0]["spec"]["trainer"]
     assert trainer["numNodes"] == 2 and trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 4}
     passed = {each["name"]: each["value"] for each in trainer["env"]}

@@ -1,4 +1,4 @@
-"""The registries of everything that users choose by name: tasks, metrics, methods, curves, gate rules, ...
+"""The registries of everything that users choose by name: tasks, metrics, methods, recipes, curves, ...
 
 A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
 the stages that offer it, and its code. `Choices` holds all objects of one kind: those of posgap, and those that
@@ -21,6 +21,7 @@ from posgap.errors import PosgapError
 
 if TYPE_CHECKING:
     from posgap.distillation.methods import Method
+    from posgap.distillation.recipes import Recipe
     from posgap.gating.rules import GateRule
     from posgap.generation.backends import Backend
     from posgap.rollout.position_encodings import PositionEncoding
@@ -38,6 +39,17 @@ def split_commas(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def unset_if_empty(value: Any) -> Any:
+    """None for an empty string, which stands in KFP and MLproject, that have no null, for what is not given."""
+    return None if value == "" else value
+
+
+# Numbers that a recipe decides where they are not given: a config always has them.
+if TYPE_CHECKING:
+    Number, WholeNumber = float, int
+else:
+    Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
+    WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
 PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
 
 
@@ -197,6 +209,12 @@ METHODS: Choices["Method"] = Choices(
     "posgap.distillation.methods:SFT",
     "posgap.distillation.methods:SEQKD",
     "posgap.scaling.method:LPES",
+)
+RECIPES: Choices["Recipe"] = Choices(
+    "recipe",
+    "posgap.recipes",
+    "posgap.distillation.recipes:PAPER",
+    "posgap.distillation.recipes:AUTHORS",
 )
 CURVES: Choices["CurveKind"] = Choices(
     "curve",

@@ -68,7 +68,7 @@ def _parameter(name: str, owner: type[Config], defaults: Mapping[str, Any]) -> s
 
 
 def _literal(value: object) -> str:
-    if value is None or value == []:
+    if value == []:
         return '""'
     if isinstance(value, dict | list):
         value = json.dumps(value)

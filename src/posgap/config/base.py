@@ -48,8 +48,9 @@ class Config(BaseModel):
 
     @classmethod
     def default(cls, name: str) -> Any:
-        """The default of one parameter, for KFP and MLproject, which must repeat it."""
-        return cls.model_fields[name].get_default(call_default_factory=True)
+        """The default of one parameter, for KFP and MLproject, which must repeat it, and have no null."""
+        default = cls.model_fields[name].get_default(call_default_factory=True)
+        return "" if default is None else default
 
     @classmethod
     def parameters(cls) -> dict[str, FieldInfo]:

@@ -1,10 +1,10 @@
 """Parameters of the teacher and of training."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from posgap.choices import BACKENDS, METHODS
+from posgap.choices import BACKENDS, METHODS, RECIPES, Number, WholeNumber
 from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, Framed, StageConfig
 from posgap.config.fields import (
     InputPath,
@@ -64,15 +64,36 @@ class _Distilled(StageConfig):
 class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
-    k: int = Field(4, ge=0, description="number of placements drawn for each example in each epoch (K)")
-    epochs: int = Field(2, ge=1, description="passes over the examples")
-    batch_size: int = Field(32, ge=1, description="examples in an optimizer step, over all processes")
+    recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
+        "pos2distill",
+        description=f"where the values of parameters come from that are left empty; {RECIPES.described()}",
+    )
+    k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
+    epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
+    batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
+    mix: Literal["", "examples", "prompts"] = Field(
+        "", description="what is shuffled into steps; examples: each with all its prompts; prompts: each by itself"
+    )
+    distractors: Literal["", "kept", "reshuffled"] = Field(
+        "",
+        description="order of a student's distractors; kept: as the teacher read them; reshuffled: one for each prompt",
+    )
     micro_batch_size: int = Field(
         0, ge=0, description="prompts that a process reads at once; 0: its whole share of a step"
     )
-    learning_rate: float = Field(3e-6, gt=0, description="peak learning rate of AdamW")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up, before the linear decay to 0")
-    max_grad_norm: float = Field(1.0, gt=0, description="largest gradient norm; longer gradients are clipped")
+    learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
+    schedule: Literal["", "linear", "cosine", "constant"] = Field(
+        "", description="how the learning rate falls from its peak to final_rate"
+    )
+    warmup_steps: Number = Field(
+        None, ge=0, description="steps in which the learning rate rises to its peak; below 1: a share of all steps"
+    )
+    final_rate: Number = Field(None, ge=0, le=1, description="learning rate at the end, as a share of the peak")
+    adam_beta1: Number = Field(None, ge=0, lt=1, description="AdamW's decay of the mean of gradients")
+    adam_beta2: Number = Field(None, ge=0, lt=1, description="AdamW's decay of the mean of squared gradients")
+    adam_epsilon: Number = Field(None, gt=0, description="AdamW's least divisor")
+    weight_decay: Number = Field(None, ge=0, description="AdamW's weight decay, of matrices alone")
+    max_grad_norm: Number = Field(None, gt=0, description="largest gradient norm; longer gradients are clipped")
     lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters, merged on export; 0: train all parameters")
     lora_alpha: int = Field(
         16, ge=1, description="scale of LoRA adapters (alpha): their product is multiplied by alpha / rank"
@@ -86,6 +107,14 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_recipe(cls, values: Any) -> Any:
+        name = values.get("recipe") or cls.default("recipe")
+        if name not in RECIPES.names():
+            return values  # which the field's own check refuses
+        return values | {n: value for n, value in RECIPES[name].values().items() if values.get(n) in (None, "")}
 
 
 class TrainJobConfig(DistillConfig):

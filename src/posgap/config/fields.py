@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
-from posgap.choices import METRICS, TASKS, Choices, split_commas
+from posgap.choices import METRICS, TASKS, Choices, split_commas, unset_if_empty
 from posgap.errors import PosgapError
 from posgap.json_text import parse
 from posgap.locations import Location, as_location, is_uri, split_uri
@@ -33,14 +33,9 @@ POSITIONAL = "positional"  # marks a field that the command line takes as an arg
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 
-def _unset_if_empty(value: Any) -> Any:
-    # KFP and MLproject have no null: there an empty string stands for a path that is not given.
-    return None if value == "" else value
-
-
 def location_if_any(value: Any) -> Any:
     """The location, or None for an empty string."""
-    return as_location(_unset_if_empty(value))
+    return as_location(unset_if_empty(value))
 
 
 def _model(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The prompts and responses of each training step, and their tensors."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -61,20 +61,34 @@ class Draw:
 
 
 class Row(NamedTuple):
-    """One prompt of a step: its pair, by index, and the positions of its gold documents."""
+    """One prompt of a step: its pair, by index, the positions of its gold documents, and the seed that orders its
+    distractors (0: as in the teacher's prompt)."""
 
     pair: int
     positions: Positions
+    order: int = 0
 
 
 def plan(
-    n_pairs: int, placements: Sequence[Positions], k: int, epochs: int, batch_size: int, seed: int
-) -> list[list[Draw]]:
-    """The steps of a training run: every pair once per epoch, at K of `placements`.
+    n_pairs: int,
+    placements: Sequence[Positions],
+    rows: Callable[[Sequence[Draw]], list[Row]],
+    k: int,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    mix: str = "examples",
+    reshuffled: bool = False,
+) -> list[list[Row]]:
+    """The prompts of each step of a training run: every pair once per epoch, at K of `placements`.
 
-    A step takes `batch_size` pairs, or a few less so that the steps of an epoch are of equal size. Placements are drawn
-    without replacement, anew in each epoch. This is a pure function of its arguments, so that a run can be resumed from
-    its config. Raises `PosgapError` if there are fewer than K placements.
+    `rows` makes prompts of draws, those of each pair together. With `mix` "examples" a step has all prompts of its
+    pairs, about `batch_size` in all, and those of one pair at least; with "prompts" it has `batch_size` of all prompts
+    of the epoch. An epoch's last step would be smaller: all of them are, a little. If `reshuffled`, each prompt has its
+    distractors in an order of its own.
+
+    Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
+    run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
     if k > len(placements):
         raise PosgapError(f"k={k}: there are only {len(placements)} placements to draw from")
@@ -85,10 +99,23 @@ def plan(
             Draw(int(i), tuple(placements[c] for c in sorted(rng.choice(len(placements), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
-        # Steps of equal size: a last step of few examples would be noisy at the full learning rate.
-        bounds = np.linspace(0, n_pairs, -(-n_pairs // batch_size) + 1).round().astype(int)
-        steps += [draws[start:end] for start, end in pairwise(bounds)]
+        prompts = rows(draws)
+        wanted = -(-len(prompts) // batch_size)
+        if mix == "examples":
+            parts = [rows(part) for part in _equal_parts(draws, wanted)]
+        else:
+            parts = _equal_parts([prompts[i] for i in rng.permutation(len(prompts))], wanted)
+        if reshuffled:
+            parts = [[row._replace(order=int(rng.integers(1, 2**31))) for row in part] for part in parts]
+        steps += parts
     return steps
+
+
+def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
+    """The items in `wanted` runs of equal length, or one less: a last step of few prompts would be noisy at the full
+    learning rate."""
+    bounds = np.linspace(0, len(items), min(wanted, len(items)) + 1).round().astype(int)
+    return [list(items[start:end]) for start, end in pairwise(bounds)]
 
 
 def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
@@ -133,7 +160,8 @@ class Collator:
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response."""
         pair = self.pairs[row.pair]
-        return self.build(pair.example, Placement(row.positions, pair.response.n_docs)), pair.response.token_ids
+        build = self.build.shuffled(row.order) if row.order else self.build
+        return build(pair.example, Placement(row.positions, pair.response.n_docs)), pair.response.token_ids
 
     def key(self, row: Row) -> str:
         """The sha256 of a row's token ids, prompt and response."""

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from posgap.distillation.batches import Batch, Collator, Draw, Row, chunks, share
+from posgap.distillation.batches import Batch, Collator, Row, chunks, share
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
@@ -27,21 +28,46 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer: AdamW without weight decay, with linear warm-up and then linear decay of the rate to zero.
+    """AdamW and the learning rate's course; recipes.py has the values that the paper and the authors' code give.
 
-    `micro_batch_size` is the number of prompts that a process reads at once; 0 means its whole share of a step.
+    The rate rises linearly to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of all
+    steps. From there it falls by `schedule` (linear, cosine, constant) to `final_rate` times the peak. Weight decay is
+    of matrices alone, not of biases and norms. `micro_batch_size` is the number of prompts that a process reads at
+    once; 0 means its whole share of a step.
     """
 
     learning_rate: float
-    warmup_steps: int = 0
+    schedule: str = "linear"
+    warmup_steps: float = 0
+    final_rate: float = 0.0
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     micro_batch_size: int = 0
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        return (steps - step) / max(steps - self.warmup_steps, 1)
+        warmup = math.ceil(self.warmup_steps * steps) if self.warmup_steps < 1 else int(self.warmup_steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        left = (steps - step) / max(steps - warmup, 1)
+        fall = {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[self.schedule]
+        return self.final_rate + (1 - self.final_rate) * fall
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.AdamW:
+        """AdamW over the parameters of `model` that are trained."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": 0.0}]
+        if self.weight_decay:
+            matrices = [parameter for parameter in trained if parameter.dim() > 1]
+            others = [parameter for parameter in trained if parameter.dim() <= 1]
+            groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        betas = self.adam_beta1, self.adam_beta2
+        return torch.optim.AdamW(
+            groups, lr=self.learning_rate, betas=betas, eps=self.adam_epsilon, weight_decay=self.weight_decay
+        )
 
 
 class NotFinite(PosgapError):
@@ -54,7 +80,7 @@ class NotFinite(PosgapError):
 
 def train(
     student: Student,
-    steps: Sequence[Sequence[Draw]],
+    steps: Sequence[Sequence[Row]],
     objective: Objective,
     collate: Collator,
     optimization: Optimization,
@@ -70,9 +96,7 @@ def train(
 
     Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
-    trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=optimization.learning_rate, weight_decay=0.0)
-    wrapped, optimizer = accelerator.prepare(student, optimizer)
+    wrapped, optimizer = accelerator.prepare(student, optimization.optimizer(student))
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
     for figures in history:
@@ -82,7 +106,7 @@ def train(
     with deferred_termination() as termination:
         for step in track(rest, len(rest), "distillation steps"):
             rate = optimization.learning_rate * optimization.rate(step, len(steps))
-            figures = loop.step(step + 1, objective.rows(steps[step]), rate)
+            figures = loop.step(step + 1, steps[step], rate)
             history.append({"step": step + 1, **figures, "learning_rate": rate})
             on_step(history[-1])
             stopping = any(gather(termination.requested))
@@ -102,7 +126,7 @@ class _Loop:
         self.optimization, self.accelerator = optimization, accelerator
         self.rank, self.world = rank_and_world()
 
-    def step(self, number: int, rows: list[Row], rate: float) -> dict[str, float]:
+    def step(self, number: int, rows: Sequence[Row], rate: float) -> dict[str, float]:
         """Makes one update from the global batch `rows` and returns its figures."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -151,7 +175,7 @@ class _Loop:
         own = weights[self.rank :: self.world][start : start + count]
         return torch.nn.functional.pad(own, (0, count - len(own)))
 
-    def _everyones(self, losses: list[Tensor], rows: list[Row], number: int) -> Tensor:
+    def _everyones(self, losses: list[Tensor], rows: Sequence[Row], number: int) -> Tensor:
         """The losses `[N]` of all rows of the global batch, in their order, on every process."""
         own_losses = torch.cat(losses).tolist()
         everyones = torch.empty(len(rows), device=self.accelerator.device)

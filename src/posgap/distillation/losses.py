@@ -55,6 +55,9 @@ def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
     - `balanced`: softmax_i(mean_j L_ij) * L_ij / sum_k L_ik. As in the paper, but a position's share does not grow
       with the number of times it was drawn, and L_Act stays on the scale of a single KL for every batch size.
 
+    - `authors`: as in the paper, times the number of positions, and over the number of pairs at the position: what the
+      authors' code computes.
+
     A position whose losses are all zero has weight 0.
     """
     losses = losses.detach()
@@ -62,7 +65,9 @@ def alignment_weights(losses: Tensor, bins: Tensor, alignment: str) -> Tensor:
         return torch.full_like(losses, 1 / len(losses))
     _, bins = bins.unique(return_inverse=True)
     zeros = losses.new_zeros(int(bins.max()) + 1)
-    total = zeros.index_add(0, bins, losses)
-    between = torch.softmax(total / zeros.index_add(0, bins, torch.ones_like(losses)), 0)
+    total, count = zeros.index_add(0, bins, losses), zeros.index_add(0, bins, torch.ones_like(losses))
+    between = torch.softmax(total / count, 0)
+    if alignment == "authors":
+        between = between * len(between) / count
     scale = total if alignment == "balanced" else zeros.scatter_reduce(0, bins, losses, "amax")
     return between[bins] * losses / scale[bins].clamp_min(torch.finfo(losses.dtype).tiny)

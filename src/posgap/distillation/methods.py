@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from posgap.choices import Parameters
+from posgap.choices import Number, Parameters
 
 if TYPE_CHECKING:
     from posgap.distillation.batches import Pair
@@ -49,12 +49,12 @@ class Method:
 
 
 class R1Parameters(Parameters):
-    alignment: Literal["none", "paper", "balanced"] = Field(
-        "paper",
+    alignment: Literal["", "none", "paper", "balanced", "authors"] = Field(
+        "",
         description="r1: how placements are weighed; paper: Pos2Distill's alpha; balanced: alpha, but independent of "
-        "how often a placement was drawn; none: equally",
+        "how often a placement was drawn; authors: as their code does; none: equally; empty: the recipe's",
     )
-    anchoring: float = Field(1.0, ge=0, description="r1: weight of the anchoring loss (lambda)")
+    anchoring: Number = Field(None, ge=0, description="r1: weight of the anchoring loss (lambda); empty: the recipe's")
 
 
 class _R1(Method):

@@ -37,6 +37,9 @@ class Objective(Protocol):
         ...
 
 
+AUTHORS_PROMPTS_AT_ONCE = 4  # micro_train_batch_size of their scripts/train_nq.sh
+
+
 class R1:
     """Pos2Distill-R1, for retrieval: L = sum_ij alpha_ij L_ij + lambda mean_j L_Anc,j.
 
@@ -61,14 +64,16 @@ class R1:
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         anchor = self._anchors(rows, losses)
         weights = torch.zeros_like(losses)
+        as_authors = self.alignment == "authors"
         if anchor.any():
-            weights[anchor] = self.anchoring / anchor.sum()
+            weights[anchor] = self.anchoring / (1 if as_authors else anchor.sum())
         trivial = [row.positions for row in rows if row.positions != self.advantageous]
         if trivial:
             number = {positions: i for i, positions in enumerate(trivial)}  # any, so long as it is one for each
             bins = torch.tensor([number[positions] for positions in trivial], device=losses.device)
             weights[~anchor] = alignment_weights(losses[~anchor], bins, self.alignment)
-        return weights
+        # The authors' processes each sum the losses of the prompts that they read at once, and average the gradients.
+        return weights * AUTHORS_PROMPTS_AT_ONCE / len(rows) if as_authors else weights
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
         anchor = self._anchors(rows, losses)

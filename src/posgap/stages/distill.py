@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from posgap import files
 from posgap.choices import METHODS
 from posgap.config import DistillConfig
 from posgap.distillation import processes
-from posgap.distillation.batches import Collator, Draw, Pair, advantageous_rows, pair_up, plan
+from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.lora import add_adapters, merged
@@ -66,9 +67,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     processes.meet()
     student = _student(config, objective, teacher and teacher())
     checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
-    optimization = Optimization(
-        config.learning_rate, config.warmup_steps, config.max_grad_norm, config.micro_batch_size
-    )
+    optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
 
     def log_step(figures: dict[str, float]) -> None:
         run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
@@ -106,7 +105,7 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     return pairs, Collator(pairs, build)
 
 
-def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], Objective]:
+def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Objective]:
     """The method: what each step draws, and how it weighs it."""
     placement = pairs[0].response.at
     places = [p.positions for p in all_placements(placement.n_docs, len(placement.positions))]
@@ -114,8 +113,18 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Draw]], O
     objective = method.objective(method.parameters.of(config), pairs)
     if method.needs_teacher:
         places.remove(placement.positions)  # there the teacher reads
-    steps = plan(len(pairs), places, config.k, config.epochs, config.batch_size, config.seed)
-    if not objective.rows(steps[0]):
+    steps = plan(
+        len(pairs),
+        places,
+        objective.rows,
+        config.k,
+        config.epochs,
+        config.batch_size,
+        config.seed,
+        config.mix,
+        config.distractors == "reshuffled",
+    )
+    if not steps:
         raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")
     return steps, objective
 

@@ -1,9 +1,11 @@
 """Makes prompts of examples and placements: text for endpoints, token ids for local models."""
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from posgap.errors import PosgapError
 from posgap.files import digest_of
@@ -53,6 +55,12 @@ class TextPromptBuilder:
     def text(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
         return self.task.prompt(example, placement, self.order)
+
+    def shuffled(self, seed: int) -> Self:
+        """The same, with the distractors in the order of another seed."""
+        other = copy.copy(self)
+        other.order = replace(self.order, shuffle=seed)
+        return other
 
     @property
     def framed(self) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""Recipes: every value has a source, and what a user gives replaces it."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from posgap.choices import RECIPES
+from posgap.config import DistillConfig
+from posgap.mlproject import mlproject
+from posgap.tables import markdown
+
+DOCS = Path(__file__).parents[1] / "docs" / "distillation.md"
+DECIDED = {name for name, field in DistillConfig.model_fields.items() if field.default in (None, "")} - {
+    "work", "deepspeed", "system", "template",
+}  # fmt: skip
+
+
+def config(**values) -> DistillConfig:
+    return DistillConfig(examples="e", responses="r", model="m", out="o", **values)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES), ids=RECIPES.names())
+def test_a_recipe_decides_what_is_left_empty_and_nothing_else(recipe):
+    assert set(recipe.settings) == DECIDED and all(setting.source for setting in recipe.settings.values())
+    empty = dict.fromkeys(DECIDED, "")  # as MLproject passes what is not given
+    for made in (config(recipe=recipe.name), config(recipe=recipe.name, **empty)):
+        assert {name: getattr(made, name) for name in DECIDED} == recipe.values()
+    for name, value in {"k": 7, "learning_rate": "1e-4", "anchoring": 0, "weight_decay": 0, "mix": "prompts"}.items():
+        made = config(recipe=recipe.name, **{name: value})
+        assert getattr(made, name) == (value if isinstance(value, int) or name == "mix" else float(value))
+        assert {other: getattr(made, other) for other in DECIDED - {name}} == {
+            other: value for other, value in recipe.values().items() if other != name
+        }
+
+
+def test_the_papers_recipe_is_the_default_and_the_authors_differs():
+    assert config().recipe == "pos2distill" and config().learning_rate == 3e-6
+    paper, authors = (RECIPES[name].values() for name in ("pos2distill", "pos2distill-authors"))
+    assert {name for name in paper if paper[name] != authors[name]} == {
+        "epochs", "mix", "distractors", "schedule", "warmup_steps", "final_rate", "adam_beta2", "weight_decay",
+        "alignment",
+    }  # fmt: skip
+    assert 'batch_size: {type: string, default: ""}' in mlproject()
+
+
+def test_an_unknown_recipe_or_an_impossible_value_is_refused_by_its_name():
+    with pytest.raises(ValidationError, match="unknown recipe 'mine': choose pos2distill or pos2distill-authors"):
+        config(recipe="mine")
+    with pytest.raises(ValidationError, match="batch_size"):
+        config(batch_size="1.5")
+    with pytest.raises(ValidationError, match="final_rate"):
+        config(final_rate=1.5)
+
+
+def test_the_docs_have_every_value_and_its_source():
+    paper, authors = (RECIPES[name].settings for name in ("pos2distill", "pos2distill-authors"))
+    rows = [[f"`{name}`", *paper[name], *authors[name]] for name in paper]
+    columns = ["parameter", "`pos2distill`", "where in the paper", "`pos2distill-authors`", "where in the code"]
+    assert markdown(columns, [[str(cell) for cell in row] for row in rows], left=5) in DOCS.read_text(encoding="utf-8")
