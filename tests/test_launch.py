@@ -1,17 +1,18 @@
 """The processes of one launch agree on what they read before they work, and each machine reads it once."""
 
+import atexit
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from ports import free_port
-from torch.multiprocessing import start_processes
+from torch.multiprocessing import ProcessExitedException, start_processes
 
 from posgap.config import StageConfig
 from posgap.config.fields import InputPath
 from posgap.errors import PosgapError
-from posgap.launch import is_main_process, of_all
+from posgap.launch import end, is_main_process, of_all
 from posgap.stage import stage
 
 
@@ -120,3 +121,24 @@ def test_machines_with_other_models_are_refused(machines):
     refusals = [error for _, error in read_in(machines, [0, 0])]
     assert refusals == ["source: model.bin is not the same on every machine; copy it there anew"] * 2
     assert not list(machines[0].glob("*.sha256"))
+
+
+def test_one_process_of_several_ends_without_what_could_abort_it(tmp_path):
+    """As threads of gloo's do when the interpreter goes; what was printed is there, and so is the exit code."""
+
+    def body(rank):
+        with open(tmp_path / str(rank), "w", encoding="utf-8") as sys.stdout:
+            print("done")
+            atexit.register(os.abort)
+            end(7 * rank)
+
+    with pytest.raises(ProcessExitedException) as ended:
+        launch(body, [0, 1])
+    assert (ended.value.error_index, ended.value.exit_code) == (1, 7)
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["done\n"] * 2
+
+
+def test_a_process_of_its_own_ends_as_python_does():
+    with pytest.raises(SystemExit) as ended:
+        end(3)
+    assert ended.value.code == 3

@@ -25,6 +25,7 @@ from posgap.config.fields import choices_of
 from posgap.errors import PosgapError, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
+from posgap.launch import end
 from posgap.locations import is_hub_name, with_uris
 from posgap.redaction import redacted
 
@@ -293,7 +294,7 @@ did not take is kept beside the folder; `posgap sync` sends it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `posgap`; always ends with `SystemExit`."""
+    """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("posgap | %(message)s"))
     logger = logging.getLogger("posgap")
@@ -319,7 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
     except Exception as error:
         code = _fail(told(error), 1, "")
-    sys.exit(code)
+    end(code)
 
 
 class _Formatter(logging.Formatter):

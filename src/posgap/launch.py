@@ -3,10 +3,13 @@
 import functools
 import itertools
 import json
+import logging
 import os
+import sys
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, NoReturn, TypeVar
 
 from posgap.errors import PosgapError
 
@@ -27,6 +30,21 @@ def is_main_process() -> bool:
 def first_of_its_node() -> bool:
     """Whether this is the first process of its machine, which does the work needed once per machine."""
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def end(code: int) -> NoReturn:
+    """Ends this process with an exit code; raises `SystemExit`, but for one process of several.
+
+    Those leave without taking the interpreter down: while it goes, threads of gloo now and then abort the process, and
+    the launcher then stops the others, one of which may still be writing the model.
+    """
+    if launched()[1] == 1:
+        sys.exit(code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def of_all(work: Callable[[], T]) -> list[T]:

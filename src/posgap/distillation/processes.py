@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import socket
+import warnings
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +48,8 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
         if not is_deepspeed_available():
             raise PosgapError("deepspeed: DeepSpeed is not installed; pip install 'posgap[train]'")
         _stand_alone()
+        # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
+        warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         settings = deepspeed_settings(deepspeed) | {"gradient_clipping": max_grad_norm}
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)
     by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
