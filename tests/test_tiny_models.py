@@ -12,6 +12,7 @@ from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.data.two_hop import QUESTION, two_hop_examples
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
+from posgap.errors import PosgapError
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
@@ -108,6 +109,21 @@ def test_position_scales_end_with_the_training():
     for recipe in (tiny_model.STANDARD, tiny_model.SCALABLE, tiny_model.CAPACITY_LIMITED):
         model = tiny_model.train(0, replace(recipe, **short))
         assert not any(layer._forward_pre_hooks for layer in model.model.layers), recipe
+
+
+def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(monkeypatch):
+    seeds, untrained = [], tiny_model.untrained
+    monkeypatch.setattr(tiny_model, "_PATIENCE", 2)
+    monkeypatch.setattr(tiny_model, "untrained", lambda seed: seeds.append(seed) or untrained(seed))
+    recipe = replace(tiny_model.QUICK, retrieval=2, threshold=0.0, ramp=1, bias=1, decay=1)
+    with pytest.raises(PosgapError, match="did not learn to retrieve in 5 attempts; take another seed"):
+        tiny_model.train(3, recipe)
+    assert seeds[0] == 3 and len(set(seeds)) == 6
+    monkeypatch.setattr(tiny_model, "_PLATEAU", 1e9)
+    monkeypatch.setattr(tiny_model, "_MOST", 4)
+    seeds.clear()
+    tiny_model.train(3, recipe)
+    assert seeds == [3]  # a model below the plateau is gone on with, however slow it is
 
 
 @pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_model.CAPACITY_LIMITED], ids=["standard", "limited"])
