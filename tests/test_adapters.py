@@ -1,13 +1,18 @@
 """Adapters of peft as models: merged into their base, wherever a stage takes a model."""
 
 import json
+import multiprocessing
+import os
 import shutil
+import signal
 
 import pytest
 import torch
 from conftest import kv_example
+from s3 import put
 
 import posgap
+from posgap import adapters
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
 from posgap.files import digest
@@ -15,6 +20,7 @@ from posgap.models.loading import load_model
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
+from posgap.storage.cache import locked
 from posgap.storage.inputs import source
 from posgap.tasks.examples import write_examples
 
@@ -98,6 +104,42 @@ def test_an_adapter_is_swept(adapter, tmp_path):
     out = sweep(SweepConfig(model=str(adapter), label="adapter", out=tmp_path / "swept", max_unanswered=100, **shared))
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["inputs"]["model"]["sha256"] == source(adapter).digest()
+
+
+def test_an_adapter_in_s3_is_the_same_model_and_so_is_one_whose_base_is_there(adapter, base, bucket):
+    here = source(str(adapter))
+    for folder, name in ((adapter, "lora"), (base, "base")):
+        for file in folder.iterdir():
+            put(f"{bucket}/{name}/{file.name}", file.read_bytes())
+    there = source(f"{bucket}/lora")
+    assert there.digest() == here.digest() and there.location == f"{bucket}/lora" and there.version()["etag"]
+    _change(adapter, base_model_name_or_path=f"{bucket}/base")
+    # The weights are the same; the base is known by another name.
+    torch.testing.assert_close(*(logits(posgap.load_model(str(place))) for place in (adapter, f"{bucket}/lora")))
+    put(f"{bucket}/lora/.incomplete", b"")
+    with pytest.raises(PosgapError, match="incomplete: its upload is under way"):
+        source(f"{bucket}/lora").digest()
+
+
+def test_a_merge_that_is_killed_leaves_nothing_for_good(adapter, tmp_path, monkeypatch):
+    def killed(base, adapter, out):
+        out.mkdir()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(adapters, "_merge", killed)
+    child = multiprocessing.get_context("fork").Process(target=source(adapter).fetch)
+    child.start()
+    child.join()
+    monkeypatch.undo()
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
+    (left,) = (tmp_path / "cache" / "incoming").iterdir()
+    assert child.exitcode == -9 and (left / "model").is_dir()
+    (adapter / "README.md").write_text("of other content, and so at another place")
+    busy = tmp_path / "cache" / "incoming" / "of-another"
+    busy.mkdir()
+    with locked("of-another"):
+        assert source(adapter).fetch().is_dir()
+        assert [*busy.parent.iterdir()] == [busy]  # whose process is alive
 
 
 @pytest.mark.parametrize(

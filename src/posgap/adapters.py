@@ -6,7 +6,6 @@ adapter and base; so whatever reads, digests, serves or promotes a model needs t
 
 import functools
 import shutil
-import tempfile
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posgap.errors import PosgapError
-from posgap.files import digest, digest_of, read_object, write_json
-from posgap.locations import merged_cache
+from posgap.files import digest_of, read_object, write_json
+from posgap.locations import Location, is_uri, merged_cache
 from posgap.models import ADAPTER
 from posgap.models.loading import commit_on_hub, load_model, load_tokenizer, save_model
-from posgap.storage.cache import locked
+from posgap.storage.cache import Snapshot, look, made_once
 from posgap.storage.inputs import OnDisk, Source
 from posgap.storage.lineage import training_examples, write_training_examples
 
@@ -34,13 +33,20 @@ RECORD = "merged_adapter.json"  # in the merged folder: what it was made of
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter's folder on this machine, which is read as the model that it makes of its base."""
+    """An adapter's folder, on this machine or in S3, which is read as the model that it makes of its base."""
 
-    location: Path
-    is_incomplete = False
+    folder: OnDisk | Snapshot
+
+    @property
+    def location(self) -> Location:
+        return self.folder.location
+
+    @property
+    def is_incomplete(self) -> bool:
+        return self.folder.is_incomplete
 
     def version(self) -> dict[str, str]:
-        return {}
+        return self.folder.version()
 
     def sizes(self) -> dict[str, int]:
         return self._merged.sizes()
@@ -62,22 +68,21 @@ class Adapter:
 
     @functools.cached_property
     def _merged(self) -> OnDisk:
-        base, identity = _base(self.location)
-        about = {"adapter": digest(self.location), "base": identity}
+        adapter = self.folder.fetch()
+        base, identity = _base(adapter)
+        about = {"adapter": self.folder.digest(), "base": identity}
         mark = digest_of(["merged", about])[:16]
-        folder = merged_cache() / mark / self.location.resolve().name
-        with locked(mark):
-            if not folder.is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-                    _merge(base, self.location, merged := Path(place) / "model")
-                    write_json(merged / RECORD, about)
-                    write_training_examples(merged, training_examples(base).union(training_examples(self.location)))
-                    merged.rename(folder)
-        return OnDisk(folder)
+
+        def merge(place: Path) -> Path:
+            _merge(base, adapter, merged := place / "model")
+            write_json(merged / RECORD, about)
+            write_training_examples(merged, training_examples(base).union(training_examples(adapter)))
+            return merged
+
+        return OnDisk(made_once(merged_cache() / mark / adapter.resolve().name, mark, merge))
 
 
-def source_at(folder: Path) -> Source:
+def source_at(folder: OnDisk | Snapshot) -> Source:
     """What a folder with an `adapter_config.json` names."""
     return Adapter(folder)
 
@@ -91,8 +96,9 @@ def _base(adapter: Path) -> tuple[str, str]:
         raise PosgapError(f"{adapter / ADAPTER}: names no base model; write its folder or its name on the hub there")
     if not (adapter / WEIGHTS).is_file():
         raise PosgapError(f"{adapter}: an adapter without {WEIGHTS}; save it again with safe_serialization")
-    if Path(name).is_dir():
-        return name, digest(Path(name))
+    if is_uri(name) or Path(name).is_dir():
+        base = look(name) if is_uri(name) else OnDisk(Path(name))
+        return str(base.fetch()), base.digest()
     pinned = f"{name}@{revision}" if revision else name
     try:
         commit = commit_on_hub(pinned)

@@ -1,7 +1,6 @@
 """Models in MLflow's registry: wherever a model is named, `models:/name@champion` and `models:/name/3` name one too."""
 
 import functools
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from posgap.errors import PosgapError
 from posgap.files import digest, digest_of
 from posgap.locations import registered_cache
 from posgap.models import loading
-from posgap.storage.cache import locked
+from posgap.storage.cache import made_once
 from posgap.storage.inputs import OnDisk, Source, source
 from posgap.tracking import registry
 
@@ -57,16 +56,15 @@ class Registered:
         # A database that was made anew counts from 1 again.
         mark = digest_of(["registered", version.name, version.version, version.run_id, version.creation_timestamp])[:16]
         folder = registered_cache() / mark / version.name / str(version.version)
-        with locked(mark):
-            if not folder.is_dir():
-                folder.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-                    uri = f"models:/{version.name}/{version.version}"
-                    brought = registry.bring_model(uri, Path(place))
-                    if digest(brought) != version.tags.get(registry.DIGEST, digest(brought)):
-                        raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
-                    brought.rename(folder)
-        return folder
+
+        def bring(place: Path) -> Path:
+            uri = f"models:/{version.name}/{version.version}"
+            brought = registry.bring_model(uri, place)
+            if digest(brought) != version.tags.get(registry.DIGEST, digest(brought)):
+                raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
+            return brought
+
+        return made_once(folder, mark, bring)
 
 
 def source_at(location: str) -> Source:

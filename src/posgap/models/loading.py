@@ -34,10 +34,11 @@ transformers_logging.disable_progress_bar()
 def _loaded(loader, path: str, what: str, weights: bool = False, **options):
     folder = model_folder(path, weights)
     if (folder / ADAPTER).exists():
-        # Stages merge an adapter of this machine before they load it. Of another, transformers would load the base
-        # that it names, which no digest of its folder tells from another.
+        # Stages merge an adapter that is here or in S3 before they load it. Of another, transformers would load the
+        # base that it names, which no digest of its folder tells from another.
         raise PosgapError(
-            f"{path}: is an adapter; give its folder on this machine to be merged, or merge it (peft: merge_and_unload)"
+            f"{path}: is an adapter; give its folder, here or in S3, to be merged into its base, or merge it "
+            "(peft: merge_and_unload)"
         )
     try:
         # Of a folder of this machine the hub is asked nothing.

@@ -6,15 +6,15 @@ downloaded nor hashed again; what an interrupted download had finished is kept.
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from posgap import files
 from posgap.errors import PosgapError
-from posgap.locations import Location, blobs, in_cache, is_uri, s3_cache
+from posgap.locations import Location, blobs, cache_folder, in_cache, is_uri, s3_cache
 from posgap.storage.client import client
 from posgap.storage.objects import Object, find, stated_sha256
 from posgap.storage.transfer import THREADS, download, require_sha256
@@ -111,6 +111,28 @@ def fetch(location: Location) -> Path:
     return look(location).fetch() if is_uri(location) else Path(location)
 
 
+def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
+    """The folder in the cache that is there, or becomes what `make` leaves at the path that it returns, in the empty
+    folder that it is called with. One process at a time makes what has this mark; what killed ones left is removed."""
+    with locked(mark):
+        if not folder.is_dir():
+            incoming = cache_folder().absolute() / "incoming"
+            place = incoming / mark
+            files.remove(place)
+            place.mkdir(parents=True)
+            for left in incoming.iterdir():
+                if left != place:
+                    with suppress(TimeoutError), locked(left.name, wait=False):
+                        files.remove(left)
+            try:
+                made = make(place)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                made.rename(folder)
+            finally:
+                files.remove(place)
+    return folder
+
+
 def keep(path: Path, sha256: str) -> None:
     """Moves a file of known content into the cache."""
     blobs().mkdir(parents=True, exist_ok=True)
@@ -119,13 +141,16 @@ def keep(path: Path, sha256: str) -> None:
 
 
 @contextmanager
-def locked(mark: str) -> Iterator[None]:
-    """Keeps other processes, of this machine or over a shared cache, from what has the same mark."""
+def locked(mark: str, wait: bool = True) -> Iterator[None]:
+    """Keeps other processes, of this machine or over a shared cache, from what has the same mark.
+
+    Raises `TimeoutError` where another has it and this one is not to `wait`.
+    """
     from filelock import FileLock
 
     folder = s3_cache() / "locks"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / mark):
+    with FileLock(folder / mark, timeout=-1 if wait else 0):
         yield
 
 

@@ -16,7 +16,7 @@ from posgap.errors import PosgapError
 from posgap.files import parsed
 from posgap.locations import Location, is_hub_name, is_registered, is_uri
 from posgap.models import ADAPTER
-from posgap.storage.cache import MANIFEST, look
+from posgap.storage.cache import MANIFEST, Snapshot, look
 from posgap.storage.folders import twin
 from posgap.storage.manifests import entries
 
@@ -127,15 +127,15 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     and where text can name no model on the hub, unless it `may_be_any_name`.
     """
     if is_uri(location):
-        return look(location)
+        there = look(location)
+        return _adapter(there) if any(stored.name == ADAPTER for stored in there.objects) else there
     if is_registered(location):
         # By its name: the registry's room rests on this one.
         registered: Source = importlib.import_module("posgap.registered").source_at(location)
         return registered
     path = Path(location)
     if (path / ADAPTER).is_file():
-        adapter: Source = importlib.import_module("posgap.adapters").source_at(path)
-        return adapter
+        return _adapter(OnDisk(path))
     if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
         return OnDisk(path)
     if path.exists():
@@ -145,6 +145,12 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
             raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
     raise PosgapError(f"{location}: no such file or folder")
+
+
+def _adapter(folder: OnDisk | Snapshot) -> Source:
+    """The model that an adapter makes of its base; by its name, since the adapters' room rests on this one."""
+    merged: Source = importlib.import_module("posgap.adapters").source_at(folder)
+    return merged
 
 
 def sources(config: Config) -> dict[str, Source]:
