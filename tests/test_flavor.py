@@ -8,15 +8,23 @@ from pathlib import Path
 import mlflow
 import pytest
 import torch
+from conftest import kv_example
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 import posgap
+from posgap.answering import as_swept
+from posgap.config import SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import digest
+from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.models import flavor
 from posgap.models.layer_scaling import scale_model
 from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+from posgap.tasks.placements import Placement
+from posgap.tasks.setup import builder_of
 
 IDS = torch.arange(5, 25)[None]
 PROMPT = "<bos> find key :"
@@ -83,6 +91,29 @@ def test_served_prompts_are_continued_as_the_model_does(folder, registered):
     written = model.generate(**read, max_new_tokens=5, do_sample=False, pad_token_id=0)[0, read["input_ids"].shape[1] :]
     answers = mlflow.pyfunc.load_model(uri).predict([PROMPT, PROMPT], params={"max_new_tokens": 5})
     assert answers == [tokenizer.decode(written, skip_special_tokens=True)] * 2
+
+
+def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path):
+    """With another template than the model's own, a system message and a stop string."""
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}find"
+    examples = [kv_example(i) for i in range(3)]
+    write_examples(tmp_path / "e.jsonl", examples)
+    how = {"template": template, "system": "question", "stop": ["7"], "max_new_tokens": 5, "date": "2026-11-22"}
+    asked = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 3, "max_unanswered": 100}
+    config = SweepConfig(**asked, **how, out=tmp_path / "swept")
+    swept = sweep(config)
+    with mlflow.start_run():
+        kept = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model_folder}
+        logged = Model.log(None, name="asked", asked=as_swept(read_sweep(swept)), **kept)
+        bare = Model.log(None, name="bare", **kept)
+    build = builder_of(config)
+    rows = read_predictions(swept)
+    texts = [build.text(examples[i // 3], Placement((1 + i % 3,), 3)) for i in range(9)]
+    version, unknown = (mlflow.pyfunc.load_model(each.model_uri) for each in (logged, bare))
+    answers = version.predict(texts)
+    assert answers == [row["response"] for row in rows] and any(answers)
+    raw = version.predict(texts, params={"raw": True})
+    assert raw == unknown.predict(texts, params={"max_new_tokens": 5}) != answers
 
 
 def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):

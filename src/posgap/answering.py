@@ -1,28 +1,39 @@
-"""Does a model answer as its sweep recorded? Asked of a version that the registry gives back, before it serves."""
+"""Registered models answer as they were swept: whether a version does that the registry gives back, asked before it
+serves, and how MLflow asks it when it does."""
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
+from posgap.config.base import DATE
 from posgap.errors import PosgapError, shortened
 from posgap.generation.backends import TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling, complete
 from posgap.locations import Location
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep
+from posgap.models.flavor import MAX_NEW_TOKENS
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.storage.cache import fetch
 from posgap.storage.lineage import examples_of
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Prompt
+from posgap.tasks.setup import prompt_builder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 log = logging.getLogger(__name__)
+_FRAMED = ("system", "template", "template_args", "date")
 
 
 def require_answers(model: Path, swept: Path, examples: Location | None, number: int) -> None:
@@ -99,3 +110,58 @@ def _responses(
     prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
     sampling = replace(Sampling.of(build, seed=config.seed), stop=stop)
     return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]
+
+
+def as_swept(sweep: Sweep) -> dict[str, Any]:
+    """How a sweep asked, beside the wording of its task, as a registered model keeps it for `Answering`."""
+    asked = sweep.asked
+    return {
+        "system": asked.system,
+        "template": sweep.settings.get("template", ""),
+        "template_args": asked.template_args,
+        "date": asked.date or DATE,
+        "max_new_tokens": asked.max_new_tokens,
+        "max_thinking_tokens": asked.max_thinking_tokens,
+        "stop": asked.stop,
+    }
+
+
+class Answering:
+    """A model that answers what it is asked, for MLflow's `pyfunc` and scoring server.
+
+    `folder` is the model's, and `asked` what `as_swept` says of its sweep; {} where nothing is known.
+    """
+
+    def __init__(self, folder: str, asked: Mapping[str, Any]):
+        # What a model needs is not needed to look at its registry.
+        from posgap.generation.transformers import TransformersGenerator
+        from posgap.models.loading import load_model
+
+        self.raw = not asked
+        framing = PLAIN if self.raw else Framing(*(asked[name] for name in _FRAMED))
+        longest = asked.get("max_new_tokens", MAX_NEW_TOKENS)
+        # What is asked is worded already, so any task will do.
+        self.build = prompt_builder("qa", folder, longest, framing=framing)
+        self.build.stop = tuple(asked.get("stop", ()))
+        self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
+        self.model = load_model(folder)
+        self.generator = TransformersGenerator(self.model, self.build.tokenizer, SweepConfig.default("batch_tokens"))
+
+    def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
+        """The model's answers, greedily decoded, in at most `max_new_tokens` tokens each, and without its thoughts.
+
+        `model_input` has what is asked in its one column. The model is asked as in its sweep: with the same chat
+        template, system message and stop strings. With `raw` each text is a prompt by itself, with nothing around it,
+        and the answer is all that the model writes.
+        """
+        params = params or {}
+        raw = params.get("raw", self.raw)
+        sampling = Sampling(self.build.max_new_tokens) if raw else Sampling.of(self.build)
+        sampling = replace(sampling, max_new_tokens=int(params.get("max_new_tokens", sampling.max_new_tokens)))
+        tokenizer = self.build.tokenizer
+        texts = [str(text) for text in model_input.iloc[:, 0]]
+        prompts = [Prompt(text, tokenizer(text)["input_ids"] if raw else self.build.token_ids(text)) for text in texts]
+        answers = complete(self.generator, prompts, sampling)
+        if raw:
+            return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
+        return [answer.text for answer in answers]

@@ -1,10 +1,12 @@
 """How MLflow keeps a Hugging Face folder: its files byte for byte, and loaders that scale what is scaled.
 
-A logged model has the folder below `data/model`. `mlflow.pyfunc.load_model` and `mlflow models serve` load it as
-`posgap.load_model` does. `mlflow.transformers.load_model` loads a model that is not scaled. A scaled one, which
-transformers would load without its factors, is refused there, in a line that says what to use.
+A logged model has the folder below `data/model`, and in `data/asked.json` how the sweep that admitted it asked it.
+`mlflow.pyfunc.load_model` and `mlflow models serve` load it as `posgap.load_model` does, and ask it alike.
+`mlflow.transformers.load_model` loads a model that is not scaled. A scaled one, which transformers would load without
+its factors, is refused there, in a line that says what to use.
 """
 
+import importlib
 import os
 import shutil
 import tempfile
@@ -13,24 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
+from posgap.files import read_object, write_json
 from posgap.models import CONFIG_KEY
 
 if TYPE_CHECKING:
-    import pandas as pd
     from mlflow.models import Model
 
 NAME = "posgap"
-DATA = "data/model"
-MAX_NEW_TOKENS = 64
+DATA, ASKED = "data/model", "data/asked.json"
+MAX_NEW_TOKENS = 64  # of a model of which nothing says how it was asked
 # MLflow reads the type of the parameters first, and quotes what is none.
 _REFUSED = "of a model whose layers are scaled: use posgap.load_model or mlflow.pyfunc.load_model, which scale it"
 _COMPONENTS = "components/tokenizer"  # where MLflow looks for what is no model
 _OF_MODEL = (".safetensors", ".safetensors.index.json")
 
 
-def save_model(path: str, mlflow_model: "Model", folder: Path, **_: Any) -> None:
+def save_model(
+    path: str, mlflow_model: "Model", folder: Path, asked: Mapping[str, Any] | None = None, **_: Any
+) -> None:
     """Writes the logged model that `mlflow.models.Model.log` uploads, of the Hugging Face folder `folder`.
 
+    `asked` is how its sweep asked it (`posgap.answering.as_swept`); without it prompts are read as they are.
     The weights are not loaded; where the disk has hard links they are not copied either.
     """
     import mlflow
@@ -58,10 +63,17 @@ def save_model(path: str, mlflow_model: "Model", folder: Path, **_: Any) -> None
             signature=ModelSignature(
                 inputs=Schema([ColSpec("string")]),
                 outputs=Schema([ColSpec("string")]),
-                params=ParamSchema([ParamSpec("max_new_tokens", "integer", MAX_NEW_TOKENS)]),
+                params=ParamSchema(
+                    [
+                        ParamSpec("max_new_tokens", "integer", (asked or {}).get("max_new_tokens", MAX_NEW_TOKENS)),
+                        ParamSpec("raw", "boolean", not asked),
+                    ]
+                ),
             ),
         )
     _link(folder, Path(path) / DATA)
+    if asked:
+        write_json(Path(path) / ASKED, dict(asked))
     scaled = getattr(config, CONFIG_KEY, None) is not None
     mlflow_model.add_flavor(NAME, version=__version__, data=DATA, scaled=scaled)
     if scaled:
@@ -105,31 +117,9 @@ def _link(folder: Path, target: Path, leave: tuple[str, ...] = ()) -> None:
             shutil.copyfile(file, place)
 
 
-class Served:
-    """A model that answers prompts, for MLflow's scoring server."""
-
-    def __init__(self, folder: str):
-        from posgap.models.loading import load_model, load_tokenizer
-
-        self.model: Any = load_model(folder)
-        self.tokenizer = load_tokenizer(folder)
-
-    def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
-        """The greedy continuation of each prompt, of at most `max_new_tokens` tokens.
-
-        `model_input` has the prompts in its one column; they are read as they are, without a chat template.
-        """
-        most = int((params or {}).get("max_new_tokens", MAX_NEW_TOKENS))
-        return [self._continued(prompt, most) for prompt in model_input.iloc[:, 0]]
-
-    def _continued(self, prompt: str, most: int) -> str:
-        read = self.tokenizer(prompt, return_tensors="pt", return_token_type_ids=False).to(self.model.device)
-        written = self.model.generate(
-            **read, max_new_tokens=most, do_sample=False, pad_token_id=self.tokenizer.pad_token_id
-        )
-        return str(self.tokenizer.decode(written[0, read["input_ids"].shape[1] :], skip_special_tokens=True))
-
-
-def _load_pyfunc(path: str) -> Served:
-    """What MLflow calls to load the model at `path`."""
-    return Served(path)
+def _load_pyfunc(path: str) -> Any:
+    """What MLflow calls to load the model at `path`, the folder `data/model` of a logged one."""
+    asked = Path(path).parent / Path(ASKED).name
+    # By its name: the room where models answer rests on this one.
+    answering = importlib.import_module("posgap.answering")
+    return answering.Answering(path, read_object(asked) if asked.is_file() else {})

@@ -4,7 +4,7 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from posgap.answering import require_answers
+from posgap.answering import as_swept, require_answers
 from posgap.config import PromoteConfig
 from posgap.errors import PosgapError
 from posgap.files import digest, write_json
@@ -99,7 +99,9 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     sweep = out / registry.PROMOTED_SWEEP
     try_out = partial(require_answers, swept=config.sweep, examples=config.examples, number=config.answers)
     approval = config.approval or any(policy.approval for policy in (verdict.policy, own) if policy)
-    place = crown(config.name, Path(config.model), tags, run, sweep, require_current, try_out, approval)
+    place = crown(
+        config.name, Path(config.model), tags, run, sweep, require_current, try_out, approval, as_swept(swept)
+    )
     log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"
     run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posgap import files
 from posgap.config import ApproveConfig
@@ -60,19 +60,21 @@ def crown(
     require_current: Callable[[], None] = lambda: None,
     try_out: Callable[[Path], None] = lambda _: None,
     approval: bool = False,
+    asked: Mapping[str, Any] | None = None,
 ) -> Place:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
     A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it,
-    which its run keeps. With `approval` the best becomes the challenger, unless it is approved already. `try_out` is
-    called with the model's folder as the registry gives it back, and raises where the version is not to be used. All
-    that decides is then read, and all that moves is moved, under the lease of the name: `require_current` is called
-    there, and raises where the verdict is not on the champion of that moment. Candidates of one run come side by side,
-    and each is compared with all that came before it (`candidates.best`): the last sees all, so that the alias ends at
-    the same in whatever order they come. The champion before the run becomes `previous`.
+    which its run keeps, and `asked` says how that asked it, as the version is asked where MLflow serves it. With
+    `approval` the best becomes the challenger, unless it is approved already. `try_out` is called with the model's
+    folder as the registry gives it back, and raises where the version is not to be used. All that decides is then read,
+    and all that moves is moved, under the lease of the name: `require_current` is called there, and raises where the
+    verdict is not on the champion of that moment. Candidates of one run come side by side, and each is compared with
+    all that came before it (`candidates.best`): the last sees all, so that the alias ends at the same in whatever order
+    they come. The champion before the run becomes `previous`.
     """
     run_id = run.required_id()
-    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, name, run)
+    uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, name, run, asked)
     if sweep:
         ask(lambda client: _keep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
@@ -188,7 +190,7 @@ def _require_stored(name: str, version: str, model_digest: str, try_out: Callabl
             raise PosgapError(f"{uri}: no alias was moved: {error}") from None
 
 
-def _upload(model: Path, name: str, run: Run) -> str:
+def _upload(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -> str:
     """Logs the model folder with MLflow, for a registered model of this name; returns its URI there."""
     import mlflow
     from mlflow.models import Model
@@ -197,7 +199,7 @@ def _upload(model: Path, name: str, run: Run) -> str:
 
     def upload(_: "MlflowClient") -> str:
         with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
-            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model}
+            how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model, "asked": asked}
             # Of what a registered model's name may have, MLflow takes all in a logged model's but the dot.
             return Model.log(artifact_path=None, name=name.replace(".", "-"), **how).model_uri
 
