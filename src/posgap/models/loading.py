@@ -1,6 +1,7 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
 import functools
+import inspect
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,7 +73,8 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     another. Attention is FlashAttention-2 where the machine has it and the arithmetic is in
     16 bits, else what transformers chooses (sdpa).
 
-    Raises `PosgapError` where weights are missing, left over, of another shape, or not finite.
+    Raises `PosgapError` where weights are missing, left over, of another shape, or not finite, and where the model is
+    none that reads from left to right.
     """
     # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
     from transformers import AutoModelForCausalLM
@@ -97,7 +99,8 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
         )
     _require_whole(path, report)
     _require_finite(path, model.named_parameters())
-    return scale_model(model.eval())
+    _require_causal(path, model.eval())
+    return scale_model(model)
 
 
 @contextmanager
@@ -124,6 +127,29 @@ def _require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
+
+
+@torch.inference_mode()
+def _require_causal(path: str, model: Any) -> None:
+    """`PosgapError` where a later token changes what a model says after earlier ones, as in BERT and its kin.
+
+    Six tokens tell. They are read only where no attention layer says that it is causal, or the config that it is not:
+    of the families of today these are some encoders and a few that say nothing.
+    """
+    says_so = any(getattr(module, "is_causal", False) for module in model.modules())
+    in_doubt = not says_so or getattr(model.config.get_text_config(), "use_bidirectional_attention", False)
+    # Under ZeRO-3 the weights are elsewhere; who trains there has had the teacher's answers from the whole model.
+    if not in_doubt or not all(weight.numel() for weight in model.parameters()):
+        return
+    ids = torch.arange(1, 7).repeat(2, 1)
+    ids[1, -1] = 1
+    uncached = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    one, other = model(input_ids=ids, **uncached).logits[:, :-1].float()
+    if (one - other).abs().max() > one.std() / 100:
+        raise PosgapError(
+            f"{path}: reads both ways, so that later tokens change what it says after earlier ones, as an encoder "
+            "does; give a causal language model"
+        )
 
 
 def require_finite_files(folder: Path) -> None:
