@@ -1,5 +1,7 @@
 """The stage `distill`: methods, what is shared between runs, what is left when it fails."""
 
+import shutil
+
 import pytest
 import torch
 from conftest import kv_example
@@ -8,8 +10,9 @@ from safetensors.torch import load_file
 from posgap.config import DistillConfig
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.errors import PosgapError, Rejected
-from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.files import read_json, read_jsonl, write_json, write_jsonl
 from posgap.models.loading import load_model, load_tokenizer
+from posgap.stages import distill as distilling
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
 from posgap.tasks.examples import read_examples, write_examples
@@ -57,6 +60,23 @@ def test_a_limit_learns_the_first_responses(config):
     out = distill(config.model_copy(update={"limit": 2, "epochs": 1, "method": "seqkd"}))
     learnt = read_json(out / "training_examples.json")
     assert learnt == sorted(content(kv_example(i)) for i in range(2))
+
+
+def test_prompts_beyond_what_a_rope_begins_with_are_refused_before_anything_is_read(config, tmp_path, monkeypatch):
+    """The prompts have 26 tokens, and the responses two."""
+
+    def bounded(longest: int) -> str:
+        rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+        rope |= {"original_max_position_embeddings": longest}
+        folder = shutil.copytree(config.model, tmp_path / f"{longest}")
+        write_json(folder / "config.json", read_json(folder / "config.json") | {"rope_parameters": rope})
+        return str(folder)
+
+    assert len(prompt_builder("kv", config.model, 4)(kv_example(0), Placement((1,), 5))) == 26
+    assert distill(config.model_copy(update={"model": bounded(60), "out": tmp_path / "short", "epochs": 1})).exists()
+    monkeypatch.setattr(distilling, "load_model", None)
+    with pytest.raises(PosgapError, match=r"27: its RoPE \(longrope\) changes .* beyond 27 tokens, .*such lengths$"):
+        distill(config.model_copy(update={"model": bounded(27), "out": tmp_path / "long"}))
 
 
 @pytest.mark.parametrize("method", ["sft", "seqkd"])

@@ -23,6 +23,7 @@ from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
 from posgap.launch import is_main_process, launched
+from posgap.locations import with_uris
 from posgap.models.loading import (
     checkpoint_activations,
     commit_on_hub,
@@ -32,6 +33,7 @@ from posgap.models.loading import (
     resolve_dtype,
     save_model,
 )
+from posgap.models.rope_lengths import RopeLengths
 from posgap.stage import stage
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -102,7 +104,13 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     build = builder_of(config, longest)
     require_prompts(config.responses, build.digest())
     pairs = METHODS[config.method].learnt(pairs, build)
-    return pairs, Collator(pairs, build)
+    collate = Collator(pairs, build)
+    if rope := RopeLengths.of(load_config(config.model)):
+        # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
+        lengths = [tuple(map(len, collate.token_ids(row))) for row in advantageous_rows(pairs)]
+        if reason := rope.against_teacher_forcing(lengths):
+            raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
+    return pairs, collate
 
 
 def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Objective]:
