@@ -1,16 +1,18 @@
 """What stands around a task's text: system messages, chat templates with arguments and dates, and hostile templates."""
 
+import resource
 from datetime import datetime
 
 import pytest
 from conftest import kv_example
 from endpoint import Endpoint, served
 from pydantic import ValidationError
+from s3 import put
 from test_backends import sweep_options
 from test_generation import llama
 
 from posgap.choices import BACKENDS, TASKS
-from posgap.config import DistillConfig, SweepConfig, TeacherConfig
+from posgap.config import DistillConfig, GradeConfig, SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.measurement.comparability import differing
@@ -143,6 +145,40 @@ def test_a_hostile_template_ends_in_a_line(tokenizer, source, monkeypatch):
     with pytest.raises(PosgapError, match="^the chat template: .") as refused:
         builder(tokenizer, template=source)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x'.center(10**10) }}",
+        "{{ messages[0].content | center(10**10) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '{:>10000000000}'.format(1) }}",
+        "{% set n = namespace(x='xy') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "{% set n = namespace(x=[1]) %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}{{ n.x }}",
+        "{% macro m() %}{% for i in range(99999) %}{{ 'x' * 9999 }}{{ i }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{{ 'x'.ljust(9999).replace('x', 'y' * 9999).replace('y', 'z' * 9999).replace('z', 'x' * 9999) }}",
+        "{{ [1] | batch(10**11, 0) | list }}",
+    ],
+)
+def test_a_template_that_makes_much_of_little_ends_before_memory_does(tokenizer, source, monkeypatch):
+    monkeypatch.setattr(framing, "MEMORY", 256 << 20)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(PosgapError, match="^the chat template: it (takes more than 256 MiB of memory|adds more than)"):
+        builder(tokenizer, template=source)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_template_and_a_judge_s_prompt_may_lie_in_s3(bucket):
+    put(f"{bucket}/chat.jinja", CHAT.encode())
+    put(f"{bucket}/judge.txt", b"{question} {first} {second}")
+    paths = {"examples": "e", "model": "m", "out": "o"}
+    assert SweepConfig(**paths, template=f"{bucket}/chat.jinja").template == CHAT
+    graded = {"sweep": "s", "examples": "e", "judge": "j", "out": "o"}
+    assert GradeConfig(**graded, judge_prompt=f"{bucket}/judge.txt").judge_prompt == "{question} {first} {second}"
+    for wrong, complaint in ((f"{bucket}/none", "no such object"), ("s3://", "write s3://bucket/key")):
+        with pytest.raises(ValidationError, match=complaint):
+            SweepConfig(**paths, template=wrong)
 
 
 def test_a_config_takes_a_template_as_a_file_or_as_its_text_and_keeps_the_text(tmp_path):

@@ -1,5 +1,6 @@
 """The types of config fields: paths and their roles, and lists and tables in the forms that callers write them."""
 
+import importlib
 import re
 from datetime import date
 from enum import Enum
@@ -131,7 +132,11 @@ def _registered_name_if_any(text: str) -> str:
 
 def _of_file(path: str | Path, what: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        # By its name: storage rests on this room.
+        here = importlib.import_module("posgap.storage.cache").fetch(as_location(path))
+        return here.read_text(encoding="utf-8")
+    except PosgapError as error:
+        raise ValueError(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is no text in UTF-8"
         raise ValueError(f"cannot be read as a file ({reason}), and is no {what}") from None

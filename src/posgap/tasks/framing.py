@@ -1,14 +1,18 @@
 """What stands around a task's text when a model is asked: a system message, and the chat template with its arguments.
 
-A template is somebody's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time
-and size.
+A template is somebody's program. It is rendered in transformers' sandbox, on a fixed date, and within limits of time,
+size and memory.
 """
 
 import re
-from collections.abc import Callable, Mapping
+import resource
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.config.base import DATE
@@ -25,8 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SECONDS = 10.0  # in which a template makes a prompt
 CHARACTERS = 1_000_000  # that a template may add to a prompt's text, or repeat
+MEMORY = 1 << 30  # bytes that it may take while it makes one
 _OURS = {"messages": None, "tools": None, "documents": None, "add_generation_prompt": True}  # arguments always given
 _PROBE = "What is asked?"
+_ONE_AT_A_TIME = threading.Lock()  # since the bound is one of the whole process
 
 
 @dataclass(frozen=True)
@@ -123,12 +129,32 @@ def common_beginning(a: str, b: str) -> int:
 def _in_limits(call: Callable[[], T]) -> T:
     """What `call`, which runs the template, returns; `PosgapError` where it fails or does not end."""
     try:
-        return within(SECONDS, call)
+        with _memory_bounded():
+            return within(SECONDS, call)
     except TimeoutError:
         reason = f"it has not ended within {SECONDS:g} s"
+    except MemoryError:
+        reason = f"it takes more than {MEMORY >> 20} MiB of memory"
     except Exception as error:  # whatever somebody's program raises
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     raise PosgapError(f"the chat template: {reason}")
+
+
+@contextmanager
+def _memory_bounded() -> Iterator[None]:
+    """Within the block this process can take `MEMORY` more than it has, and what asks for more raises `MemoryError`.
+
+    A template has too many ways to make much of little (methods, filters, macros, concatenation) to look at each.
+    """
+    with _ONE_AT_A_TIME:
+        before, highest = resource.getrlimit(resource.RLIMIT_AS)
+        has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        bound = has + MEMORY if before == resource.RLIM_INFINITY else min(before, has + MEMORY)
+        resource.setrlimit(resource.RLIMIT_AS, (bound, highest))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (before, highest))
 
 
 def _environment(day: str) -> Any:
