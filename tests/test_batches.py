@@ -14,7 +14,6 @@ from posgap.distillation.batches import (
     Batch,
     Row,
     advantageous_rows,
-    chunks,
     pair_up,
     plan,
     share,
@@ -110,14 +109,7 @@ def test_processes_share_a_step_evenly(rows, world):
     assert len(set(map(len, shared))) == 1
     interleaved = [row for column in zip(*shared) for row in column]
     assert interleaved[: len(rows)] == rows and len(interleaved) < len(rows) + world
-    assert all(row == rows[0] for row in interleaved[len(rows) :])
-
-
-@given(st.lists(st.integers(), max_size=20), st.integers(1, 6))
-def test_chunks_are_the_rows_in_runs_of_one_size_but_for_the_last(rows, size):
-    parts = list(chunks(rows, size))
-    assert [row for part in parts for row in part] == rows
-    assert all(len(part) == size for part in parts[:-1]) and all(0 < len(part) <= size for part in parts[-1:])
+    assert all(row == rows[-1] for row in interleaved[len(rows) :])
 
 
 def test_responses_are_paired_with_their_examples_whatever_the_order(pairs):

@@ -94,15 +94,15 @@ def test_sft_learns_the_gold_answers_and_seqkd_the_responses(method, config):
 def test_runs_that_share_a_work_folder_read_the_teacher_once(config, tmp_path, monkeypatch):
     read, add = [], TeacherStates.add
 
-    def counted(self, model, rows, *more):
-        read.append(len(rows))
-        add(self, model, rows, *more)
+    def counted(self, states, keys):
+        read.append((len(states), len(keys)))
+        add(self, states, keys)
 
     monkeypatch.setattr(TeacherStates, "add", counted)
     work = tmp_path / "work"
     for name, alignment in (("a", "none"), ("b", "paper"), ("c", "balanced")):
         distill(config.model_copy(update={"out": tmp_path / name, "alignment": alignment, "work": work}))
-    assert read == [6, 0, 0]
+    assert read == [(6, 6)]
     (kept,) = work.iterdir()  # no checkpoints of runs that are done
     assert kept.name.startswith("teacher-")
 

@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import signal
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 from posgap.distillation import losses as losses_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
-from posgap.distillation.engine import NotFinite, Optimization, train
+from posgap.distillation.engine import Loop, NotFinite, Optimization, train
+from posgap.distillation.gradients import Gradient
 from posgap.distillation.head import response_states
 from posgap.distillation.lora import add_adapters, merged
 from posgap.distillation.losses import alignment_weights, per_row, token_kl
@@ -25,7 +27,7 @@ from posgap.errors import PosgapError, Stopped
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
-OURS = {"model": "m", "prompts": "p", "precision": "float32"}
+OURS = {"model": "m", "prompts": "p", "arithmetic": "float32"}
 
 
 # For its loss alone: the weights of rows are no matter there.
@@ -33,9 +35,10 @@ KL = R1((1,), "none", anchoring=1.0)
 
 
 def teacher_of(model, collate, folder, mixed=False) -> Teacher:
-    states = TeacherStates(folder, OURS)
-    states.add(model, advantageous_rows(collate.pairs), collate, 3, mixed)
-    return Teacher(states, frozen_head(model, mixed), collate)
+    teacher = Teacher(TeacherStates(folder, OURS), frozen_head(model, mixed), collate)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        teacher.read(Student(model, KL), torch.device("cpu"), 150)
+    return teacher
 
 
 @pytest.fixture
@@ -109,11 +112,11 @@ def test_the_teacher_stays_while_the_student_moves(model, collate, teacher):
     torch.testing.assert_close(teacher.head(teacher.hidden(batch)), before)
 
 
-def test_teacher_states_are_read_once_and_serve_whoever_reads_the_same(model, collate, teacher, tmp_path, monkeypatch):
-    again = TeacherStates(tmp_path / "teacher", OURS)
-    rows = advantageous_rows(collate.pairs)
-    assert again.missing(rows, collate) == []
-    assert again.missing([Row(0, (2,)), *rows], collate) == [Row(0, (2,))]
+def test_teacher_states_are_read_once_and_serve_whoever_reads_the_same(model, collate, teacher, tmp_path):
+    def read(batch, states_alone):
+        raise AssertionError("read again")
+
+    Teacher(TeacherStates(tmp_path / "teacher", OURS), teacher.head, collate).read(read, torch.device("cpu"), 150)
     shards = list((tmp_path / "teacher").iterdir())
     # T * D numbers an example, beside a header.
     numbers = sum(len(p.response.token_ids) for p in collate.pairs) * model.config.hidden_size
@@ -184,13 +187,12 @@ def test_cross_entropy_is_the_mean_over_tokens_of_minus_log_q(model, pairs, coll
 # The loop
 
 
-def run(model, collate, objective, teacher=None, epochs=10, micro_batch_size=0, **more):
+def run(model, collate, objective, teacher=None, epochs=10, micro_batch_tokens=8192, **more):
     prompts = 2 * len(objective.rows([Draw(0, tuple(TRIVIAL))]))
     steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, epochs, prompts, seed=0)
-    optimization = Optimization(1e-3, warmup_steps=2, micro_batch_size=micro_batch_size)
-    return train(
-        Student(model, objective, teacher), steps, objective, collate, optimization, Accelerator(cpu=True), **more
-    )[1]  # fmt: skip
+    student, optimization = Student(model, objective, teacher), Optimization(1e-3, warmup_steps=2)
+    accelerator = Accelerator(cpu=True)
+    return train(student, steps, objective, collate, optimization, accelerator, micro_batch_tokens, **more)[1]
 
 
 @pytest.fixture
@@ -215,8 +217,8 @@ def test_training_lowers_the_loss_and_repeats_itself(lively, collate, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["paper", "balanced", "none", "cross entropy"])
-@pytest.mark.parametrize("micro_batch_size", [1, 3])
-def test_micro_batches_do_not_change_the_numbers(method, micro_batch_size, lively, pairs, collate, tmp_path):
+@pytest.mark.parametrize("micro_batch_tokens", [1, 100])
+def test_micro_batches_do_not_change_the_numbers(method, micro_batch_tokens, lively, pairs, collate, tmp_path):
     """Weights that depend on the whole batch are those of the whole batch."""
     if method == "cross entropy":
         teacher, objective = None, CrossEntropy(pairs)
@@ -224,11 +226,97 @@ def test_micro_batches_do_not_change_the_numbers(method, micro_batch_size, livel
         teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), method, 1.0)
     whole, parts = copy.deepcopy(lively), copy.deepcopy(lively)
     whole_run = run(whole, collate, objective, teacher, epochs=2)
-    many = run(parts, collate, objective, teacher, epochs=2, micro_batch_size=micro_batch_size)
+    many = run(parts, collate, objective, teacher, epochs=2, micro_batch_tokens=micro_batch_tokens)
     for a, b in zip(whole_run, many):
         assert a == pytest.approx(b, rel=1e-5)
     moved = (parameters(whole) - parameters(lively)).norm()
     assert (parameters(whole) - parameters(parts)).norm() < 1e-4 * moved
+
+
+class Counted(Student):
+    """A student that counts the rows that it reads with and without gradients."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.rows: Counter[bool] = Counter()
+
+    def forward(self, batch, states_alone=False):
+        self.rows[torch.is_grad_enabled()] += len(batch.rows)
+        return super().forward(batch, states_alone)
+
+
+class Means(R1):
+    """R1 whose positions differ so much in their losses that the weights of the first vanish."""
+
+    def token_losses(self, *arguments):
+        return 1e6 * super().token_losses(*arguments)
+
+
+@pytest.mark.parametrize("objective", [R1((1,), "paper", 1.0), R1((1,), "authors", 1.0), Means((1,), "balanced", 0.5)])
+@pytest.mark.parametrize("tokens, read_twice", [(8192, 0), (150, 0), (80, 2), (1, 4)])
+def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twice, model, collate, tmp_path):
+    """Where rows are read once, position by position, the sum is that of weights which are known beforehand."""
+    teacher = teacher_of(model, collate, tmp_path / "t")
+    torch.manual_seed(1)
+    moved = type(model)(model.config).double()
+    draws = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (3,))), Draw(2, ((4,), (3,)))]
+    student = Counted(moved, objective, teacher)
+    rows = objective.rows(draws)
+    losses = student(collate(rows)).double()
+    (objective.weights(rows, losses.detach()) * losses).sum().backward()
+    expected = [p.grad.clone() for p in moved.parameters()]
+    norm = torch.stack([g.norm() for g in expected]).norm().item()
+    moved.zero_grad()
+    student.rows.clear()
+    gradients = []
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD(moved.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in moved.parameters()))
+    gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=norm / 2)
+    figures = Loop(student, gradient, objective, collate, torch.device("cpu"), tokens).step(1, rows)
+    assert figures["grad_norm"] == pytest.approx(norm, rel=1e-6)
+    difference = torch.stack([(2 * a - b).norm() for a, b in zip(gradients, expected)]).norm()  # it is clipped
+    assert difference < 1e-6 * norm
+    assert student.rows == Counter({True: len(rows), False: read_twice})
+
+
+# Running out of memory
+
+
+class Small(Student):
+    """A student on a machine where a call of more than so many tokens asks the allocator for more than there is."""
+
+    def __init__(self, *arguments, most_tokens):
+        super().__init__(*arguments)
+        self.most_tokens = most_tokens
+
+    def forward(self, batch, states_alone=False):
+        if torch.is_grad_enabled() and batch.input_ids.numel() > self.most_tokens:
+            torch.empty(1 << 52)
+        return super().forward(batch, states_alone)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, collate, tmp_path, caplog):
+    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, 2, 10, seed=0)
+    runs = []
+    for most_tokens in (8192, 100):
+        student = Small(copy.deepcopy(lively), objective, teacher, most_tokens=most_tokens)
+        _, history = train(student, steps, objective, collate, Optimization(1e-3), Accelerator(cpu=True), 8192)
+        runs.append((history, parameters(student)))
+    (whole, there), (halved, here) = runs
+    for a, b in zip(whole, halved):
+        assert a == pytest.approx(b, rel=1e-5)
+    assert (there - here).norm() < 1e-4 * (there - parameters(lively)).norm()
+    lines = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+    assert len(lines) == 2 and lines[0].startswith("step 1: out of memory; from now on micro-batches have at most ")
+
+
+def test_out_of_memory_with_a_single_prompt_says_what_to_do(lively, collate, pairs):
+    student = Small(lively, CrossEntropy(pairs), most_tokens=20)
+    steps = [[Row(0, (2,)), Row(0, (3,))]]
+    with pytest.raises(PosgapError, match=r"^step 1: out of memory with one prompt of \d+ tokens; set gradient_check"):
+        train(student, steps, CrossEntropy(pairs), collate, Optimization(1e-3), Accelerator(cpu=True), 8192)
 
 
 def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, collate, tmp_path, monkeypatch):
@@ -255,9 +343,7 @@ def test_a_loss_that_is_not_finite_names_its_prompts_and_stops_before_the_update
     student.forward = poisoned
     steps = [[Row(0, (2,)), Row(0, (3,)), Row(2, (4,)), Row(2, (5,))]]
     with pytest.raises(NotFinite, match="step 1: the loss of 2 of 4 prompts is not finite") as caught:
-        train(
-            student, steps, CrossEntropy(pairs), collate, Optimization(1e-3, micro_batch_size=3), Accelerator(cpu=True)
-        )
+        train(student, steps, CrossEntropy(pairs), collate, Optimization(1e-3), Accelerator(cpu=True), 100)
     assert caught.value.rows == [Row(2, (4,)), Row(2, (5,))]
     assert torch.equal(parameters(model), before)
 

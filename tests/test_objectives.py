@@ -66,11 +66,11 @@ def test_a_method_says_whether_its_weights_need_the_losses(alignment):
     rows = objective.rows(DRAWS)
     some, others = torch.linspace(1, 2, len(rows)), torch.linspace(3, 1, len(rows))
     same = torch.equal(objective.weights(rows, some), objective.weights(rows, others))
-    assert objective.weighs_by_loss == (not same)
+    assert any(objective.together(rows)) == (not same)
     plain = CrossEntropy(answered())
     rows = plain.rows(DRAWS)
     some, others = some[: len(rows)], others[: len(rows)]
-    assert torch.equal(plain.weights(rows, some), plain.weights(rows, others)) and not plain.weighs_by_loss
+    assert torch.equal(plain.weights(rows, some), plain.weights(rows, others)) and not any(plain.together(rows))
 
 
 def test_r1_s_loss_of_a_token_is_the_kl_from_the_teacher_to_the_student():

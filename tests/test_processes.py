@@ -115,8 +115,8 @@ def require_the_same_training(one: Path, two: Path, base: Path) -> None:
 
 LAUNCHES = {
     "data parallel": (ACCELERATE, {}),
-    "zero2": (DEEPSPEED, {"deepspeed": "zero2", "micro_batch_size": 3}),
-    "zero3": (None, {"deepspeed": "zero3", "micro_batch_size": 3, "gradient_checkpointing": True}),
+    "zero2": (DEEPSPEED, {"deepspeed": "zero2", "micro_batch_tokens": 150}),
+    "zero3": (None, {"deepspeed": "zero3", "micro_batch_tokens": 150, "gradient_checkpointing": True}),
 }
 
 

@@ -78,8 +78,8 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
         "",
         description="order of a student's distractors; kept: as the teacher read them; reshuffled: one for each prompt",
     )
-    micro_batch_size: int = Field(
-        0, ge=0, description="prompts that a process reads at once; 0: its whole share of a step"
+    micro_batch_tokens: int = Field(
+        8192, ge=1, description="tokens that a process reads at once in training; a longer prompt is read by itself"
     )
     learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
     schedule: Literal["", "linear", "cosine", "constant"] = Field(

@@ -1,7 +1,8 @@
 """The prompts and responses of each training step, and their tensors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -121,11 +122,11 @@ def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
 def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
     """The rows of a step that process `rank` of `world` computes, the same number on each process.
 
-    If `rows` cannot be divided evenly, copies of the first row fill up the end.
+    If `rows` cannot be divided evenly, copies of the last row fill up the end.
     """
     most = -(-len(rows) // world)
     own = list(rows[rank::world])
-    return own + [rows[0]] * (most - len(own))
+    return own + [rows[-1]] * (most - len(own))
 
 
 @dataclass
@@ -152,16 +153,34 @@ class Batch:
 
 
 class Collator:
-    """Makes batches of rows; prompts are built when they are needed, and not kept."""
+    """Makes batches of rows.
+
+    The prompts where the responses were sampled, which are read again and again, are kept as token ids; those of other
+    placements are built when they are needed.
+    """
 
     def __init__(self, pairs: Sequence[Pair], build: PromptBuilder):
         self.pairs, self.build, self.pad = pairs, build, build.tokenizer.pad_token_id
 
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response."""
+        response = self.pairs[row.pair].response
+        at_best = row.positions == response.at.positions and not row.order
+        return self._at_best[row.pair].tolist() if at_best else self._prompt(row), response.token_ids
+
+    def length(self, row: Row) -> int:
+        """About the number of tokens of a row's prompt and response: at another placement a few may differ."""
+        return len(self._at_best[row.pair]) + len(self.pairs[row.pair].response.token_ids) - 1
+
+    def _prompt(self, row: Row) -> list[int]:
         pair = self.pairs[row.pair]
         build = self.build.shuffled(row.order) if row.order else self.build
-        return build(pair.example, Placement(row.positions, pair.response.n_docs)), pair.response.token_ids
+        return build(pair.example, Placement(row.positions, pair.response.n_docs))
+
+    @cached_property
+    def _at_best(self) -> list[np.ndarray]:
+        """Each pair's prompt where its response was sampled, four bytes a token."""
+        return [np.array(self._prompt(row), dtype=np.int32) for row in advantageous_rows(self.pairs)]
 
     def key(self, row: Row) -> str:
         """The sha256 of a row's token ids, prompt and response."""
@@ -181,9 +200,3 @@ class Collator:
             targets=torch.tensor([token for response in responses for token in response]),
             lengths=torch.tensor([len(response) for response in responses]),
         )
-
-
-def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yields `rows` in runs of `size`."""
-    for start in range(0, len(rows), size):
-        yield rows[start : start + size]

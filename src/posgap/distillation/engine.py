@@ -3,10 +3,11 @@
 Through Accelerate the same loop serves one process, several, and DeepSpeed, depending on how it is launched.
 """
 
+import gc
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,16 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from posgap.distillation.batches import Batch, Collator, Row, chunks, share
+from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.checkpoints import Checkpoints, History
+from posgap.distillation.gradients import Gradient
+from posgap.distillation.micro_batches import MicroBatch, in_groups
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
 from posgap.distillation.student import Student
 from posgap.errors import PosgapError, Stopped
 from posgap.interruption import deferred_termination
+from posgap.models.memory import is_exhaustion
 from posgap.progress import track
 
 log = logging.getLogger(__name__)
@@ -32,8 +36,7 @@ class Optimization:
 
     The rate rises linearly to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of all
     steps. From there it falls by `schedule` (linear, cosine, constant) to `final_rate` times the peak. Weight decay is
-    of matrices alone, not of biases and norms. `micro_batch_size` is the number of prompts that a process reads at
-    once; 0 means its whole share of a step.
+    of matrices alone, not of biases and norms.
     """
 
     learning_rate: float
@@ -45,7 +48,6 @@ class Optimization:
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
-    micro_batch_size: int = 0
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""
@@ -85,11 +87,15 @@ def train(
     collate: Collator,
     optimization: Optimization,
     accelerator: Accelerator,
+    micro_batch_tokens: int,
     checkpoints: Checkpoints | None = None,
     save_steps: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda figures: None,
 ) -> tuple[torch.nn.Module, History]:
     """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
+
+    A process reads `micro_batch_tokens` tokens at once, or a single prompt that is longer. Before the first step the
+    student reads what it needs of the teacher's states, if the objective needs them.
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps, and at SIGTERM.
@@ -97,16 +103,22 @@ def train(
     Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
     wrapped, optimizer = accelerator.prepare(student, optimization.optimizer(student))
+    if student.teacher:
+        wrapped.eval()
+        student.teacher.read(wrapped, accelerator.device, micro_batch_tokens)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
     for figures in history:
         on_step(figures)
-    loop = _Loop(wrapped, optimizer, objective, collate, optimization, accelerator)
+    gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
+    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens)
     rest = range(len(history), len(steps))
     with deferred_termination() as termination:
         for step in track(rest, len(rest), "distillation steps"):
             rate = optimization.learning_rate * optimization.rate(step, len(steps))
-            figures = loop.step(step + 1, steps[step], rate)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            figures = loop.step(step + 1, steps[step])
             history.append({"step": step + 1, **figures, "learning_rate": rate})
             on_step(history[-1])
             stopping = any(gather(termination.requested))
@@ -118,77 +130,156 @@ def train(
     return wrapped, history
 
 
-class _Loop:
-    """Computes optimizer steps, each in micro-batches of the configured size."""
+class Loop:
+    """Computes optimizer steps, each in micro-batches.
 
-    def __init__(self, model, optimizer, objective, collate, optimization: Optimization, accelerator: Accelerator):
-        self.model, self.optimizer, self.objective, self.collate = model, optimizer, objective, collate
-        self.optimization, self.accelerator = optimization, accelerator
+    A row's weight may depend on the losses of rows that are not read yet, but by the objective's contract only through
+    a factor that all rows read before have in common. So each row is read once: when the losses of a group of rows that
+    are weighed together are there, the gradient so far is multiplied by that factor, and the group's is added to it.
+    """
+
+    def __init__(
+        self,
+        model: Any,  # a module, or DeepSpeed's engine
+        gradient: Gradient,
+        objective: Objective,
+        collate: Collator,
+        device: torch.device,
+        micro_batch_tokens: int,
+    ):
+        self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
+        self.device, self.micro_batch_tokens = device, micro_batch_tokens
         self.rank, self.world = rank_and_world()
+        self.exhausted = False  # whether this process has run out of memory in this step
 
-    def step(self, number: int, rows: Sequence[Row], rate: float) -> dict[str, float]:
-        """Makes one update from the global batch `rows` and returns its figures."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        own_rows = share(rows, self.rank, self.world)
-        batches = [
-            self.collate(part).to(self.accelerator.device)
-            for part in chunks(own_rows, self.optimization.micro_batch_size or len(own_rows))
-        ]
-        if not self.objective.weighs_by_loss:
-            weights = self.objective.weights(rows, torch.zeros(len(rows), device=self.accelerator.device))
-        elif len(batches) > 1:
-            # A row's weight depends on the losses of all rows, so these are computed first, without gradients.
-            with torch.no_grad():
-                losses = [self.model(batch) for batch in batches]
-            weights = self.objective.weights(rows, self._everyones(losses, rows, number))
-        losses, start = [], 0
-        for batch in batches:
-            last = batch is batches[-1]
-            row_losses = self.model(batch)
-            losses.append(row_losses.detach())
-            if last:
-                everyones = self._everyones(losses, rows, number)
-                if self.objective.weighs_by_loss and len(batches) == 1:
-                    weights = self.objective.weights(rows, everyones)
-            own = self._own(weights, start, len(batch.rows))
-            self._backward((own * row_losses).sum(), batch, last)
-            start += len(batch.rows)
-        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.optimization.max_grad_norm) or 0.0)
+    def step(self, number: int, rows: Sequence[Row]) -> dict[str, float]:
+        """Makes one update from the global batch `rows` and returns its figures.
+
+        Where a process runs out of memory, micro-batches are halved and the step is begun again.
+        """
+        while True:
+            groups = self._groups(rows)
+            try:
+                with self.gradient.of_this_process():
+                    losses, weights = self._accumulate(number, rows, groups)
+                break
+            except _OutOfMemory:
+                pass
+            self._halve(number, [part for group in groups for part in group])
+        norm = self.gradient.apply()
         if not math.isfinite(norm):
             raise NotFinite(
-                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, everyones.tolist()
+                f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        loss = float((weights * everyones).sum())
-        return {"loss": loss, **self.objective.figures(rows, everyones), "grad_norm": norm}
+        return {"loss": float((weights * losses).sum()), **self.objective.figures(rows, losses), "grad_norm": norm}
 
-    def _backward(self, loss: Tensor, batch: Batch, last: bool) -> None:
-        self.accelerator.sync_gradients = last
-        with nullcontext() if last else self.accelerator.no_sync(self.model):
-            # Gradients are averaged over processes, but the rows' weighted losses must be summed: hence the factor.
-            self.accelerator.backward(loss * self.world)
+    def _groups(self, rows: Sequence[Row]) -> list[list[MicroBatch]]:
+        together = self.objective.together(rows)
+        if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
+            together = [key and "by loss" for key in together]
+        lengths = [self.collate.length(row) for row in rows]
+        return in_groups(together, lengths, self.world, self.micro_batch_tokens)
 
-    def _own(self, weights: Tensor, start: int, count: int) -> Tensor:
-        """The weights of `count` of this process's rows from `start` on; rows that fill up its share weigh nothing."""
-        own = weights[self.rank :: self.world][start : start + count]
-        return torch.nn.functional.pad(own, (0, count - len(own)))
+    def _accumulate(self, number: int, rows: Sequence[Row], groups: list[list[MicroBatch]]) -> tuple[Tensor, Tensor]:
+        """Adds up the gradient of a step; returns its rows' losses and weights, `[N]` each, the same everywhere."""
+        losses = torch.full((len(rows),), math.nan, dtype=torch.float64)
+        weights, added = torch.zeros_like(losses), torch.zeros(len(rows), dtype=torch.bool)
+        for group in groups:
+            *earlier, last = [(part, self._batches(part, rows)) for part in group]
+            # Rows that are weighed together but do not fit into one micro-batch: all but the last are read twice.
+            for part, batches in earlier:
+                with torch.no_grad():
+                    self._share(part, self._read(batches), losses)
+            own_losses = self._read(last[1])
+            self._share(last[0], own_losses, losses)
+            if group is groups[-1]:
+                _require_finite(number, rows, losses)
+            before, weights = weights, self.objective.weights(rows, losses)
+            if (weighed := float(before[added].sum())) > 0:
+                self.gradient.scale(float(weights[added].sum()) / weighed)
+            self._add(last[0], own_losses, weights, group is groups[-1] and not earlier)
+            for part, batches in earlier:
+                self._add(part, self._read(batches), weights, group is groups[-1] and part is earlier[-1][0])
+            added[[row for part in group for row in part.rows]] = True
+        if any(gather(self.exhausted)):
+            raise _OutOfMemory
+        return losses, weights
 
-    def _everyones(self, losses: list[Tensor], rows: Sequence[Row], number: int) -> Tensor:
-        """The losses `[N]` of all rows of the global batch, in their order, on every process."""
-        own_losses = torch.cat(losses).tolist()
-        everyones = torch.empty(len(rows), device=self.accelerator.device)
-        for rank, theirs in enumerate(gather(own_losses)):
-            target = everyones[rank :: self.world]
-            target.copy_(torch.tensor(theirs[: len(target)]))
-        if not everyones.isfinite().all():
-            bad = (~everyones.isfinite()).nonzero().flatten().tolist()
-            raise NotFinite(
-                f"step {number}: the loss of {len(bad)} of {len(rows)} prompts is not finite; lower learning_rate, or "
-                "look at those prompts",
-                number,
-                [rows[i] for i in bad],
-                everyones[bad].tolist(),
-            )
-        return everyones
+    def _batches(self, part: MicroBatch, rows: Sequence[Row]) -> list[Batch]:
+        return [self.collate([rows[i] for i in call]).to(self.device) for call in part.calls(self.rank, self.world)]
+
+    def _read(self, batches: list[Batch]) -> Tensor | None:
+        """The losses of this process's rows; `None` if it is out of memory, now or before in this step."""
+        if not self.exhausted:
+            with self._noting_exhaustion():
+                return torch.cat([self.model(batch) for batch in batches])
+        return None
+
+    def _share(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor) -> None:
+        """Enters all processes' losses of a micro-batch into the `losses [N]` of the step."""
+        rows = torch.tensor(part.rows)
+        for rank, theirs in enumerate(gather(None if own_losses is None else own_losses.tolist())):
+            if theirs is None:
+                raise _OutOfMemory
+            of_rank = rows[rank :: self.world]
+            losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=losses.dtype)
+
+    def _add(self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, last: bool) -> None:
+        """Adds the gradient of this process's rows of a micro-batch; copies that fill up its share weigh nothing."""
+        if own_losses is None:
+            return
+        own = weights[list(part.rows)][self.rank :: self.world].to(own_losses)
+        with self._noting_exhaustion():
+            self.gradient.add((own * own_losses[: len(own)]).sum(), last)
+
+    # Running out of memory
+
+    @contextmanager
+    def _noting_exhaustion(self) -> Iterator[None]:
+        """Within the block running out of memory is noted, for all processes to go back together."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_exhaustion(error):
+                raise
+            if self.gradient.by_deepspeed:  # its processes wait for each other within a pass
+                raise PosgapError(
+                    f"out of memory in a micro-batch of at most {self.micro_batch_tokens} tokens; give a smaller "
+                    f"micro_batch_tokens{_LESS_MEMORY}"
+                ) from None
+            self.exhausted = True
+
+    def _halve(self, number: int, parts: list[MicroBatch]) -> None:
+        """Forgets the gradient so far and halves the micro-batch; `PosgapError` if it is a single prompt."""
+        self.exhausted = False
+        self.gradient.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        if all(part.is_least for part in parts):
+            longest = max(part.tokens for part in parts)
+            raise PosgapError(f"step {number}: out of memory with one prompt of {longest} tokens{_LESS_MEMORY}")
+        self.micro_batch_tokens = max(part.tokens for part in parts if not part.is_least) // 2
+        log.warning(
+            "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is done again",
+            number,
+            self.micro_batch_tokens,
+        )
+
+
+_LESS_MEMORY = "; set gradient_checkpointing, lora_rank or deepspeed zero3, or take shorter prompts (n_docs)"
+
+
+class _OutOfMemory(Exception):
+    """Some process has run out of memory; raised on all."""
+
+
+def _require_finite(number: int, rows: Sequence[Row], losses: Tensor) -> None:
+    bad = (~losses.isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise NotFinite(
+            f"step {number}: the loss of {len(bad)} of {len(rows)} prompts is not finite; lower learning_rate, or "
+            "look at those prompts",
+            number,
+            [rows[i] for i in bad],
+            losses[bad].tolist(),
+        )

@@ -3,7 +3,7 @@
 A step's loss is sum_r w_r L_r over the rows of the global batch, with weights w_r that are constants to the gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +16,6 @@ from posgap.distillation.losses import alignment_weights, token_cross_entropy, t
 class Objective(Protocol):
     """A method's part of the training loop."""
 
-    weighs_by_loss: bool  # whether `weights` needs the losses of the whole global batch
     averaged: bool  # whether a row's loss is the mean over its response tokens, rather than their sum
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
@@ -28,8 +27,17 @@ class Objective(Protocol):
         """The prompts of a step."""
         ...
 
+    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
+        """For each of a global batch's rows, a key: rows with the same key are weighed by each other's losses. `None`
+        if a row's weight depends on no loss."""
+        ...
+
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`."""
+        """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`.
+
+        A loss that is not computed yet is nan. The losses of rows with the same key come together, and all weights by
+        loss that were there before change by one factor when others come.
+        """
         ...
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
@@ -49,7 +57,6 @@ class R1:
 
     def __init__(self, advantageous: Positions, alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
-        self.weighs_by_loss = alignment != "none"
 
     averaged = True
 
@@ -61,17 +68,23 @@ class R1:
         anchors = (self.advantageous,) if self.anchoring else ()
         return [Row(draw.pair, positions) for draw in draws for positions in (*anchors, *draw.placements)]
 
+    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
+        by_loss = self.alignment != "none"
+        return [row.positions if by_loss and row.positions != self.advantageous else None for row in rows]
+
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         anchor = self._anchors(rows, losses)
         weights = torch.zeros_like(losses)
         as_authors = self.alignment == "authors"
         if anchor.any():
             weights[anchor] = self.anchoring / (1 if as_authors else anchor.sum())
-        trivial = [row.positions for row in rows if row.positions != self.advantageous]
-        if trivial:
-            number = {positions: i for i, positions in enumerate(trivial)}  # any, so long as it is one for each
-            bins = torch.tensor([number[positions] for positions in trivial], device=losses.device)
-            weights[~anchor] = alignment_weights(losses[~anchor], bins, self.alignment)
+        # alpha is a softmax over positions: over those whose losses are there, it is the same but for a factor.
+        weighed = ~anchor if self.alignment == "none" else ~anchor & ~losses.isnan()
+        if weighed.any():
+            number: dict[Positions, int] = {}
+            bins = [number.setdefault(row.positions, len(number)) for row in rows]
+            of_rows = torch.tensor(bins, device=losses.device)[weighed]
+            weights[weighed] = alignment_weights(losses[weighed], of_rows, self.alignment)
         # The authors' processes each sum the losses of the prompts that they read at once, and average the gradients.
         return weights * AUTHORS_PROMPTS_AT_ONCE / len(rows) if as_authors else weights
 
@@ -91,7 +104,6 @@ class CrossEntropy:
     the baselines seqkd (its responses) and sft (gold answers).
     """
 
-    weighs_by_loss = False
     averaged = False
 
     def __init__(self, pairs: Sequence[Pair]):
@@ -102,6 +114,9 @@ class CrossEntropy:
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]
+
+    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
+        return [None] * len(rows)
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         return torch.full_like(losses, 1 / self._tokens(rows))

@@ -5,6 +5,8 @@ import json
 import os
 import socket
 import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -19,15 +21,6 @@ from posgap.errors import PosgapError
 from posgap.files import read_object
 
 T = TypeVar("T")
-
-
-def device() -> torch.device:
-    """The device of this process; it starts nothing, so it can be called before `accelerator`."""
-    return (
-        torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
 
 
 def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0) -> Accelerator:
@@ -94,6 +87,27 @@ def gather(value: T) -> list[T]:
     if world > 1:
         dist.all_gather_object(everyone, value)
     return everyone
+
+
+@contextmanager
+def whole(parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Within the block parameters that ZeRO-3 has in pieces are whole on every process."""
+    in_pieces = [parameter for parameter in parameters if hasattr(parameter, "ds_id")]
+    if not in_pieces:
+        yield
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(in_pieces):
+        yield
+
+
+def arithmetic(accelerator: Accelerator) -> str:
+    """How numbers are computed, as far as results depend on it: DeepSpeed casts parameters to bfloat16 where autocast
+    casts what each operation reads."""
+    if accelerator.mixed_precision != "bf16":
+        return "float32"
+    return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast"
 
 
 def meet() -> None:

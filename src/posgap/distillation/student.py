@@ -23,12 +23,18 @@ class Student(nn.Module):
         self.model, self.head, self.objective, self.teacher = model, Head.of(model), objective, teacher
         self.checked = False
 
-    def forward(self, batch: Batch) -> Tensor:
-        """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean."""
+    def forward(self, batch: Batch, states_alone: bool = False) -> Tensor:
+        """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean.
+
+        With `states_alone`, the final hidden states `[M, D]` from which the loss would be computed.
+        """
         if not self.checked:
             require_plain_head(self.model, batch)
             self.checked = True
-        per_token = [response_states(self.model, batch), batch.targets]
+        states = response_states(self.model, batch)
+        if states_alone:
+            return states
+        per_token = [states, batch.targets]
         if self.teacher is not None:
             per_token.append(self.teacher.hidden(batch))
         losses = per_row(in_chunks(self._token_losses, self.head.vocabulary, *per_token), batch.lengths)

@@ -1,15 +1,17 @@
 """Computes the teacher's distributions once per example and keeps them on disk.
 
-The teacher's distributions over a response are the same in every epoch and for every trivial position, so the frozen
-model reads each example once, at the advantageous placement. The final hidden states at the T response tokens are
-kept, and the frozen output head turns them back into the logits. That takes T * D numbers per example instead of
-T * V, some 30 times less at 7B with a 128k vocabulary. They are stored as memory-mapped safetensors, so that neither
-the teacher nor its states need memory while the student trains.
+The teacher is the student before its first step. Its distributions over a response are the same in every epoch and for
+every trivial position, so each example is read once, at the advantageous placement, before training begins: by the
+student itself, as it is wrapped for training, so that both are the same function in every precision, and so that ZeRO-3
+has the teacher in pieces too. The final hidden states at the T response tokens are kept, and the frozen output head
+turns them back into the logits. That takes T * D numbers per example instead of T * V, some 30 times less at 7B with a
+128k vocabulary. They are stored as memory-mapped safetensors, so that neither the teacher nor its states need memory
+while the student trains.
 """
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.distillation.batches import Batch, Collator, Row, advantageous_rows, chunks
-from posgap.distillation.head import Head, require_plain_head, response_states
+from posgap.distillation.batches import Batch, Collator, advantageous_rows
+from posgap.distillation.head import Head
+from posgap.distillation.micro_batches import in_micro_batches
+from posgap.distillation.processes import gather, meet, rank_and_world, whole
 from posgap.errors import PosgapError
 from posgap.files import atomic
 from posgap.progress import track
+from posgap.storage.folders import Kept
 
 SHARD_ROWS = 64
 
@@ -36,12 +41,19 @@ class TeacherStates:
     serves every run whose examples it covers.
     """
 
-    def __init__(self, folder: Path, identity: dict[str, str]):
-        self.folder, self.identity = Path(folder), identity
+    def __init__(self, folder: Kept | Path, identity: dict[str, str]):
+        self.kept = folder if isinstance(folder, Kept) else Kept(folder)
+        self.folder, self.identity = self.kept.folder, identity
         self.where: dict[str, tuple[Path, int, int]] = {}
         self.open: dict[Path, Any] = {}  # the shards as opened by safe_open
+        self.look()
+
+    def look(self) -> None:
+        """Takes in the shards that are there, other processes' and other machines' too."""
+        self.kept.pull()
         for shard in sorted(self.folder.glob("states-*.safetensors")):
-            self._index(shard)
+            if shard not in self.open:
+                self._index(shard)
 
     def _index(self, shard: Path) -> None:
         try:
@@ -60,43 +72,18 @@ class TeacherStates:
             self.where[key] = (shard, start, start + length)
             start += length
 
-    def missing(self, rows: Sequence[Row], collate: Collator) -> list[Row]:
-        """Those of `rows` whose states are not kept yet."""
-        return [row for row in rows if collate.key(row) not in self.where]
-
-    def add(
-        self, model: PreTrainedModel, rows: Sequence[Row], collate: Collator, batch_size: int, mixed: bool = False
-    ) -> list[Path]:
-        """Reads `rows` with the frozen `model`, `batch_size` at a time, keeps their states, and returns the new shards.
-
-        `mixed` means that arithmetic and states are in bfloat16, as the student's are. Shards that are complete
-        survive an interruption.
-        """
-        written = []
-        dtype = torch.bfloat16 if mixed else model.dtype
-        parts = list(chunks(rows, SHARD_ROWS))
-        for part in track(parts, len(parts), "teacher states (shards)"):
-            states: list[Tensor] = []
-            for batch_rows in chunks(part, batch_size):
-                batch = collate(batch_rows).to(model.device)
-                with torch.no_grad(), torch.autocast(model.device.type, torch.bfloat16, enabled=mixed):
-                    if not self.where and not states:
-                        require_plain_head(model, batch)
-                    states.append(response_states(model, batch).to(dtype).cpu())
-            keys = [(collate.key(row), len(collate.token_ids(row)[1])) for row in part]
-            written.append(self._write(torch.cat(states), keys))
-        return written
-
-    def _write(self, states: Tensor, rows: list[tuple[str, int]]) -> Path:
-        shard = self.folder / f"states-{rows[0][0][:16]}.safetensors"
+    def add(self, states: Sequence[Tensor], keys: Sequence[str]) -> None:
+        """Keeps the states `[T, D]` of rows, in a new shard; `keys` are those of the rows (`Collator.key`)."""
+        shard = self.folder / f"states-{keys[0][:16]}.safetensors"
+        rows = [(key, len(of_row)) for key, of_row in zip(keys, states)]
         metadata = {"identity": json.dumps(self.identity), "rows": json.dumps(rows)}
         try:
             with atomic(shard) as partial:
-                save_file({"states": states}, partial, metadata=metadata)
+                save_file({"states": torch.cat(list(states))}, partial, metadata=metadata)
         except (OSError, SafetensorError) as error:
             raise PosgapError(f"{shard}: could not be written: {error}") from None
         self._index(shard)
-        return shard
+        self.kept.push([shard])
 
     def read(self, shard: Path, start: int, end: int) -> Tensor:
         """Reads the states `[end - start, D]` from rows `start` to `end` of a shard on disk."""
@@ -107,23 +94,62 @@ class Teacher:
     """The teacher: its frozen head, and each pair's states at the placement where its response was sampled."""
 
     def __init__(self, states: TeacherStates, head: Head, collate: Collator):
-        self.states, self.head = states, head
-        rows = advantageous_rows(collate.pairs)
-        if missing := states.missing(rows, collate):
+        self.states, self.head, self.collate = states, head, collate
+        self.keys = [collate.key(row) for row in advantageous_rows(collate.pairs)]
+
+    def read(self, student: Callable[..., Tensor], device: torch.device, micro_batch_tokens: int) -> None:
+        """Reads, with a `student` that is not trained yet, the rows whose states no earlier run has kept.
+
+        Processes share the rows, but call the student equally often. Shards that are complete survive an interruption.
+        Raises `PosgapError` if this machine does not have the states that others have read.
+        """
+        rank, world = rank_and_world()
+        rows = advantageous_rows(self.collate.pairs)
+        missing = sorted({i for lacking in gather(self._missing()) for i in lacking})
+        lengths = [self.collate.length(row) for row in rows]
+        parts = in_micro_batches(missing, lengths, world, micro_batch_tokens)
+        states: list[Tensor] = []
+        keys: list[str] = []
+        for part in track(parts, len(parts), "teacher states (micro-batches)"):
+            for call in part.calls(rank, world):
+                batch = self.collate([rows[i] for i in call]).to(device)
+                with torch.no_grad():
+                    read = student(batch, states_alone=True)
+                # As the head takes them, be it in bfloat16: what is kept loses nothing.
+                states += read.to("cpu", self.head.linear.weight.dtype).split(batch.lengths.tolist())
+            keys += [self.keys[i] for i in part.rows[rank::world]]
+            states = states[: len(keys)]  # without copies of the last row
+            if keys and (len(keys) >= SHARD_ROWS or part is parts[-1]):
+                self.states.add(states, keys)
+                states, keys = [], []
+        if not missing:
+            return
+        meet()
+        self.states.look()
+        if lacking := self._missing():
             raise PosgapError(
-                f"{states.folder}: the teacher states of {len(missing)} of {len(rows)} examples are missing; nodes "
-                "without a shared disk need `work` in S3"
+                f"{self.states.folder}: the teacher states of {len(lacking)} of {len(rows)} examples are missing; "
+                "nodes without a shared disk need `work` in S3"
             )
-        self.where = [states.where[collate.key(row)] for row in rows]
 
     def hidden(self, batch: Batch) -> Tensor:
         """The teacher's states at each response token of `batch`, `[M, D]`, the same for all of a pair's placements."""
-        states = [self.states.read(*self.where[row.pair]) for row in batch.rows]
+        states = [self.states.read(*self.states.where[self.keys[row.pair]]) for row in batch.rows]
         return torch.cat(states).to(batch.input_ids.device)
 
+    def _missing(self) -> list[int]:
+        return [i for i, key in enumerate(self.keys) if key not in self.states.where]
 
-def frozen_head(model: PreTrainedModel, mixed: bool) -> Head:
-    """A copy of the model's output head that training does not change."""
-    head = Head.of(model)
-    linear = copy.deepcopy(head.linear).requires_grad_(False)
-    return Head(linear.to(torch.bfloat16) if mixed else linear, head.soft_cap)
+
+def frozen_head(model: PreTrainedModel, mixed: bool, device: torch.device | str = "cpu") -> Head:
+    """A copy of the model's output head that training does not change; in bfloat16 where arithmetic is `mixed`."""
+    head = copy.copy(Head.of(model))
+    with whole(head.linear.parameters()):
+        values = {
+            name: parameter.detach().to(device, torch.bfloat16 if mixed else None, copy=True)
+            for name, parameter in head.linear.named_parameters()
+        }
+    vocabulary, width = values["weight"].shape
+    head.linear = torch.nn.Linear(width, vocabulary, bias="bias" in values, device="meta").requires_grad_(False)
+    head.linear.load_state_dict(values, assign=True)
+    return head

@@ -45,3 +45,11 @@ def _of_container() -> float:
     except (OSError, LookupError, ValueError):
         return math.inf
     return math.inf if limit == "max" else int(limit) - int(used) + of_files
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    """Whether an error means that memory is used up: of the machine, or of a device, as torch says it."""
+    from torch import OutOfMemoryError  # late: to others in this module torch is nothing
+
+    # torch's allocator on the CPU raises a plain RuntimeError.
+    return isinstance(error, (MemoryError, OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)

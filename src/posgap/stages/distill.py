@@ -6,7 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import set_seed
+from transformers import PreTrainedModel
 
 from posgap import files
 from posgap.choices import METHODS
@@ -22,14 +24,13 @@ from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_he
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
-from posgap.launch import is_main_process, launched
+from posgap.launch import is_main_process
 from posgap.locations import with_uris
 from posgap.models.loading import (
     checkpoint_activations,
     commit_on_hub,
     load_config,
     load_model,
-    on_device,
     resolve_dtype,
     save_model,
 )
@@ -60,14 +61,12 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     work = Kept(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
-    # Before the processes meet: ZeRO-3 loads models in pieces, and the teacher is read whole.
-    method = METHODS[config.method]
-    teacher = _teacher(config, work, collate, mixed) if method.needs_teacher else None
     steps, objective = _plan(config, pairs)
 
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
-    processes.meet()
-    student = _student(config, objective, teacher and teacher())
+    model = _model(config)
+    teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
+    student = Student(model, objective, teacher)
     checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
     optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
 
@@ -77,7 +76,16 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     try:
         with goes_on(after_ctrl_c=config.save_steps > 0):
             trained, history = train(
-                student, steps, objective, collate, optimization, accelerator, checkpoints, config.save_steps, log_step
+                student,
+                steps,
+                objective,
+                collate,
+                optimization,
+                accelerator,
+                config.micro_batch_tokens,
+                checkpoints,
+                config.save_steps,
+                log_step,
             )
     except NotFinite as error:
         if is_main_process():
@@ -137,41 +145,29 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Ob
     return steps, objective
 
 
-def _teacher(config: DistillConfig, work: Kept, collate: Collator, mixed: bool) -> Callable[[], Teacher]:
-    """Has the frozen model read what it has not read before; this process's share of it.
-
-    Returns what opens the states, to be called when every process is done.
-    """
-    identity = {
-        "model": _model_digest(config),
-        "prompts": collate.build.digest(),
-        "precision": "bfloat16" if mixed else "float32",
-    }
-    kept = work / f"teacher-{files.digest_of(identity)[:16]}"
-    kept.pull()
-    model = on_device(load_model(config.model, "stored", compute=config.dtype), processes.device())
-    states = TeacherStates(kept.folder, identity)
-    rank, world = launched()
-    own_rows = advantageous_rows(collate.pairs)[rank::world]
-    size = config.micro_batch_size or config.batch_size
-    kept.push(states.add(model, states.missing(own_rows, collate), collate, size, mixed))
-    head = frozen_head(model, mixed)
-
-    def open_states() -> Teacher:
-        kept.pull()  # what the other nodes' processes read
-        return Teacher(TeacherStates(kept.folder, identity), head, collate)
-
-    return open_states
-
-
-def _student(config: DistillConfig, objective: Objective, teacher: Teacher | None) -> Student:
+def _model(config: DistillConfig) -> PreTrainedModel:
+    """The model to train, and before that the teacher."""
     # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
     model = load_model(config.model, "float32", compute=config.dtype)
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
         checkpoint_activations(model)
-    return Student(model, objective, teacher)
+    return model
+
+
+def _teacher(
+    config: DistillConfig, work: Kept, collate: Collator, model: PreTrainedModel, accelerator: Accelerator
+) -> Teacher:
+    """The teacher, with the states that earlier runs have kept."""
+    identity = {
+        "model": _model_digest(config),
+        "prompts": collate.build.digest(),
+        "arithmetic": processes.arithmetic(accelerator),
+    }
+    states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
+    mixed = accelerator.mixed_precision == "bf16"
+    return Teacher(states, frozen_head(model, mixed, accelerator.device), collate)
 
 
 def _model_digest(config: DistillConfig) -> str:
@@ -180,7 +176,8 @@ def _model_digest(config: DistillConfig) -> str:
 
 def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
-    parameters = config.model_dump(mode="json", include=set(config.parameters()))
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing"}  # so a run that is out of memory can go on
+    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
 

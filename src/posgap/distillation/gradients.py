@@ -1,0 +1,98 @@
+"""The gradient of a step: accumulated over its micro-batches, and applied."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor
+
+from posgap.distillation.processes import rank_and_world
+
+
+class Gradient:
+    """The gradient of a step, summed over micro-batches and processes.
+
+    What is accumulated can be multiplied by a factor later, as `scaled` says: the factors are kept as a number, and
+    the gradient itself is multiplied once, before it is clipped.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, max_norm: float):
+        self.accelerator, self.model, self.optimizer, self.max_norm = accelerator, model, optimizer, max_norm
+        self.by_deepspeed = accelerator.state.deepspeed_plugin is not None
+        self.factor = 1.0  # the gradient so far is what is accumulated, times this
+
+    @property
+    def can_be_scaled(self) -> bool:
+        """Whether `scale` works: under DeepSpeed it needs an optimizer of ZeRO, which divides by a loss scale."""
+        return not self.by_deepspeed or hasattr(self._zero, "loss_scale")
+
+    @contextmanager
+    def of_this_process(self) -> Iterator[None]:
+        """The block in which gradients are accumulated, by each process for itself, unless by DeepSpeed."""
+        with nullcontext() if self.by_deepspeed else self.accelerator.no_sync(self.model):
+            yield
+
+    def scale(self, factor: float) -> None:
+        """Multiplies what has been accumulated in this step."""
+        self.factor *= factor
+        if self.factor < 1e-12 and not self.by_deepspeed:  # before what comes next overflows
+            self._multiply()
+
+    def add(self, loss: Tensor, last: bool) -> None:
+        """Adds the gradient of `loss`, this process's share of the step's. After the `last` one DeepSpeed updates."""
+        if not self.by_deepspeed:
+            self.accelerator.backward(loss / self.factor)
+            return
+        if last and self.factor != 1:
+            # The gradient is divided by the loss scale before it is clipped, and the loss multiplied by it.
+            self._zero.loss_scale = 1 / self.factor
+        else:
+            loss = loss / self.factor
+        self.accelerator.sync_gradients = last
+        # Gradients are averaged over processes, but the shares of the loss must be summed: hence the factor.
+        self.accelerator.backward(loss * rank_and_world()[1])
+
+    def apply(self) -> float:
+        """Updates the parameters and returns the norm that the gradient had before it was clipped.
+
+        Where that is not finite, nothing is updated, except under DeepSpeed.
+        """
+        if not self.by_deepspeed:
+            self._sum()
+            self._multiply()
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.max_norm) or 0.0)
+        if self.by_deepspeed and self.factor != 1:
+            self._zero.loss_scale = 1.0
+        if math.isfinite(norm):
+            self.optimizer.step()
+        self.clear()
+        return norm
+
+    def clear(self) -> None:
+        """Forgets what has been accumulated."""
+        self.optimizer.zero_grad()
+        self.factor = 1.0
+
+    def _sum(self) -> None:
+        """Adds up the processes' gradients: once a step, when no process can run out of memory in a pass any more."""
+        if rank_and_world()[1] > 1:
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    dist.all_reduce(parameter.grad)
+
+    def _multiply(self) -> None:
+        if self.factor != 1:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self.factor)
+        self.factor = 1.0
+
+    @property
+    def _zero(self) -> Any:
+        return self.model.optimizer

@@ -1,0 +1,107 @@
+"""How the rows of a step are read: in micro-batches of so many tokens, prompts of like length beside each other.
+
+Every process makes the same plan from the rows' lengths, so that all of them call the model equally often, as ZeRO-3
+needs.
+"""
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from posgap.distillation.batches import share
+
+# Of what is read in one call of the model, the largest share of a row that is padding.
+MOST_PADDING = 1 / 8
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows, by index, whose activations are held at the same time; they are dealt out to the processes in turn.
+
+    `rows` stand by falling length. `sizes` has the number of rows of each of a process's calls of the model, and
+    `tokens` the number of tokens that a process reads in them, padding included.
+    """
+
+    rows: tuple[int, ...]
+    sizes: tuple[int, ...]
+    tokens: int
+
+    @classmethod
+    def of(cls, rows: Sequence[int], lengths: Sequence[int], world: int) -> "MicroBatch":
+        """The micro-batch of `rows` on `world` processes; `lengths` are those of all rows of the step."""
+        ordered = _by_falling_length(rows, lengths)
+        widths = _widths([lengths[row] for row in ordered[::world]])
+        return cls(tuple(ordered), tuple(len(list(same)) for _, same in groupby(widths)), sum(widths))
+
+    @property
+    def is_least(self) -> bool:
+        """Whether no process reads more than one row, so that this cannot be divided."""
+        return sum(self.sizes) == 1
+
+    def calls(self, rank: int, world: int) -> Iterator[list[int]]:
+        """The rows of each call of the model on process `rank` of `world`; copies of the last row fill up the end."""
+        own, start = share(self.rows, rank, world), 0
+        for size in self.sizes:
+            yield own[start : start + size]
+            start += size
+
+
+def in_micro_batches(rows: Sequence[int], lengths: Sequence[int], world: int, most_tokens: int) -> list[MicroBatch]:
+    """Divides `rows` into micro-batches of at most `most_tokens` tokens a process, longest rows first.
+
+    A row that is longer than that is read by itself.
+    """
+    rest, parts = _by_falling_length(rows, lengths), []
+    while rest:
+        widths = _widths([lengths[row] for row in rest[::world]])
+        count = world * max(1, bisect_right(list(accumulate(widths)), most_tokens))
+        parts.append(MicroBatch.of(rest[:count], lengths, world))
+        rest = rest[count:]
+    return parts
+
+
+def in_groups(
+    together: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int
+) -> list[list[MicroBatch]]:
+    """Divides a step's rows into groups of micro-batches, so that rows of an equal key in `together` are in one group.
+
+    A group has more than one micro-batch only if the rows of a single key do not fit into one. Rows without a key
+    (`None`) are in the last groups.
+    """
+    by_key: dict[Hashable | None, list[int]] = {}
+    for row, key in enumerate(together):
+        by_key.setdefault(key, []).append(row)
+    free = by_key.pop(None, [])
+    large: list[list[MicroBatch]] = []
+    shared: list[MicroBatch] = []
+
+    def joined(i: int, rows: Sequence[int]) -> bool:
+        """Whether `rows` fit into a micro-batch of `shared` beside what is there; if so, they are now there."""
+        both = MicroBatch.of((*shared[i].rows, *rows), lengths, world)
+        if both.tokens <= most_tokens:
+            shared[i] = both
+        return both.tokens <= most_tokens
+
+    # The largest first: so they leave the least room unused.
+    for rows in sorted(by_key.values(), key=len, reverse=True):
+        parts = in_micro_batches(rows, lengths, world, most_tokens)
+        if len(parts) > 1:
+            large.append(parts)
+        elif not any(joined(i, rows) for i in range(len(shared))):
+            shared += parts
+    rest = [] if shared and free and joined(-1, free) else in_micro_batches(free, lengths, world, most_tokens)
+    return [*large, *([part] for part in shared), *([part] for part in rest)]
+
+
+def _by_falling_length(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    return sorted(rows, key=lambda row: (-lengths[row], row))
+
+
+def _widths(lengths: Sequence[int]) -> list[int]:
+    """To what each of these falling lengths is padded: to that of the first of its call."""
+    widths: list[int] = []
+    for length in lengths:
+        begins = not widths or length < (1 - MOST_PADDING) * widths[-1]
+        widths.append(length if begins else widths[-1])
+    return widths
