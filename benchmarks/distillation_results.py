@@ -95,15 +95,19 @@ class Bench:
             )
         )  # fmt: skip
 
-    def distilled(self, name: str, responses: Path | None = None, count: int = EXAMPLES, **how) -> Path:
-        values = PRESET | how
-        anchored = values.get("method", "r1") == "r1" and values.get("anchoring", 1.0) > 0
-        prompts = EXAMPLES_A_STEP * (int(values["k"]) + anchored)  # so that all methods take as many steps
+    def distilled(
+        self, name: str, responses: Path | None = None, count: int = EXAMPLES, preset: dict = PRESET, **how
+    ) -> Path:
+        values = preset | how
+        if "k" in values:
+            anchored = values.get("method", "r1") == "r1" and values.get("anchoring", 1.0) > 0
+            # So that all methods take as many steps.
+            values = {"batch_size": EXAMPLES_A_STEP * (values["k"] + anchored)} | values
         return distill(
             DistillConfig(
                 examples=self.examples(count), responses=responses or self.responses(count), model=str(self.model),
                 task=self.task, seed=self.seed, work=self.folder / "work", out=self.folder / f"model-{name}",
-                batch_size=prompts, **values,
+                **values,
             )
         )  # fmt: skip
 
