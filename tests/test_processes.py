@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
 from posgap.files import read_jsonl, work_folder, write_jsonl
-from posgap.kfp_steps.launching import on_all_gpus
+from posgap.kfp_steps.launching import as_options, on_all_gpus
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
@@ -68,8 +68,7 @@ ONE = []
 
 def command(config: DistillConfig, launcher: list) -> list[str]:
     parameters = config.model_dump(mode="json", exclude={"force", "work"})
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in parameters.items()]
-    return [*map(str, launcher), "posgap", "distill", *options]
+    return [*map(str, launcher), "posgap", "distill", *as_options(parameters)]
 
 
 def environment() -> dict[str, str]:
@@ -146,9 +145,12 @@ def watch_openings(file: Path, folder: Path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize("how", LAUNCHES)
 def test_two_processes_train_like_one(how, config, tmp_path, monkeypatch):
-    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches; the
-    model's weights are hashed once."""
+    """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches, watched
+    where each has all parameters; the model's weights are hashed once."""
     launcher, more = LAUNCHES[how]
+    if how != "zero3":  # which watches nothing
+        write_examples(tmp_path / "held-out.jsonl", [kv_example(100 + i) for i in range(5)])
+        config = config.model_copy(update={"watch": tmp_path / "held-out.jsonl", "watch_every": 2})
     distill(config)
     opened = watch_openings(Path(config.model) / "model.safetensors", tmp_path / "watch", monkeypatch)
     launch(config.model_copy(update={"out": tmp_path / "two", **more}), launcher)

@@ -145,7 +145,7 @@ def test_the_name_tells_what_the_job_makes(config, cluster, tmp_path):
 
 
 def posgap(config: TrainJobConfig, **environment: str) -> subprocess.Popen:
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in config if value != ""]
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in config if value not in ("", None, [])]
     command = [sys.executable, "-c", "from posgap.cli import main; main()", "train", "job", *words]
     quiet = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", **environment}
     return subprocess.Popen(command, env=quiet, stderr=subprocess.PIPE, text=True)

@@ -11,6 +11,7 @@ from posgap.config.fields import (
     ModelName,
     OptionalInputPath,
     OptionalPlacementText,
+    Placements,
     QuestionPlace,
     Role,
     TaskName,
@@ -107,6 +108,24 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )
+
+    watch: OptionalInputPath = Field(
+        None,
+        description="held-out examples by which training is watched, neither trained on nor the gate's; the model of "
+        "the best step is written; empty: none",
+    )
+    watch_every: int = Field(10, ge=1, description="steps between two sweeps of the held-out examples")
+    watch_placements: Placements = Field(
+        [], description="placements to watch beside the teacher's, like 5,10,20; empty: five that are spread evenly"
+    )
+    stop_gap: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="largest held-out gap at which training ends, as it does where the teacher's placement falls; "
+        "0: with its last step",
+    )
+    max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -26,6 +26,9 @@ from posgap.errors import PosgapError, Stopped
 from posgap.interruption import deferred_termination
 from posgap.models.memory import is_exhaustion
 from posgap.progress import track
+
+if TYPE_CHECKING:
+    from posgap.distillation.watching import Watch
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ def train(
     checkpoints: Checkpoints | None = None,
     save_steps: int = 0,
     on_step: Callable[[dict[str, float]], None] = lambda figures: None,
+    watch: "Watch | None" = None,
 ) -> tuple[torch.nn.Module, History]:
     """Trains `student` in place; returns it as wrapped by Accelerate, and the figures of every step.
 
@@ -99,9 +103,12 @@ def train(
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
     those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps, and at SIGTERM.
+    `watch` adds figures of its own to those of a step, and may end training before the last one.
 
     Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
+    if watch:
+        watch.begin(student)
     wrapped, optimizer = accelerator.prepare(student, optimization.optimizer(student))
     if student.teacher:
         wrapped.eval()
@@ -115,11 +122,15 @@ def train(
     rest = range(len(history), len(steps))
     with deferred_termination() as termination:
         for step in track(rest, len(rest), "distillation steps"):
+            if watch and (reason := watch.over(history)):
+                log.info("training ends after step %d of %d: %s", step, len(steps), reason)
+                break
             rate = optimization.learning_rate * optimization.rate(step, len(steps))
             for group in optimizer.param_groups:
                 group["lr"] = rate
             figures = loop.step(step + 1, steps[step])
-            history.append({"step": step + 1, **figures, "learning_rate": rate})
+            swept = watch.after(step + 1, step + 1 == len(steps), history, wrapped) if watch else {}
+            history.append({"step": step + 1, **figures, "learning_rate": rate, **swept})
             on_step(history[-1])
             stopping = any(gather(termination.requested))
             due = save_steps and (step + 1) % save_steps == 0 and step + 1 < len(steps)

@@ -14,8 +14,9 @@ C = TypeVar("C", bound=StageConfig)
 
 
 def as_options(parameters: Mapping[str, Any]) -> list[str]:
-    """The command line options for these parameters; empty ones are left out."""
-    named = {f"--{name.replace('_', '-')}": value for name, value in parameters.items()}
+    """The command line options for these parameters, lists with commas; empty ones are left out."""
+    listed = {name: ",".join(value) if isinstance(value, list) else value for name, value in parameters.items()}
+    named = {f"--{name.replace('_', '-')}": value for name, value in listed.items()}
     return [f"{option}={value}" for option, value in named.items() if value not in (None, "")]
 
 

@@ -21,6 +21,8 @@ from posgap.distillation.lora import add_adapters, merged
 from posgap.distillation.objectives import Objective
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.distillation.watching import OPTIONS as WATCHING
+from posgap.distillation.watching import Watch, watched_examples
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
@@ -61,13 +63,17 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     work = Kept(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
+    held_out = watched_examples(config, pairs)
     steps, objective = _plan(config, pairs)
 
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
     model = _model(config)
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
-    checkpoints = Checkpoints(work / f"checkpoints-{_fingerprint(config, collate)}")
+    fingerprint = _fingerprint(config, collate)
+    checkpoints = Checkpoints(work / f"checkpoints-{fingerprint}")
+    watched = files.digest_of([fingerprint, config.watch and config.digest("watch"), config.watch_placements])[:16]
+    watch = Watch(config, held_out, collate, accelerator, work / f"watch-{watched}", mixed)
     optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
 
     def log_step(figures: dict[str, float]) -> None:
@@ -86,21 +92,31 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
                 checkpoints,
                 config.save_steps,
                 log_step,
+                watch,
             )
     except NotFinite as error:
         if is_main_process():
             write_json(out / "non_finite.json", _at_fault(error, pairs))
         raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
+    if line := watch.conclude(student, history):
+        log.warning("%s", line)
     state = accelerator.get_state_dict(trained)
     if is_main_process():
+        state = watch.best(trained, history, state)
         _export(config, student.model, state, collate.build.tokenizer, out)
-        learnt = contents(pair.example for pair in pairs)
+        # A step was chosen by those that were watched, and so the gate must not judge by them.
+        learnt = contents([*(pair.example for pair in pairs), *held_out])
         write_training_examples(out, training_examples(config.model).union(learnt))
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         first, final = history[0]["loss"], history[-1]["loss"]
         log.info("loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
-    return checkpoints.remove
+
+    def remove() -> None:
+        checkpoints.remove()
+        watch.folder.remove()
+
+    return remove
 
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
@@ -177,7 +193,7 @@ def _model_digest(config: DistillConfig) -> str:
 def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     without_effect = {"micro_batch_tokens", "gradient_checkpointing"}  # so a run that is out of memory can go on
-    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect)
+    parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
 

@@ -1,0 +1,262 @@
+"""Training that watches the gap: sweeps of the student over held-out examples, the best parameters kept, and an end.
+
+The figures of a sweep stand in the history of the step after which it was made, so that they are in MLflow, in
+`history.jsonl` and in checkpoints as the losses are, and a run that goes on from a checkpoint goes on with its curve.
+Whether to end is read off the history alone.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator, DistributedType
+
+from posgap import files
+from posgap.config import DistillConfig
+from posgap.distillation.batches import Collator, Pair
+from posgap.distillation.checkpoints import History
+from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.student import Student
+from posgap.errors import PosgapError
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.statistics import accuracy, difference_interval, gap
+from posgap.storage.folders import Kept
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import among, contents
+from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.placements import Placement, require_n_gold, swept_placements
+
+log = logging.getLogger(__name__)
+OPTIONS = {"watch_every", "watch_placements", "stop_gap", "max_hours"}  # of the config; they change no step
+BATCH_TOKENS = 32768
+SPREAD = 5  # placements that are watched where none are given, beside the advantageous one
+LEARNT_BY_HEART = 10.0  # points by which training questions are answered better than held-out ones
+_PARAMETERS, _BEST = "best.pt", "best.json"
+
+
+def watched_examples(config: DistillConfig, pairs: Sequence[Pair]) -> list[AnyExample]:
+    """The held-out examples of `config.watch`, none where it is empty.
+
+    Raises `PosgapError` where the model learns any of them, or has learnt it before, and where there is nothing by
+    which to end as the config asks.
+    """
+    if not config.watch:
+        if config.stop_gap:
+            raise PosgapError("stop_gap: the gap is that of held-out examples; give them with --watch")
+        return []
+    examples = read_examples(config.watch)
+    learnt = training_examples(config.model).union(contents(pair.example for pair in pairs))
+    if same := among(examples, learnt):
+        raise PosgapError(
+            f"{config.watch}: {len(same)} of {len(examples)} examples are trained on, the first of them {same[0].id}; "
+            "watch others, which are neither these nor those of the gate"
+        )
+    return examples
+
+
+def watched_placements(config: DistillConfig, advantageous: Placement) -> list[Placement]:
+    """The placements to watch, the advantageous one first: those given, or some that are spread evenly."""
+    n_docs, n_gold = advantageous.n_docs, len(advantageous.positions)
+    if config.watch_placements or n_gold > 1:
+        others = swept_placements(n_docs, n_gold, config.watch_placements)
+    else:
+        spread = np.linspace(1, n_docs, SPREAD).round().astype(int)
+        others = [Placement((int(position),), n_docs) for position in dict.fromkeys(spread.tolist())]
+    for placement in others:
+        require_n_gold(placement, n_gold)
+    return [advantageous, *(placement for placement in others if placement != advantageous)]
+
+
+class Watch:
+    """Sweeps a student every so many steps, keeps the best of its parameters, and says when training is to end.
+
+    `folder` keeps them until the model is complete. Best is where the worst placement is best, then the mean, among
+    the steps at which the advantageous placement is not proven to have fallen. Every process calls every method;
+    each of them asks its share of the examples, with parameters that it holds whole.
+    """
+
+    def __init__(
+        self,
+        config: DistillConfig,
+        examples: Sequence[AnyExample],
+        collate: Collator,
+        accelerator: Accelerator,
+        folder: Kept,
+        mixed: bool,
+    ):
+        self.examples, self.collate, self.folder = examples, collate, folder
+        self.accelerator, self.mixed = accelerator, mixed
+        self.every, self.stop_gap, self.max_hours = config.watch_every, config.stop_gap, config.max_hours
+        self.placements = watched_placements(config, collate.pairs[0].response.at)
+        self.base = np.empty((0, 0))
+        self.began, self.hours_before = time.monotonic(), -1.0
+        if self.examples:
+            require_whole_parameters(accelerator)
+
+    def begin(self, student: Student) -> None:
+        """Sweeps the student before its first step: what falls later falls from there."""
+        if self.examples:
+            if rank_and_world()[0] == 0:
+                self.folder.pull()
+            self.base = self._correct(student, self.examples)
+            at = accuracy(self.base)
+            log.info("held out, before training: mean %.1f, gap %.1f", at.mean(), gap(at))
+
+    def after(self, step: int, last: bool, history: History, trained: Any) -> dict[str, float]:
+        """The figures that step `step` has besides its losses. `trained` is the student as Accelerate wraps it."""
+        figures = {}
+        if self.max_hours:
+            if self.hours_before < 0:
+                self.hours_before = history[-1].get("hours", 0.0) if history else 0.0
+            figures["hours"] = gather(self.hours_before + (time.monotonic() - self.began) / 3600)[0]
+        if self.examples and (last or step % self.every == 0):
+            figures |= self._swept(step, trained)
+        return figures
+
+    def over(self, history: History) -> str:
+        """Why training is to end after the steps of the history; empty where it is not."""
+        if not history:
+            return ""
+        if self.max_hours and history[-1].get("hours", 0.0) >= self.max_hours:
+            return f"{self.max_hours:g} hours are over"
+        swept = [row for row in history if "held_out_gap" in row]
+        if not self.stop_gap or not swept or swept[-1] is not history[-1]:
+            return ""
+        # A model that answers nowhere has no gap either.
+        lost = swept[-1]["held_out_fall"] > 0 or swept[-1]["held_out_gain"] < 0
+        if swept[-1]["held_out_gap"] <= self.stop_gap and not lost:
+            return f"the held-out gap is {swept[-1]['held_out_gap']:.1f}, and {self.stop_gap:g} was asked for"
+        # A position can fall for a while in the first steps.
+        if len(swept) > 1 and all(row["held_out_fall"] > 0 for row in swept[-2:]):
+            where = self.placements[0].positions
+            return f"position {'+'.join(map(str, where))} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
+        return ""
+
+    def best(self, trained: Any, history: History, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The parameters to export: those of the best step, which `trained` then has, too, or else `state`, the last.
+
+        For the process that writes.
+        """
+        file = self.folder.folder / _BEST
+        if not self.examples or not file.is_file():
+            return state
+        best = files.read_json(file)
+        log.info(
+            "held out: step %d of %d is the best and is kept: mean %.1f, gap %.1f",
+            best["step"], len(history), best["held_out_mean"], best["held_out_gap"],
+        )  # fmt: skip
+        if best["step"] != history[-1]["step"]:
+            state = torch.load(self.folder.folder / _PARAMETERS, map_location="cpu", weights_only=True)
+            self.accelerator.unwrap_model(trained).load_state_dict(state)
+        return state
+
+    def conclude(self, student: Student, history: History) -> str:
+        """One line that says where training fits and held-out does not, or neither does; empty where all is well.
+
+        As many training examples as held-out ones are asked, at the same placements.
+        """
+        if not self.examples or "held_out_mean" not in history[-1] or len(self.placements) < 2:
+            return ""
+        some = [pair.example for pair in self.collate.pairs][: len(self.examples)]
+        learnt = self._correct(student, some)[:, 1:].mean(axis=1)
+        held_out = history[-1]["held_out_elsewhere"]
+        noise = 200 * np.sqrt(learnt.var() / len(learnt) + held_out / 100 * (1 - held_out / 100) / len(self.examples))
+        fits = 100 * float(learnt.mean())
+        asked = f"{fits:.1f} % of {len(some)} training questions and {held_out:.1f} % of {len(self.examples)} held-out"
+        if fits - held_out > max(LEARNT_BY_HEART, noise):
+            return f"training fits, held-out does not: {asked} ones are right at other positions; more examples"
+        best = history[-1]["held_out_best_position"]
+        if best - fits > max(LEARNT_BY_HEART, noise):
+            return (
+                f"training does not fit: {asked} ones are right at other positions; more steps or a higher rate, "
+                "unless the base model lacks the ability there"
+            )
+        return ""
+
+    def _swept(self, step: int, trained: Any) -> dict[str, float]:
+        student = self.accelerator.unwrap_model(trained)
+        correct = self._correct(student, self.examples)
+        at = accuracy(correct)
+        fell = self.base[:, 0] - correct[:, 0]
+        figures = {
+            "held_out_mean": float(at.mean()),
+            "held_out_gain": float(at.mean() - accuracy(self.base).mean()),
+            "held_out_gap": gap(at),
+            "held_out_worst": float(at.min()),
+            "held_out_best_position": float(at[0]),
+            "held_out_elsewhere": float(at[1:].mean()) if len(at) > 1 else float(at[0]),
+            "held_out_fall": max(float(difference_interval(fell)[0]), 0.0),
+        }
+        self._keep({"step": step, **figures}, self.accelerator.get_state_dict(trained))
+        return figures
+
+    def _keep(self, figures: dict[str, float], state: dict[str, torch.Tensor]) -> None:
+        """Keeps these parameters where they are better than those that are kept. A run that has gone on from a
+        checkpoint may pass the kept step once more."""
+        if rank_and_world()[0]:
+            return
+        folder = self.folder.folder
+        kept = files.read_json(folder / _BEST) if (folder / _BEST).is_file() else None
+        if kept and _rank(kept) >= _rank(figures):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _BEST).unlink(missing_ok=True)
+        with files.atomic(folder / _PARAMETERS) as partial:
+            torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, partial)
+        files.write_json(folder / _BEST, figures)
+        self.folder.push([folder / _PARAMETERS, folder / _BEST])
+
+    def _correct(self, student: Student, examples: Sequence[AnyExample]) -> np.ndarray:
+        """The scores `[E, P]` of greedy responses to all examples at all placements, on every process."""
+        rank, world = rank_and_world()
+        own = range(len(examples))[rank::world]
+        build = self.collate.build
+        scores = np.zeros((len(own), len(self.placements)))
+        with _generating(student, self.accelerator.device, self.mixed):
+            generator = TransformersGenerator(
+                student.model, build.tokenizer, BATCH_TOKENS, device=str(self.accelerator.device)
+            )
+            groups = ([build.prompt(examples[i], at) for at in self.placements] for i in own)
+            for row, at, completion in generator.generate(groups, Sampling.of(build)):
+                scores[row, at] = build.task.score(completion.text, examples[own[row]])
+        correct = np.empty((len(examples), len(self.placements)))
+        for each, theirs in enumerate(gather(scores)):
+            correct[each::world] = theirs
+        return correct
+
+
+def require_whole_parameters(accelerator: Accelerator) -> None:
+    """Raises `PosgapError` where each process holds a part of the parameters only: it could not generate by itself."""
+    plugin = accelerator.state.deepspeed_plugin
+    if accelerator.distributed_type == DistributedType.FSDP or (plugin is not None and plugin.zero_stage == 3):
+        raise PosgapError(
+            "watch: ZeRO-3 and FSDP spread the parameters over processes, and each must hold them whole to answer; "
+            "take --deepspeed zero2, or sweep what is written"
+        )
+
+
+@contextmanager
+def _generating(student: Student, device: torch.device, mixed: bool) -> Iterator[None]:
+    """While this lasts the student generates; afterwards it, and the random numbers of training, are as before."""
+    model: Any = student.model
+    config, training = model.generation_config, student.training
+    try:
+        student.eval()
+        with (
+            torch.random.fork_rng([device] if device.type == "cuda" else []),
+            torch.autocast(device.type, torch.bfloat16, enabled=mixed),
+        ):
+            yield
+    finally:
+        model.generation_config = config
+        student.train(training)
+
+
+def _rank(figures: dict[str, float]) -> tuple[bool, float, float]:
+    """By which steps are compared: higher is better."""
+    return figures["held_out_fall"] <= 0, figures["held_out_worst"], figures["held_out_mean"]
