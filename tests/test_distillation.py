@@ -10,8 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, get_scheduler
 
+from posgap.distillation import engine
 from posgap.distillation import losses as losses_module
 from posgap.distillation.batches import Batch, Draw, Row, advantageous_rows, plan
 from posgap.distillation.checkpoints import Checkpoints
@@ -24,6 +25,7 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Stopped
+from posgap.models.layer_scaling import scale_model
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
@@ -94,13 +96,40 @@ def test_the_first_response_token_is_aligned(model, collate, teacher):
     torch.testing.assert_close(teacher.head(hidden)[0], model(torch.tensor([ids])).logits[0, -1])
 
 
-def test_in_mixed_precision_the_student_begins_as_the_teacher(model, collate, tmp_path):
-    model.float()
-    teacher = teacher_of(model, collate, tmp_path / "t", mixed=True)
-    assert teacher.hidden(collate([Row(0, (1,))])).dtype == torch.bfloat16
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        losses = Student(model, KL, teacher)(collate([Row(0, (1,)), Row(1, (1,))]))
-    assert losses.abs().max() < 1e-6
+SHAPE = {"vocab_size": 42, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "dtype": "bfloat16"}
+FAMILIES = {
+    "tied, with a factor a layer": lambda: scale_model(
+        LlamaForCausalLM(LlamaConfig(**SHAPE, num_attention_heads=4, tie_word_embeddings=True)), [1.0, 1.3, 2.0]
+    ),
+    "soft caps and windows": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SHAPE, num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=8)
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mixed, most", [(False, 1e-6), (True, 1e-4)])
+def test_the_student_begins_as_the_teacher(family, mixed, most, collate, tmp_path):
+    """A model stored in bfloat16, in each arithmetic: what is left is how kernels round batches of another shape, and
+    nothing in one of the same."""
+    torch.manual_seed(0)
+    model = FAMILIES[family]().to(torch.bfloat16).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    teacher = teacher_of(model, collate, tmp_path / "t", mixed)
+    rows = advantageous_rows(collate.pairs)
+    batch = collate(rows)
+    assert teacher.hidden(batch).dtype == (torch.bfloat16 if mixed else torch.float32)
+    student = Student(model, KL, teacher)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed), torch.no_grad():
+        together, alone = student(batch), torch.cat([student(collate([row])) for row in rows])
+        elsewhere = student(collate([Row(0, (2,)), Row(1, (4,))]))
+    assert together.abs().max() < most and alone.abs().max() < most < elsewhere.mean()
+    again = Teacher(TeacherStates(tmp_path / "alone", OURS), teacher.head, collate)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed), torch.no_grad():
+        again.read(student, torch.device("cpu"), 1)
+        assert Student(model, KL, again)(collate(rows[:1])).item() == 0
 
 
 def test_the_teacher_stays_while_the_student_moves(model, collate, teacher):
@@ -280,7 +309,31 @@ def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twi
     assert student.rows == Counter({True: len(rows), False: read_twice})
 
 
+def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, collate, tmp_path, monkeypatch):
+    """Under DeepSpeed with an optimizer that has no loss scale."""
+    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    once, twice = copy.deepcopy(lively), Counted(copy.deepcopy(lively), objective, teacher)
+    rows = [Row(pair, positions) for pair in range(4) for positions in [(1,), *TRIVIAL]]
+    arguments = objective, collate, Optimization(1e-3), Accelerator(cpu=True), 80
+    expected = train(Student(once, objective, teacher), [rows], *arguments)[1]
+    monkeypatch.setattr(Gradient, "can_be_scaled", False)
+    (figures,) = train(twice, [rows], *arguments)[1]
+    assert figures == pytest.approx(expected[0], rel=1e-6)
+    assert twice.rows == Counter({True: 20, False: 15})  # the last of 16 is read once
+    assert (parameters(once) - parameters(twice.model)).norm() < 1e-4 * (parameters(once) - parameters(lively)).norm()
+
+
 # Running out of memory
+
+
+@pytest.mark.parametrize("where", ["reading the teacher's states", "the optimizer's update"])
+def test_out_of_memory_elsewhere_is_said_in_a_line_too(where, lively, collate, tmp_path, monkeypatch):
+    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    owner, name = (Teacher, "read") if "teacher" in where else (Gradient, "apply")
+    monkeypatch.setattr(owner, name, lambda *_: torch.empty(1 << 52))
+    arguments = objective, collate, Optimization(1e-3), Accelerator(cpu=True), 8192
+    with pytest.raises(PosgapError, match=f"^out of memory in {where}; .*, or set gradient_checkpointing"):
+        train(Student(lively, objective, teacher), [[Row(0, (2,))]], *arguments)
 
 
 class Small(Student):
@@ -312,10 +365,24 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, co
     assert len(lines) == 2 and lines[0].startswith("step 1: out of memory; from now on micro-batches have at most ")
 
 
+def test_all_processes_go_back_when_another_is_out_of_memory(lively, pairs, collate, monkeypatch):
+    """The other process is made up: its word comes where all meet."""
+    steps = [[Row(pair, (2,)) for pair in range(4)]]
+    arguments = CrossEntropy(pairs), collate, Optimization(1e-3), Accelerator(cpu=True), 8192
+    twin, its_words = copy.deepcopy(lively), iter([[None]])
+    expected = train(Student(lively, arguments[0]), steps, *arguments)[1]
+    monkeypatch.setattr(engine, "gather", lambda own: [own, *next(its_words, [])])
+    student = Counted(twin, arguments[0])
+    (figures,) = train(student, steps, *arguments)[1]
+    assert figures == pytest.approx(expected[0], rel=1e-6)
+    assert student.rows == Counter({True: 8})
+    torch.testing.assert_close(parameters(twin), parameters(lively), rtol=1e-4, atol=1e-7)
+
+
 def test_out_of_memory_with_a_single_prompt_says_what_to_do(lively, collate, pairs):
     student = Small(lively, CrossEntropy(pairs), most_tokens=20)
     steps = [[Row(0, (2,)), Row(0, (3,))]]
-    with pytest.raises(PosgapError, match=r"^step 1: out of memory with one prompt of \d+ tokens; set gradient_check"):
+    with pytest.raises(PosgapError, match=r"^out of memory in step 1, with one prompt of \d+ tokens; set gradient_"):
         train(student, steps, CrossEntropy(pairs), collate, Optimization(1e-3), Accelerator(cpu=True), 8192)
 
 

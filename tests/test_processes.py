@@ -103,6 +103,7 @@ def parameters(folder: Path) -> torch.Tensor:
 def require_the_same_training(one: Path, two: Path, base: Path) -> None:
     alone, shared = history(one), history(two)
     assert len(alone) == len(shared)
+    assert shared[0]["anchoring_kl"] < 1e-6  # the student begins as the teacher
     for mine, theirs in zip(alone, shared):
         assert mine.keys() == theirs.keys()
         for figure in mine:

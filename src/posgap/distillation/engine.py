@@ -112,7 +112,8 @@ def train(
     wrapped, optimizer = accelerator.prepare(student, optimization.optimizer(student))
     if student.teacher:
         wrapped.eval()
-        student.teacher.read(wrapped, accelerator.device, micro_batch_tokens)
+        with _naming_exhaustion("reading the teacher's states; give a smaller micro_batch_tokens"):
+            student.teacher.read(wrapped, accelerator.device, micro_batch_tokens)
     wrapped.train()
     history = checkpoints.load(accelerator, wrapped, optimizer) if checkpoints else []
     for figures in history:
@@ -177,7 +178,8 @@ class Loop:
             except _OutOfMemory:
                 pass
             self._halve(number, [part for group in groups for part in group])
-        norm = self.gradient.apply()
+        with _naming_exhaustion("the optimizer's update; take a machine with more"):
+            norm = self.gradient.apply()
         if not math.isfinite(norm):
             raise NotFinite(
                 f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()
@@ -248,16 +250,15 @@ class Loop:
     @contextmanager
     def _noting_exhaustion(self) -> Iterator[None]:
         """Within the block running out of memory is noted, for all processes to go back together."""
+        if self.gradient.by_deepspeed:  # its processes wait for each other within a pass
+            with _naming_exhaustion(f"{self.micro_batch_tokens} tokens at once; give a smaller micro_batch_tokens"):
+                yield
+            return
         try:
             yield
         except (RuntimeError, MemoryError) as error:
             if not is_exhaustion(error):
                 raise
-            if self.gradient.by_deepspeed:  # its processes wait for each other within a pass
-                raise PosgapError(
-                    f"out of memory in a micro-batch of at most {self.micro_batch_tokens} tokens; give a smaller "
-                    f"micro_batch_tokens{_LESS_MEMORY}"
-                ) from None
             self.exhausted = True
 
     def _halve(self, number: int, parts: list[MicroBatch]) -> None:
@@ -268,16 +269,28 @@ class Loop:
         torch.cuda.empty_cache()
         if all(part.is_least for part in parts):
             longest = max(part.tokens for part in parts)
-            raise PosgapError(f"step {number}: out of memory with one prompt of {longest} tokens{_LESS_MEMORY}")
+            raise PosgapError(f"out of memory in step {number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
         self.micro_batch_tokens = max(part.tokens for part in parts if not part.is_least) // 2
-        log.warning(
+        log.log(
+            logging.INFO if self.rank else logging.WARNING,  # of the others only warnings are shown
             "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is done again",
             number,
             self.micro_batch_tokens,
         )
 
 
-_LESS_MEMORY = "; set gradient_checkpointing, lora_rank or deepspeed zero3, or take shorter prompts (n_docs)"
+_LESS_MEMORY = "set gradient_checkpointing, lora_rank or deepspeed zero3, or take shorter prompts (n_docs)"
+
+
+@contextmanager
+def _naming_exhaustion(where: str) -> Iterator[None]:
+    """Within the block running out of memory is `PosgapError`, with what can be done."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_exhaustion(error):
+            raise
+        raise PosgapError(f"out of memory in {where}, or {_LESS_MEMORY}") from None
 
 
 class _OutOfMemory(Exception):
