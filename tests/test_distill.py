@@ -1,17 +1,21 @@
 """The stage `distill`: methods, what is shared between runs, what is left when it fails."""
 
 import shutil
+from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 from conftest import kv_example
 from safetensors.torch import load_file
 
 from posgap.config import DistillConfig
+from posgap.distillation import export
+from posgap.distillation.engine import Loop
 from posgap.distillation.teacher_states import TeacherStates
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, read_jsonl, write_json, write_jsonl
-from posgap.models.loading import load_model, load_tokenizer
+from posgap.models.loading import load_config, load_model, load_tokenizer, save_model
 from posgap.stages import distill as distilling
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
@@ -137,6 +141,87 @@ def test_a_loss_that_is_not_finite_leaves_the_names_of_the_prompts(config, tmp_p
     assert report["step"] > 1
     assert {p["id"] for p in report["prompts"]} <= {f"kv-{i}" for i in range(6)}
     assert report["prompts"][0].keys() == {"id", "placement", "loss"}
+    assert not config.out.exists()
+
+
+# The export
+
+
+@pytest.fixture
+def small_steps(config, tmp_path):
+    """On a model in bfloat16, at the paper's learning rate."""
+    folder = tmp_path / "bfloat16"
+    save_model(load_model(config.model, "bfloat16"), load_tokenizer(config.model), folder)
+    return config.model_copy(update={"model": str(folder), "learning_rate": 3e-6, "epochs": 3})
+
+
+def test_small_steps_reach_the_file_of_a_model_in_bfloat16(small_steps):
+    out = distill(small_steps)
+    about = read_json(out / "export.json")
+    assert about["dtype"] == "bfloat16" and about["rounding"] == "stochastic"
+    assert about["kept_update"] == pytest.approx(1, abs=0.1) and 0 < about["kept_numbers"] < 0.5
+    assert {tensor.dtype for tensor in weights(out).values()} == {torch.bfloat16}
+    (run,) = mlflow.search_runs(search_all_experiments=True, output_format="list")
+    assert run.data.metrics["kept_update"] == about["kept_update"]
+    again = distill(small_steps.model_copy(update={"out": out.with_name("again")}))
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_step(small_steps, monkeypatch):
+    lossy = small_steps.model_copy(update={"export_rounding": "nearest"})
+    line = (
+        r"^export: in bfloat16, rounded to the nearest numbers, the weights keep \d\.\d % of what training did, less "
+        "than 90 %; give --export-dtype float32 or --export-rounding stochastic: the same command with it goes on from"
+    )
+    with pytest.raises(PosgapError, match=line):
+        distill(lossy)
+    assert not lossy.out.exists()
+    monkeypatch.setattr(Loop, "step", None)  # no step is called any more
+    out = distill(small_steps.model_copy(update={"export_dtype": "float32"}))
+    about = read_json(out / "export.json")
+    assert about["kept_update"] == about["kept_numbers"] == 1 and about["logits_difference"] < 1e-4
+    trained, base = weights(out), weights(Path(small_steps.model))
+    assert {tensor.dtype for tensor in trained.values()} == {torch.float32}
+    assert load_config(str(out)).dtype == torch.float32 and trained.keys() == base.keys()
+    steps = len(list(read_jsonl(out / "history.jsonl")))
+    assert steps == 6 and max((trained[name] - base[name].float()).abs().max() for name in base) <= 3e-6 * steps
+    assert not list(out.parent.glob(".posgap-*"))
+
+
+def test_without_checkpoints_the_line_says_that_training_is_done_again(small_steps):
+    with pytest.raises(PosgapError, match=r"the same command with it trains again \(--save-steps 0\)"):
+        distill(small_steps.model_copy(update={"export_rounding": "nearest", "save_steps": 0}))
+
+
+def test_what_a_precision_cannot_hold_is_refused(config, tmp_path):
+    model = load_model(config.model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = 1e6
+    save_model(model, load_tokenizer(config.model), tmp_path / "large")
+    with pytest.raises(PosgapError, match="float16 cannot hold model.layers.0.mlp.down_proj.weight; give"):
+        distill(config.model_copy(update={"model": str(tmp_path / "large"), "export_dtype": "float16"}))
+
+
+def _scaled_wrongly(model, tokenizer, out, state):
+    save_model(model, tokenizer, out, state | {"model.norm.weight": state["model.norm.weight"] * 1.01})
+
+
+def _other_rope(model, tokenizer, out, state):
+    model.config.rope_parameters["rope_theta"] *= 10
+    save_model(model, tokenizer, out, state)
+
+
+@pytest.mark.parametrize(
+    ("writes", "line"),
+    [
+        (_scaled_wrongly, "export: model.norm.weight is not in the folder as it was written"),
+        (_other_rope, "export: what was written is not the trained model: their logits differ by"),
+    ],
+)
+def test_a_folder_that_is_not_the_trained_model_is_not_put_in_place(writes, line, config, monkeypatch):
+    monkeypatch.setattr(export, "save_model", writes)
+    with pytest.raises(PosgapError, match=line):
+        distill(config)
     assert not config.out.exists()
 
 

@@ -11,7 +11,7 @@ from torch.multiprocessing import ProcessExitedException, start_processes
 
 from posgap.config import StageConfig
 from posgap.config.fields import InputPath
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, SaidElsewhere
 from posgap.launch import end, is_main_process, of_all
 from posgap.stage import stage
 
@@ -44,8 +44,9 @@ def test_what_one_process_is_refused_all_are(failing):
         return rank
 
     def body(rank):
-        with pytest.raises(PosgapError, match="^model: no such folder$"):
+        with pytest.raises(PosgapError, match="^model: no such folder$") as refused:
             of_all(lambda: work(rank))
+        assert isinstance(refused.value, SaidElsewhere) == (rank > 0)
 
     launch(body, [0, 1])
 

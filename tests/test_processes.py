@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from posgap.config import DistillConfig
 from posgap.files import read_jsonl, work_folder, write_jsonl
 from posgap.kfp_steps.launching import as_options, on_all_gpus
+from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
@@ -196,3 +197,15 @@ def test_two_drained_processes_go_on_too(config, tmp_path):
     assert interrupt(broken, TORCHRUN, signal.SIGTERM, step=5) != 0
     launch(broken, TORCHRUN)
     require_the_same_training(tmp_path / "one", tmp_path / "broken", Path(config.model))
+
+
+@pytest.mark.parametrize("how", ["zero2", "zero3"])
+def test_under_deepspeed_the_file_has_what_the_optimizer_has_and_not_its_16_bits(how, config, tmp_path):
+    """In bfloat16 arithmetic the model's weights move by less than one of 16 bits can; the optimizer has them in 32."""
+    base = tmp_path / "bfloat16"
+    save_model(load_model(config.model, "bfloat16"), load_tokenizer(config.model), base)
+    small = {"learning_rate": 3e-6, "dtype": "bfloat16", "deepspeed": how, "export_dtype": "float32"}
+    launch(config.model_copy(update={"model": str(base), "out": tmp_path / how, **small}), None)
+    moved = (parameters(tmp_path / how) - parameters(base)).abs()
+    steps = len(history(tmp_path / how))
+    assert 0 < moved.max() <= 1.01 * 3e-6 * steps and (moved > 0).float().mean() > 0.5

@@ -22,7 +22,7 @@ from posgap import __version__, config
 from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import PosgapError, shortened
+from posgap.errors import PosgapError, SaidElsewhere, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
 from posgap.launch import end
@@ -310,6 +310,8 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
         code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+    except SaidElsewhere as error:
+        code = error.exit_code
     except PosgapError as error:
         code = _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:

@@ -14,6 +14,10 @@ class PosgapError(Exception):
     exit_code = 2
 
 
+class SaidElsewhere(PosgapError):
+    """An error of a launch of several processes, whose line the first of them shows."""
+
+
 class Rejected(PosgapError):
     """The input was checked and refused; the report that says why is kept. Exit code 2."""
 

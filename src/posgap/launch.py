@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, SaidElsewhere
 
 T = TypeVar("T")
 _calls = itertools.count()
@@ -51,7 +51,7 @@ def of_all(work: Callable[[], T]) -> list[T]:
     """What `work` returns in each process of this launch, as JSON values, in the order of their ranks.
 
     Every process has to call this as often as the others. If `work` raises `PosgapError` in one of them, all of them
-    raise it.
+    raise it, and the first one's is shown.
     """
     rank, world = launched()
     if world == 1:
@@ -73,7 +73,7 @@ def of_all(work: Callable[[], T]) -> list[T]:
         raise PosgapError(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:
-            raise PosgapError(each["error"])
+            raise (SaidElsewhere if rank else PosgapError)(each["error"])
     return [each["value"] for each in answers]
 
 

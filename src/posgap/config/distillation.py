@@ -100,11 +100,21 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
         16, ge=1, description="scale of LoRA adapters (alpha): their product is multiplied by alpha / rank"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="precision in which the model is stored; auto: that of the model it came from"
+    )
+    export_rounding: Literal["auto", "nearest", "stochastic"] = Field(
+        "auto",
+        description="rounding of the stored weights; nearest loses steps smaller than the precision, stochastic keeps "
+        "them on average; auto: nearest where that keeps what training did",
+    )
     gradient_checkpointing: bool = Field(
         False, description="save memory: compute activations again in the backward pass"
     )
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
-    save_steps: int = Field(10, ge=0, description="steps between checkpoints; 0: only one at SIGTERM")
+    save_steps: int = Field(
+        10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"
+    )
     work: WorkPath = Field(
         None, description="folder for checkpoints and teacher states, reused by later runs; empty: beside `out`"
     )

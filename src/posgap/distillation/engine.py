@@ -102,8 +102,9 @@ def train(
     student reads what it needs of the teacher's states, if the objective needs them.
 
     If there is a checkpoint, training goes on from it. `on_step(figures)` is called with each step's figures,
-    those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps, and at SIGTERM.
-    `watch` adds figures of its own to those of a step, and may end training before the last one.
+    those of the checkpoint's steps included. Checkpoints are written every `save_steps` steps and at the end (neither
+    if it is 0), and at SIGTERM. `watch` adds figures of its own to those of a step, and may end training before the
+    last one.
 
     Raises `NotFinite` before the update, and `Stopped` after SIGTERM, when the checkpoint is written.
     """
@@ -134,7 +135,9 @@ def train(
             history.append({"step": step + 1, **figures, "learning_rate": rate, **swept})
             on_step(history[-1])
             stopping = any(gather(termination.requested))
-            due = save_steps and (step + 1) % save_steps == 0 and step + 1 < len(steps)
+            # At the end too, so that no step is done again where the model cannot be written.
+            ends = step + 1 == len(steps) or bool(watch and watch.over(history))
+            due = save_steps and ((step + 1) % save_steps == 0 or ends)
             if checkpoints and (stopping or due):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
             if stopping:

@@ -1,32 +1,60 @@
 """Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and merged into them on export."""
 
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.errors import PosgapError
 
+if TYPE_CHECKING:
+    from peft import PeftModel
 
-def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> None:
-    """Puts adapters on every linear layer but the output head, and freezes the rest of `model`."""
+
+def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
+    """Puts adapters on every linear layer but the output head, and freezes the rest of `model`, in place.
+
+    Linear layers with a forward pass of their own (Llama 4's routers) are left out: peft's adapters cannot stand in for
+    them. Raises `PosgapError` where peft cannot adapt the model.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise PosgapError("lora_rank: peft is not installed; pip install 'posgap[train]'") from None
-    get_peft_model(model, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
+    special = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+    }
+    options = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules="all-linear",
+        exclude_modules=sorted(special) or None,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of transposed layers (GPT-2's), which it notices by itself
+            return get_peft_model(model, options)  # type: ignore[return-value]  # not of several adapters mixed
+    except ValueError as error:
+        raise PosgapError(
+            f"lora_rank: peft cannot adapt {type(model).__name__}: {str(error).splitlines()[0]}; train all parameters"
+        ) from None
 
 
-def merged(state: dict[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
-    """The parameters of a model after its adapters are merged into its weights: W + (alpha / rank) B A.
+@torch.no_grad()
+def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
+    """The parameters of the base `model` with trained `adapters` merged into them, as peft merges them.
 
-    It works on names and tensors alone, so that `state` may have been gathered from ZeRO-3's partitions.
+    `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
+    partitions. The model is used up.
     """
-    plain = {}
-    for name, tensor in state.items():
-        if name.endswith(".base_layer.weight"):
-            layer = name.removesuffix(".base_layer.weight")
-            a, b = state[f"{layer}.lora_A.default.weight"], state[f"{layer}.lora_B.default.weight"]
-            tensor = tensor + alpha / rank * torch.matmul(b, a)
-        if ".lora_" not in name:
-            plain[name.replace(".base_layer.", ".")] = tensor
-    return plain
+    adapted = add_adapters(model, rank, alpha)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.copy_(adapters[name])
+    return adapted.merge_and_unload(safe_merge=True).state_dict()  # type: ignore[operator]

@@ -114,3 +114,22 @@ def meet() -> None:
     """Waits until every process has called this."""
     if rank_and_world()[1] > 1:
         dist.barrier()
+
+
+def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+    """The parameters of `model` that are trained, by name, in the optimizer's precision. Every process calls this.
+
+    Those that DeepSpeed has, in pieces and in float32 where the model's own are in 16 bits, are gathered, for the first
+    process alone; without DeepSpeed they are the model's own.
+    """
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if accelerator.state.deepspeed_plugin is None:
+        return {name: parameter.detach() for name, parameter in parameters.items()}
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    whole = {}
+    for name, parameter in parameters.items():
+        kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
+        if rank_and_world()[0] == 0:
+            whole[name] = (parameter.detach() if kept is None else kept).cpu()
+    return whole

@@ -19,7 +19,7 @@ from posgap import files
 from posgap.config import DistillConfig
 from posgap.distillation.batches import Collator, Pair
 from posgap.distillation.checkpoints import History
-from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.processes import gather, rank_and_world, trained_parameters
 from posgap.distillation.student import Student
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
@@ -137,22 +137,23 @@ class Watch:
             return f"position {'+'.join(map(str, where))} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
         return ""
 
-    def best(self, trained: Any, history: History, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The parameters to export: those of the best step, which `trained` then has, too, or else `state`, the last.
+    def best(self, model: torch.nn.Module, history: History) -> dict[str, torch.Tensor]:
+        """The trained parameters of the best step, by name, which `model` then has, too; none where it was the last.
 
         For the process that writes.
         """
         file = self.folder.folder / _BEST
         if not self.examples or not file.is_file():
-            return state
+            return {}
         best = files.read_json(file)
         log.info(
             "held out: step %d of %d is the best and is kept: mean %.1f, gap %.1f",
             best["step"], len(history), best["held_out_mean"], best["held_out_gap"],
         )  # fmt: skip
-        if best["step"] != history[-1]["step"]:
-            state = torch.load(self.folder.folder / _PARAMETERS, map_location="cpu", weights_only=True)
-            self.accelerator.unwrap_model(trained).load_state_dict(state)
+        if best["step"] == history[-1]["step"]:
+            return {}
+        state = torch.load(self.folder.folder / _PARAMETERS, map_location="cpu", weights_only=True)
+        model.load_state_dict(state, strict=False)  # of adapters the base is not among them
         return state
 
     def conclude(self, student: Student, history: History) -> str:
@@ -192,7 +193,7 @@ class Watch:
             "held_out_elsewhere": float(at[1:].mean()) if len(at) > 1 else float(at[0]),
             "held_out_fall": max(float(difference_interval(fell)[0]), 0.0),
         }
-        self._keep({"step": step, **figures}, self.accelerator.get_state_dict(trained))
+        self._keep({"step": step, **figures}, trained_parameters(student.model, self.accelerator))
         return figures
 
     def _keep(self, figures: dict[str, float], state: dict[str, torch.Tensor]) -> None:
@@ -207,7 +208,7 @@ class Watch:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _BEST).unlink(missing_ok=True)
         with files.atomic(folder / _PARAMETERS) as partial:
-            torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, partial)
+            torch.save({name: tensor.cpu() for name, tensor in state.items()}, partial)
         files.write_json(folder / _BEST, figures)
         self.folder.push([folder / _PARAMETERS, folder / _BEST])
 

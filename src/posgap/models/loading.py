@@ -244,6 +244,12 @@ def _biased_once(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -
     return args, kwargs
 
 
+def without_flash_attention(model: "PreTrainedModel") -> None:
+    """From now on attention is computed in the precision of the parameters, in whichever that is."""
+    if "flash" in str(model.config._attn_implementation):
+        _set_attention(model, "sdpa")
+
+
 def _set_attention(model: "PreTrainedModel", name: str) -> None:
     if model._can_set_attn_implementation():
         model.set_attn_implementation(name)

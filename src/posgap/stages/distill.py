@@ -17,7 +17,8 @@ from posgap.distillation import processes
 from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.engine import NotFinite, Optimization, train
-from posgap.distillation.lora import add_adapters, merged
+from posgap.distillation.export import Trained, export
+from posgap.distillation.lora import add_adapters
 from posgap.distillation.objectives import Objective
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
@@ -26,7 +27,7 @@ from posgap.distillation.watching import Watch, watched_examples
 from posgap.errors import PosgapError, Rejected
 from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
-from posgap.launch import is_main_process
+from posgap.launch import is_main_process, of_all
 from posgap.locations import with_uris
 from posgap.models.loading import (
     checkpoint_activations,
@@ -34,7 +35,6 @@ from posgap.models.loading import (
     load_config,
     load_model,
     resolve_dtype,
-    save_model,
 )
 from posgap.models.rope_lengths import RopeLengths
 from posgap.stage import stage
@@ -81,7 +81,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
     try:
         with goes_on(after_ctrl_c=config.save_steps > 0):
-            trained, history = train(
+            _, history = train(
                 student,
                 steps,
                 objective,
@@ -100,10 +100,11 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     if line := watch.conclude(student, history):
         log.warning("%s", line)
-    state = accelerator.get_state_dict(trained)
+    best = watch.best(student.model, history) if is_main_process() else {}
+    made = Trained.of(student.model, best, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
+    exported = of_all(lambda: export(config, made, collate.build.tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
-        state = watch.best(trained, history, state)
-        _export(config, student.model, state, collate.build.tokenizer, out)
+        run.metrics(exported)
         # A step was chosen by those that were watched, and so the gate must not judge by them.
         learnt = contents([*(pair.example for pair in pairs), *held_out])
         write_training_examples(out, training_examples(config.model).union(learnt))
@@ -192,7 +193,8 @@ def _model_digest(config: DistillConfig) -> str:
 
 def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
-    without_effect = {"micro_batch_tokens", "gradient_checkpointing"}  # so a run that is out of memory can go on
+    # So a run that is out of memory can go on, and one whose model could not be written as it was to be.
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "export_dtype", "export_rounding"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
@@ -201,14 +203,3 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
 def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:
     prompts = [{"id": pairs[row.pair].example.id, "placement": list(row.positions)} for row in error.rows]
     return {"step": error.step, "prompts": [p | {"loss": str(v)} for p, v in zip(prompts, error.losses)]}
-
-
-def _export(config: DistillConfig, model, state: dict, tokenizer, out: Path) -> None:
-    """Saves the trained parameters in the dtype of the model they came from."""
-    state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    if empty := [name for name, tensor in state.items() if not tensor.numel()]:
-        raise PosgapError(f"{empty[0]}: gathered without values; the DeepSpeed file must gather weights on saving")
-    if config.lora_rank:
-        state = merged(state, config.lora_rank, config.lora_alpha)
-    stored = load_config(config.model).dtype or torch.float32
-    save_model(model.to(stored), tokenizer, out, {name: tensor.to(stored) for name, tensor in state.items()})

@@ -1,0 +1,73 @@
+"""Trained weights in the precision in which they are stored, and how much of what training did is left in them.
+
+A number in bfloat16 has 8 significant bits: near 0.016 the next one is 1.2e-4 away. Twenty steps at the paper's
+learning rate of 3e-6 move a weight by at most 6e-5, so rounded to the nearest number nearly all weights are the base's
+again, and the model is the one that training began with.
+"""
+
+from dataclasses import dataclass
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+_AT_ONCE = 1 << 24  # numbers
+
+
+@dataclass
+class Kept:
+    """How much of an update, from the base's weights to the trained ones, the stored weights have."""
+
+    along: float = 0.0  # the sum of (stored - base) (trained - base)
+    whole: float = 0.0  # the sum of (trained - base)^2
+    changed: int = 0  # numbers that training changed
+    differing: int = 0  # those of them that differ from the base when they are stored
+
+    def add(self, base: Tensor, trained: Tensor, stored: Tensor) -> None:
+        """Counts one tensor in: as the base has it, as trained (in float32), and as stored."""
+        for parts in zip(*(tensor.flatten().split(_AT_ONCE) for tensor in (base, trained, stored))):
+            before, after, written = (part.double() for part in parts)
+            update, left = after - before, written - before
+            self.along += float((left * update).sum())
+            self.whole += float((update * update).sum())
+            moved = update != 0
+            self.changed += int(moved.sum())
+            self.differing += int((moved & (left != 0)).sum())
+
+    @property
+    def update(self) -> float:
+        """How far the stored weights went from the base's along the way that training went, as a share of that way: 1
+        for all of it, 0 for the base. Where training changed nothing it is 1.
+
+        It is the projection of one difference on the other: noise that rounding adds, which has no direction, does not
+        count, and neither does a small share of large steps that stand for many small ones.
+        """
+        return self.along / self.whole if self.whole else 1.0
+
+    @property
+    def numbers(self) -> float:
+        """The share of the numbers that training changed which, stored, are not the base's."""
+        return self.differing / self.changed if self.changed else 1.0
+
+
+def stochastic(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") -> Tensor:
+    """`values` (float32) in `dtype`, each the next number below or above with the probabilities that make its
+    expectation the value itself; numbers that `dtype` has stay what they are.
+
+    It is a function of its arguments alone; `name` gives each of a model's tensors draws of its own.
+    """
+    if dtype.itemsize > 2:
+        return values.to(dtype)
+    generator = torch.Generator().manual_seed(crc32(f"{seed} {name}".encode()))  # it takes 32 bits, and ignores more
+    parts = [_stochastic(part, dtype, generator) for part in values.flatten().split(_AT_ONCE)]
+    return torch.cat(parts).view(values.shape)
+
+
+def _stochastic(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    near = values.to(dtype)
+    # In both formats of 16 bits the next number away from zero, or towards it, is the next integer.
+    away = values.abs() > near.float().abs()
+    next_over = (near.view(torch.int16) + torch.where(away, 1, -1).to(torch.int16)).view(dtype)
+    # NaN where the value is zero or infinite, and chosen then by no draw.
+    share = (values - near.float()) / (next_over.float() - near.float())
+    return torch.where(torch.rand(values.shape, generator=generator) < share, next_over, near)
