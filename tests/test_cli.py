@@ -78,6 +78,15 @@ def test_a_required_option_that_is_missing(capsys):
     assert "Missing option '--out'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
 
 
+def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):
+    said = fails(
+        capsys, "check", "--model", "m", "--fresh", "--reuse", "--header", "X-Key=hunter2222", "--out", tmp_path / "o"
+    )
+    assert said == "`fresh` and `reuse` exclude each other; leave one out"
+    said = fails(capsys, "sweep", "--model", "m", "--examples", "e", "--samples", 3, "--out", tmp_path / "o")
+    assert said.endswith("give a `temperature` for several samples")
+
+
 def test_make_and_import(capsys, tmp_path):
     code, _ = run(capsys, "data", "make", "kv", "--out", tmp_path / "kv.jsonl.gz", "--n-examples", 2)
     assert code == 0

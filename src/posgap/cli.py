@@ -128,9 +128,9 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
     name, *inside = map(str, first["loc"] or [""])
     is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata
     complaint = first["msg"].removeprefix("Value error, ")
-    complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"
-    if not name:  # of several options together
+    if not name:  # of several options together, whose values might be anything
         return complaint
+    complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"
     words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
     return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
 

@@ -97,7 +97,10 @@ def faults(make: Callable[[], object]) -> list[str]:
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
-    complaint = f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].removeprefix('Value error, ')}"
+    complaint = fault["msg"].removeprefix("Value error, ")
+    if not fault["loc"]:  # of several fields together
+        return complaint
+    complaint = f"{'.'.join(map(str, fault['loc']))}: {complaint}"
     return complaint if fault["type"] == "missing" else f"{complaint}, got {shortened(repr(fault['input']))}"
 
 
