@@ -280,8 +280,8 @@ def compare(options) -> tuple[dict, list[list[str]]]:
 FLAGS = ("gradient_checkpointing", "quick", "wide", "write", "side", "small_vocabulary")
 # Of --wide, where nothing else is asked for.
 WIDE = {
-    "vocabulary": 32000, "response_tokens": 32, "width": 512, "layers": 4, "heads": 8, "kv_heads": 8, "examples": 4,
-    "epochs": 1, "batch_size": 4, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
+    "vocabulary": 32000, "response_tokens": 32, "width": 512, "layers": 2, "heads": 8, "kv_heads": 8, "examples": 2,
+    "epochs": 1, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
 }  # fmt: skip
 QUICK = {"examples": 1, "epochs": 1, "batch_size": 1, "k": 2}
 QUICK_AND_WIDE = {"prompt_tokens": 512, "layers": 2, "examples": 2, "batch_size": 2, "k": 3}

@@ -41,15 +41,20 @@ def test_rows_that_are_weighed_together_are_in_one_group_and_the_others_in_the_l
     assert all(count == 1 for count in Counter(key for group in keys_of for key in group - {None}).values())
     free = [None in group for group in keys_of]
     assert free == sorted(free) and all(group == {None} for group, after in zip(keys_of[1:], free) if after)
-    assert all(len(group) == 1 or len(of_group) == 1 for group, of_group in zip(groups, keys_of))
+    for *full, last in groups:
+        for part in full:
+            (key,) = {keys[row] for row in part.rows}
+            assert key in {keys[row] for row in last.rows}
 
 
 def test_small_positions_share_a_micro_batch_and_the_anchors_fill_it_up():
     keys = ["a", "b", "b", None, "c", None]
     assert [[part.rows for part in group] for group in in_groups(keys, [10] * 6, 1, 40)] == [[(0, 1, 2, 4)], [(3, 5)]]
     assert [[part.rows for part in group] for group in in_groups(keys, [10] * 6, 1, 60)] == [[(0, 1, 2, 3, 4, 5)]]
-    # A position that is too large by itself.
-    assert [part.rows for part in in_groups(keys, [10] * 6, 1, 10)[0]] == [(1,), (2,)]
+    # A position that is too large by itself, and one that its rest has room for.
+    assert [part.rows for part in in_groups(keys, [10] * 6, 1, 10)[1]] == [(1,), (2,)]
+    keys = ["a", "b", "b", "b", None]
+    assert [[part.rows for part in group] for group in in_groups(keys, [10] * 5, 1, 20)] == [[(1, 2), (0, 3)], [(4,)]]
 
 
 def test_prompts_of_like_length_are_read_together_longest_first():

@@ -66,32 +66,33 @@ def in_groups(
 ) -> list[list[MicroBatch]]:
     """Divides a step's rows into groups of micro-batches, so that rows of an equal key in `together` are in one group.
 
-    A group has more than one micro-batch only if the rows of a single key do not fit into one. Rows without a key
-    (`None`) are in the last groups.
+    Where the rows of a key do not fit into a micro-batch, some fill micro-batches of their own, and the rest is in the
+    group's last one, which may have all rows of other keys. Rows without a key (`None`) are in the last groups.
     """
     by_key: dict[Hashable | None, list[int]] = {}
     for row, key in enumerate(together):
         by_key.setdefault(key, []).append(row)
     free = by_key.pop(None, [])
-    large: list[list[MicroBatch]] = []
-    shared: list[MicroBatch] = []
+    groups: list[list[MicroBatch]] = []
 
-    def joined(i: int, rows: Sequence[int]) -> bool:
-        """Whether `rows` fit into a micro-batch of `shared` beside what is there; if so, they are now there."""
-        both = MicroBatch.of((*shared[i].rows, *rows), lengths, world)
+    def joined(group: list[MicroBatch], rows: Sequence[int]) -> bool:
+        """Whether `rows` fit into a group's last micro-batch beside what is there; if so, they are now there."""
+        both = MicroBatch.of((*group[-1].rows, *rows), lengths, world)
         if both.tokens <= most_tokens:
-            shared[i] = both
+            group[-1] = both
         return both.tokens <= most_tokens
 
-    # The largest first: so they leave the least room unused.
-    for rows in sorted(by_key.values(), key=len, reverse=True):
-        parts = in_micro_batches(rows, lengths, world, most_tokens)
-        if len(parts) > 1:
-            large.append(parts)
-        elif not any(joined(i, rows) for i in range(len(shared))):
-            shared += parts
-    rest = [] if shared and free and joined(-1, free) else in_micro_batches(free, lengths, world, most_tokens)
-    return [*large, *([part] for part in shared), *([part] for part in rest)]
+    divided = [in_micro_batches(rows, lengths, world, most_tokens) for rows in by_key.values()]
+    # The largest rest first: so they leave the least room unused.
+    for *full, rest in sorted(divided, key=lambda parts: len(parts[-1].rows), reverse=True):
+        host = next((group for group in groups if joined(group, rest.rows)), None)
+        if host is None:
+            groups.append([*full, rest])
+        else:
+            host[:0] = full
+    if not groups or not free or not joined(groups[-1], free):
+        groups += [[part] for part in in_micro_batches(free, lengths, world, most_tokens)]
+    return groups
 
 
 def _by_falling_length(rows: Sequence[int], lengths: Sequence[int]) -> list[int]:
