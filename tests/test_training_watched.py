@@ -153,7 +153,8 @@ def row(gap=50.0, fall=0.0, gain=10.0, **more):
         ({"stop_gap": 5.0}, [row(5.1)], ""),
         ({"stop_gap": 5.0}, [row(5.0), {"step": 5}], ""),  # not swept again since
         ({"stop_gap": 5.0}, [row(0.0, gain=-1.0)], ""),  # right nowhere is no gap
-        ({"stop_gap": 5.0}, [row(fall=3.0)], ""),
+        ({"stop_gap": 5.0}, [row(0.0, fall=2.1)], ""),
+        ({"stop_gap": 5.0}, [row(fall=2.0), row(fall=2.0)], ""),
         ({"stop_gap": 5.0}, [row(fall=3.0), row(fall=4.0)], "position 1 has fallen by 4.0 for certain"),
         ({"stop_gap": 5.0}, [row(fall=3.0), row(), row(fall=4.0)], ""),
         ({"max_hours": 2.0}, [{"step": 1, "hours": 1.9}], ""),

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 OPTIONS = {"watch_every", "watch_placements", "stop_gap", "max_hours"}  # of the config; they change no step
 BATCH_TOKENS = 32768
 SPREAD = 5  # placements that are watched where none are given, beside the advantageous one
+FALL = 2.0  # points that the teacher's placement may lose for certain; of 60 examples three lost are more than none
 LEARNT_BY_HEART = 10.0  # points by which training questions are answered better than held-out ones
 _PARAMETERS, _BEST = "best.pt", "best.json"
 
@@ -76,8 +77,8 @@ class Watch:
     """Sweeps a student every so many steps, keeps the best of its parameters, and says when training is to end.
 
     `folder` keeps them until the model is complete. Best is where the worst placement is best, then the mean, among
-    the steps at which the advantageous placement is not proven to have fallen. Every process calls every method;
-    each of them asks its share of the examples, with parameters that it holds whole.
+    the steps at which the advantageous placement is not proven to have fallen by more than `FALL`. Every process calls
+    every method; each of them asks its share of the examples, with parameters that it holds whole.
     """
 
     def __init__(
@@ -128,11 +129,11 @@ class Watch:
         if not self.stop_gap or not swept or swept[-1] is not history[-1]:
             return ""
         # A model that answers nowhere has no gap either.
-        lost = swept[-1]["held_out_fall"] > 0 or swept[-1]["held_out_gain"] < 0
+        lost = swept[-1]["held_out_fall"] > FALL or swept[-1]["held_out_gain"] < 0
         if swept[-1]["held_out_gap"] <= self.stop_gap and not lost:
             return f"the held-out gap is {swept[-1]['held_out_gap']:.1f}, and {self.stop_gap:g} was asked for"
         # A position can fall for a while in the first steps.
-        if len(swept) > 1 and all(row["held_out_fall"] > 0 for row in swept[-2:]):
+        if len(swept) > 1 and all(row["held_out_fall"] > FALL for row in swept[-2:]):
             where = self.placements[0].positions
             return f"position {'+'.join(map(str, where))} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
         return ""
@@ -260,4 +261,4 @@ def _generating(student: Student, device: torch.device, mixed: bool) -> Iterator
 
 def _rank(figures: dict[str, float]) -> tuple[bool, float, float]:
     """By which steps are compared: higher is better."""
-    return figures["held_out_fall"] <= 0, figures["held_out_worst"], figures["held_out_mean"]
+    return figures["held_out_fall"] <= FALL, figures["held_out_worst"], figures["held_out_mean"]
