@@ -19,35 +19,61 @@ from accelerate.utils import is_deepspeed_available
 
 from posgap.errors import PosgapError
 from posgap.files import read_object
+from posgap.launch import of_all
 
 T = TypeVar("T")
+_DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
 
 def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0) -> Accelerator:
     """The Accelerator of this launch: for one process, for several, or for DeepSpeed.
 
     `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if empty, DeepSpeed
-    is used only if `accelerate launch` asks for it. Raises `PosgapError` if DeepSpeed is needed but not installed.
+    is used only if `accelerate launch` asks for it. Raises `PosgapError`, on every process, if DeepSpeed is needed but
+    not installed, and for what launcher or file ask for that posgap would not train under as they mean it.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
+    by_launcher = _is_asked_for("DEEPSPEED")
+    if by_launcher:
+        deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
+    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)
     # Accelerate keeps the settings of the first run in a process, but a later run may need others.
     AcceleratorState._reset_state()
     precision = "bf16" if mixed else "no"
-    if deepspeed:
-        if not is_deepspeed_available():
-            raise PosgapError("deepspeed: DeepSpeed is not installed; pip install 'posgap[train]'")
+    if settings:
         _stand_alone()
         # DeepSpeed calls functions that torch has renamed, and torch would say so for every gradient.
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-        settings = deepspeed_settings(deepspeed) | {"gradient_clipping": max_grad_norm}
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)
-    by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() in ("1", "true", "yes")
     # With `cpu`, Accelerate connects processes through gloo, but ignores DeepSpeed.
     return Accelerator(cpu=not torch.cuda.is_available() and not by_launcher, mixed_precision=precision)
+
+
+def _is_asked_for(what: str) -> bool:
+    """Whether `accelerate launch` asks for a way to train, by its variables."""
+    return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("1", "true", "yes")
+
+
+def _settings(deepspeed: str, mixed: bool, max_grad_norm: float) -> dict:
+    """DeepSpeed's settings, empty without it; `PosgapError` for a launch that would not be what it says."""
+    for variable, name in (("FSDP", "FSDP"), ("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "parallelism")):
+        if _is_asked_for(variable):
+            raise PosgapError(
+                f"ACCELERATE_USE_{variable}: the launcher asks for {name}, which posgap does not train under; launch "
+                "without it, and with --deepspeed zero3 to spread parameters over processes"
+            )
+    steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if steps not in ("1", "auto"):
+        raise PosgapError(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS: is {steps}, {_DIVIDED}; launch with 1")
+    if not deepspeed:
+        return {}
+    if not is_deepspeed_available():
+        raise PosgapError("deepspeed: DeepSpeed is not installed; pip install 'posgap[train]'")
+    return deepspeed_settings(deepspeed, mixed) | {"gradient_clipping": max_grad_norm}
 
 
 def _leave() -> None:
@@ -55,14 +81,44 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def deepspeed_settings(name: str) -> dict:
-    """The DeepSpeed configuration `zero2` or `zero3` of infra/deepspeed, or that of a JSON file."""
+def deepspeed_settings(name: str, mixed: bool) -> dict:
+    """The DeepSpeed configuration `zero2` or `zero3` of infra/deepspeed, or that of a JSON file, for this training.
+
+    What a file leaves open ("auto") is filled, or left to DeepSpeed's default. Sizes of batches, which are posgap's
+    matter, are not taken over. Raises `PosgapError` where the file says otherwise than posgap's options.
+    """
     ours = files("posgap.deepspeed") / f"{name}.json"
-    if ours.is_file():
-        return json.loads(ours.read_text())
-    if not Path(name).is_file():
+    if not ours.is_file() and not Path(name).is_file():
         raise PosgapError(f"deepspeed: {name!r} is neither zero2, zero3 nor a DeepSpeed JSON file")
-    return read_object(Path(name))
+    settings = json.loads(ours.read_text()) if ours.is_file() else read_object(Path(name))
+    for section in ("zero_optimization", "bf16", "fp16", "optimizer", "scheduler"):
+        if not isinstance(settings.get(section, {}), dict):
+            raise PosgapError(f"deepspeed: {name}: {section} must be an object")
+    if (steps := settings.get("gradient_accumulation_steps", 1)) not in (1, "auto"):
+        raise PosgapError(f'deepspeed: {name}: gradient_accumulation_steps is {steps}, {_DIVIDED}; write 1 or "auto"')
+    for precision, ours_is in (("bf16", mixed), ("fp16", False)):
+        if settings.get(precision, {}).get("enabled", "auto") not in (ours_is, "auto"):
+            said = "bfloat16" if mixed else "float32"
+            raise PosgapError(f'deepspeed: {name}: {precision} is not as --dtype ({said}) has it; write "auto" there')
+    for section in ("optimizer", "scheduler"):
+        if _without_auto(settings.pop(section, {}).get("params", {})):
+            raise PosgapError(
+                f"deepspeed: {name}: has {section} settings; leave them out: those are --learning-rate, --schedule, "
+                "--weight-decay and their like"
+            )
+    for batch in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "fp16"):
+        settings.pop(batch, None)
+    filled = {"bf16": settings.get("bf16", {}) | {"enabled": mixed}, "zero_allow_untested_optimizer": True}
+    return _without_auto(settings | filled) | {"gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": 1}
+
+
+def _without_auto(settings: dict) -> dict:
+    """The settings that are not "auto", in whatever depth."""
+    return {
+        name: _without_auto(value) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if value != "auto"
+    }
 
 
 def _stand_alone() -> None:

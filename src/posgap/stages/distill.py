@@ -16,6 +16,7 @@ from posgap.config import DistillConfig
 from posgap.distillation import processes
 from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.export import Trained, export
 from posgap.distillation.lora import add_adapters
@@ -166,6 +167,7 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     """The model to train, and before that the teacher."""
     # Updates of 3e-6 vanish in bfloat16 parameters, so those are float32 and only the arithmetic is not.
     model = load_model(config.model, "float32", compute=config.dtype)
+    without_dropout(model)
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:

@@ -1,0 +1,89 @@
+"""What a launcher and a DeepSpeed file ask of training: filled in, or refused in a line."""
+
+import json
+
+import pytest
+
+from posgap.distillation.processes import accelerator, deepspeed_settings
+from posgap.errors import PosgapError
+
+# The file in transformers' documentation, shortened.
+COMMON = {
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "bf16": {"enabled": "auto"},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto"}},
+    "zero_optimization": {
+        "stage": 3,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+        "stage3_gather_16bit_weights_on_model_save": True,
+    },
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": False,
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(**more):
+        (tmp_path / "ds.json").write_text(json.dumps(COMMON | more))
+        return str(tmp_path / "ds.json")
+
+    return write
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_a_common_file_leaves_open_is_filled(written, mixed):
+    assert deepspeed_settings(written(train_batch_size=64), mixed) == {
+        "bf16": {"enabled": mixed},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "zero_allow_untested_optimizer": True,
+        "gradient_accumulation_steps": 1,
+        "train_micro_batch_size_per_gpu": 1,
+        "wall_clock_breakdown": False,
+    }
+    for ours in ("zero2", "zero3"):
+        assert deepspeed_settings(ours, mixed)["bf16"] == {"enabled": mixed}
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        (
+            {"gradient_accumulation_steps": 4},
+            'gradient_accumulation_steps is 4, and each .*; write 1 or "auto"',
+        ),
+        ({"fp16": {"enabled": True}}, 'fp16 is not as --dtype .bfloat16. has it; write "auto" there'),
+        ({"bf16": {"enabled": False}}, "bf16 is not as --dtype"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, "has optimizer settings; leave them out"),
+        ({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0}}}, "has scheduler settings"),
+        ({"zero_optimization": 3}, "zero_optimization must be an object"),
+    ],
+)
+def test_a_file_that_says_otherwise_is_refused(written, more, line):
+    with pytest.raises(PosgapError, match=f"^deepspeed: .*ds.json: {line}"):
+        deepspeed_settings(written(**more), True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "line"),
+    [
+        ("ACCELERATE_USE_FSDP", "true", "the launcher asks for FSDP, which posgap does not train under"),
+        ("ACCELERATE_USE_MEGATRON_LM", "1", "the launcher asks for Megatron-LM"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "is 4, and each gradient would be divided by it"),
+    ],
+)
+def test_a_launcher_that_asks_for_what_would_not_be_is_refused(variable, value, line, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(PosgapError, match=f"^{variable}: {line}"):
+        accelerator()
