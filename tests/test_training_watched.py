@@ -114,6 +114,22 @@ def test_a_run_that_goes_on_goes_on_with_its_curve_and_its_best(config, tmp_path
     assert all(torch.equal(weights(whole)[n], tensor) for n, tensor in weights(tmp_path / "broken").items())
 
 
+def test_a_full_disk_leaves_the_best_step_that_was_kept(config, monkeypatch, caplog):
+    saved, save = [], torch.save
+
+    def full(state, file, *more):
+        saved.append(file)
+        if len(saved) > 1:
+            raise OSError(28, "No space left on device")
+        save(state, file, *more)
+
+    monkeypatch.setattr(torch, "save", full)
+    with caplog.at_level("INFO", logger="posgap"):
+        out = distill(config.model_copy(update={"watch_every": 1, "save_steps": 0}))
+    assert "held out: step 1 of 12 is the best and is kept" in caplog.text and len(history(out)) == 12
+    assert "is the best so far, and could not be kept whole in " in caplog.text and len(saved) > 1
+
+
 def test_what_is_learnt_by_heart_is_said(config, tmp_path, caplog):
     held_out = [kv_example(100 + i).model_copy(update={"answers": ["f"]}) for i in range(6)]
     write_examples(tmp_path / "other.jsonl", held_out)

@@ -37,7 +37,7 @@ BATCH_TOKENS = 32768
 SPREAD = 5  # placements that are watched where none are given, beside the advantageous one
 FALL = 2.0  # points that the teacher's placement may lose for certain; of 60 examples three lost are more than none
 LEARNT_BY_HEART = 10.0  # points by which training questions are answered better than held-out ones
-_PARAMETERS, _BEST = "best.pt", "best.json"
+_BEST = "best.json"
 
 
 def watched_examples(config: DistillConfig, pairs: Sequence[Pair]) -> list[AnyExample]:
@@ -153,7 +153,7 @@ class Watch:
         )  # fmt: skip
         if best["step"] == history[-1]["step"]:
             return {}
-        state = torch.load(self.folder.folder / _PARAMETERS, map_location="cpu", weights_only=True)
+        state = torch.load(self.folder.folder / _parameters(best["step"]), map_location="cpu", weights_only=True)
         model.load_state_dict(state, strict=False)  # of adapters the base is not among them
         return state
 
@@ -202,16 +202,23 @@ class Watch:
         checkpoint may pass the kept step once more."""
         if rank_and_world()[0]:
             return
-        folder = self.folder.folder
+        folder, step = self.folder.folder, figures["step"]
         kept = files.read_json(folder / _BEST) if (folder / _BEST).is_file() else None
         if kept and _rank(kept) >= _rank(figures):
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _BEST).unlink(missing_ok=True)
-        with files.atomic(folder / _PARAMETERS) as partial:
-            torch.save({name: tensor.cpu() for name, tensor in state.items()}, partial)
-        files.write_json(folder / _BEST, figures)
-        self.folder.push([folder / _PARAMETERS, folder / _BEST])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with files.atomic(folder / _parameters(step)) as partial:
+                torch.save({name: tensor.detach().cpu() for name, tensor in state.items()}, partial)
+            files.write_json(folder / _BEST, figures)
+            self.folder.push([folder / _parameters(step), folder / _BEST])
+            if kept and kept["step"] != step:
+                (folder / _parameters(kept["step"])).unlink(missing_ok=True)
+                self.folder.drop([_parameters(kept["step"])])
+        except (OSError, RuntimeError, PosgapError) as error:
+            # The other processes are at the next step already.
+            reason = str(error).splitlines()[0]
+            log.warning("step %d is the best so far, and could not be kept whole in %s (%s)", step, folder, reason)
 
     def _correct(self, student: Student, examples: Sequence[AnyExample]) -> np.ndarray:
         """The scores `[E, P]` of greedy responses to all examples at all placements, on every process."""
@@ -257,6 +264,10 @@ def _generating(student: Student, device: torch.device, mixed: bool) -> Iterator
     finally:
         model.generation_config = config
         student.train(training)
+
+
+def _parameters(step: float) -> str:
+    return f"step-{step:.0f}.pt"
 
 
 def _rank(figures: dict[str, float]) -> tuple[bool, float, float]:
