@@ -62,6 +62,11 @@ class Steps(NamedTuple):
     flops: int
 
 
+def clock(options) -> float:
+    """Seconds; of a single thread on a CPU those that it computed, as others may be using the machine."""
+    return time.process_time() if options.device == "cpu" and options.threads == 1 else time.perf_counter()
+
+
 class RandomPrompts:
     """Builds prompts of random tokens, different at every placement; `spread` (percent) is how much shorter or longer
     than `tokens` the shortest and the longest example's are."""
@@ -124,14 +129,14 @@ def ours(options) -> Steps:
     if options.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
+        started = clock(options)
         student, tokens = with_teacher(model, objective, collate, folder, options)
         if options.wide:
-            started = time.perf_counter()
+            started = clock(options)
         accelerator = Accelerator(cpu=options.device == "cpu")
         with counting(options.wide) as counted:
             _, history = train(student, steps, objective, collate, Optimization(1e-3), accelerator, tokens)
-    return Steps([step["loss"] for step in history], time.perf_counter() - started, counted())
+    return Steps([step["loss"] for step in history], clock(options) - started, counted())
 
 
 def with_teacher(model, objective, collate, folder, options) -> tuple[Student, int]:
@@ -150,7 +155,7 @@ def weighing_first(options) -> Steps:
     history = []
     with tempfile.TemporaryDirectory() as folder:
         student, _ = with_teacher(model, objective, collate, folder, options)
-        started = time.perf_counter()
+        started = clock(options)
         optimizer = optimization.optimizer(model)
         with counting(True) as counted:
             for step, rows in enumerate(steps):
@@ -166,7 +171,7 @@ def weighing_first(options) -> Steps:
                 optimizer.step()
                 optimizer.zero_grad()
                 history.append(float((weights * losses).sum()))
-    return Steps(history, time.perf_counter() - started, counted())
+    return Steps(history, clock(options) - started, counted())
 
 
 def chunks(rows, size):
@@ -197,7 +202,7 @@ def counting(wanted: bool):
 
 
 def theirs(options) -> Steps:
-    started = time.perf_counter()
+    started = clock(options)
     model, collate, objective, steps = setting(options)
     teacher = copy.deepcopy(model).requires_grad_(False).eval()
     if options.gradient_checkpointing:
@@ -230,7 +235,7 @@ def theirs(options) -> Steps:
         optimizer.step()
         optimizer.zero_grad()
         history.append(total)
-    return Steps(history, time.perf_counter() - started, 0)
+    return Steps(history, clock(options) - started, 0)
 
 
 SIDES = {"ours": ours, "theirs": theirs, "weighing first": weighing_first}
@@ -352,8 +357,8 @@ Written by `benchmarks/distill_step.py --wide --write` on {date}, {where}, {dtyp
 layers, width {width}; prompts of {prompt_tokens} tokens, give or take {spread} %, responses of {response_tokens}; one
 step of {batch_size} examples, K = {k}, with the paper's alignment. "Weighing first" is the step as it was: a pass
 without gradients for the weights, prompts in the order of their examples, {micro_batch_size} at once. "Ours" has as
-many tokens in a micro-batch. Both end with the same loss, and take the teacher's states from disk. Operations are by
-torch's counter.
+many tokens in a micro-batch. Both end with the same loss, and take the teacher's states from disk. Seconds are those
+that a process computed, operations are by torch's counter.
 
 {table}
 
