@@ -239,7 +239,7 @@ width {width}; {examples} examples at every position, documents of {document_tok
 {table}
 
 The placements of an example share what they begin with, which posgap reads once, and which vLLM's prefix cache has in
-whole blocks (of 128 tokens on a CPU, of 16 on a GPU). The last two columns are the share of the prompts' tokens that
+whole blocks (of 32 tokens on a CPU, of 16 on a GPU). The last two columns are the share of the prompts' tokens that
 this cache had: as `--backend vllm` sends them, and in the order of the file. They differ only where the cache is too
 small for the prompts that wait.
 """

@@ -28,6 +28,7 @@ class VLLMGenerator:
     def __init__(self, model: str, dtype: str, context: int, seed: int, tokenizer: PreTrainedTokenizerBase):
         try:
             from vllm import LLM
+            from vllm.platforms import current_platform
         except ImportError:
             raise PosgapError(
                 "backend vllm: vllm is not installed here; install posgap in an environment with vllm, serve the model "
@@ -35,6 +36,8 @@ class VLLMGenerator:
             ) from None
         self.tokenizer, folder = tokenizer, model_folder(model)
         require_finite_files(folder)  # vLLM itself refuses weights that are missing
+        # Only whole blocks are found in the cache, and on a CPU vLLM's own are of 128 tokens.
+        blocks = {"block_size": 32} if current_platform.is_cpu() else {}
         try:
             self.llm = LLM(
                 model=str(folder),
@@ -43,6 +46,7 @@ class VLLMGenerator:
                 seed=seed,
                 enable_prefix_caching=True,
                 trust_remote_code=False,
+                **blocks,
                 disable_log_stats=False,  # else it does not count what its cache had
             )
         except (OSError, ValueError, RuntimeError) as error:

@@ -133,7 +133,8 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     collate = Collator(pairs, build)
     if rope := RopeLengths.of(load_config(config.model)):
         # Where the teacher reads; at other placements a prompt has a few tokens more or less, which its batch shows.
-        lengths = [tuple(map(len, collate.token_ids(row))) for row in advantageous_rows(pairs)]
+        read = map(collate.token_ids, advantageous_rows(pairs))
+        lengths = [(len(prompt), len(response)) for prompt, response in read]
         if reason := rope.against_teacher_forcing(lengths):
             raise PosgapError(f"{with_uris(config.model)}: {reason}; it cannot be distilled on prompts of such lengths")
     return pairs, collate
