@@ -3,15 +3,18 @@
 import atexit
 import os
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ports import free_port
 from torch.multiprocessing import ProcessExitedException, start_processes
 
+from posgap import cli
 from posgap.config import StageConfig
 from posgap.config.fields import InputPath
-from posgap.errors import PosgapError, SaidElsewhere
+from posgap.errors import OfAll, PosgapError
 from posgap.launch import end, is_main_process, of_all
 from posgap.stage import stage
 
@@ -44,9 +47,30 @@ def test_what_one_process_is_refused_all_are(failing):
         return rank
 
     def body(rank):
-        with pytest.raises(PosgapError, match="^model: no such folder$") as refused:
+        with pytest.raises(OfAll, match="^model: no such folder$"):
             of_all(lambda: work(rank))
-        assert isinstance(refused.value, SaidElsewhere) == (rank > 0)
+
+    launch(body, [0, 1])
+
+
+def test_processes_that_are_refused_end_when_the_first_has_shown_why(tmp_path):
+    def refuse(config):
+        of_all(lambda: (_ for _ in ()).throw(PosgapError("model: no such folder")))
+
+    def body(rank):
+        line = tmp_path / "line"
+        with pytest.MonkeyPatch.context() as patched, open(tmp_path / f"shown-{rank}", "w") as shown:
+            patched.setattr(sys, "stderr", shown)
+            patched.setattr(cli, "build", lambda: SimpleNamespace(main=lambda *a, **k: refuse(None)))
+            patched.setattr(cli, "end", lambda code: sys.exit(code))
+            if rank == 0:
+                show = cli._fail
+                patched.setattr(cli, "_fail", lambda *said: (time.sleep(0.5), show(*said), line.touch())[1])
+            with pytest.raises(SystemExit) as ended:
+                cli.main([])
+        assert ended.value.code == 2 and line.exists()
+        assert "model: no such folder" in (tmp_path / "shown-0").read_text() or rank
+        assert (tmp_path / "shown-1").read_text() == "" or not rank
 
     launch(body, [0, 1])
 

@@ -22,10 +22,10 @@ from posgap import __version__, config
 from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import PosgapError, SaidElsewhere, shortened
+from posgap.errors import OfAll, PosgapError, shortened
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
-from posgap.launch import end
+from posgap.launch import end, end_together, is_main_process
 from posgap.locations import is_hub_name, with_uris
 from posgap.redaction import redacted
 
@@ -310,8 +310,9 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
         code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
-    except SaidElsewhere as error:
-        code = error.exit_code
+    except OfAll as error:
+        code = _fail(_with_notes(str(error), error), error.exit_code) if is_main_process() else error.exit_code
+        end_together()
     except PosgapError as error:
         code = _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:

@@ -14,8 +14,8 @@ class PosgapError(Exception):
     exit_code = 2
 
 
-class SaidElsewhere(PosgapError):
-    """An error of a launch of several processes, whose line the first of them shows."""
+class OfAll(PosgapError):
+    """An error of all processes of a launch, whose line the first of them shows. Exit code 2."""
 
 
 class Rejected(PosgapError):

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from posgap.errors import PosgapError, SaidElsewhere
+from posgap.errors import OfAll, PosgapError
 
 T = TypeVar("T")
 _calls = itertools.count()
+LEAVE_SECONDS = 5.0  # for processes that end together
 
 
 def launched() -> tuple[int, int]:
@@ -51,7 +52,7 @@ def of_all(work: Callable[[], T]) -> list[T]:
     """What `work` returns in each process of this launch, as JSON values, in the order of their ranks.
 
     Every process has to call this as often as the others. If `work` raises `PosgapError` in one of them, all of them
-    raise it, and the first one's is shown.
+    raise `OfAll`, and the command line shows it once.
     """
     rank, world = launched()
     if world == 1:
@@ -73,8 +74,20 @@ def of_all(work: Callable[[], T]) -> list[T]:
         raise PosgapError(f"the launch's first process cannot be reached ({reason}); see its error") from None
     for each in answers:
         if "error" in each:
-            raise (SaidElsewhere if rank else PosgapError)(each["error"])
+            raise OfAll(each["error"])
     return [each["value"] for each in answers]
+
+
+def end_together() -> None:
+    """Waits until every process that has raised `OfAll` has come here, the first one when it has shown the line.
+
+    A launcher stops the others as soon as one has failed, and with them the line, if that one were not the first.
+    """
+    deadline = time.monotonic() + LEAVE_SECONDS
+    with suppress(RuntimeError):
+        _board().add("leaving", 1)
+        while _board().add("leaving", 0) < launched()[1] and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 @functools.cache  # it lasts as long as this process
