@@ -11,9 +11,8 @@ from posgap.mlproject import mlproject
 from posgap.tables import markdown
 
 DOCS = Path(__file__).parents[1] / "docs" / "distillation.md"
-DECIDED = {name for name, field in DistillConfig.model_fields.items() if field.default in (None, "")} - {
-    "work", "deepspeed", "system", "template",
-}  # fmt: skip
+EMPTY = {name for name, field in DistillConfig.parameters().items() if field.default in (None, "")}
+DECIDED = EMPTY - {"deepspeed", "system", "template"}
 
 
 def config(**values) -> DistillConfig:

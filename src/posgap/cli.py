@@ -164,6 +164,7 @@ STAGES: Verbs = {
 PLAN: Verbs = {
     "sweep": (config.PlanConfig, "posgap.measurement.power:plan"),
     "gate": (config.PlanGateConfig, "posgap.gating.planning:plan_gate"),
+    "distill": (config.PlanDistillConfig, "posgap.distillation.planning:plan_distill"),
 }
 
 POLICY: Verbs = {
@@ -245,7 +246,7 @@ def build() -> click.Group:
     data.add_command(verb("release", config.ReleaseConfig, "posgap.data.verbs:release"))
     root.add_command(data)
     root.add_command(verb("check", config.CheckConfig, "posgap.check:check"))
-    root.add_command(_group("plan", "How many examples it takes.", PLAN))
+    root.add_command(_group("plan", "How many examples, how much memory and how many hours it takes.", PLAN))
     groups = {
         "data": data,
         "train": _InOrder("train", help="Training on a cluster."),

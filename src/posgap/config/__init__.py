@@ -19,7 +19,7 @@ from posgap.config.data import (
     ValidateConfig,
     VerifyConfig,
 )
-from posgap.config.distillation import DistillConfig, TeacherConfig, TrainJobConfig
+from posgap.config.distillation import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
 from posgap.config.fields import ON_HUB, POSITIONAL, Role, plain_type, role
 from posgap.config.measurement import (
     CompareConfig,
@@ -114,6 +114,7 @@ __all__ = [
     "PipelineRunConfig",
     "PipelineSubmitConfig",
     "PlanConfig",
+    "PlanDistillConfig",
     "PlanGateConfig",
     "Policy",
     "PolicyDefaultConfig",

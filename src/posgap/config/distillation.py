@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from posgap.choices import BACKENDS, METHODS, RECIPES, Number, WholeNumber
-from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, Framed, StageConfig
+from posgap.config.base import QUESTION, SHUFFLE, WORDED, BackendConfig, Config, Framed, StageConfig
 from posgap.config.fields import (
     InputPath,
     ModelName,
@@ -60,6 +60,15 @@ class _Distilled(StageConfig):
     method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.checked)] = Field(
         "r1", description=f"training method; {TRAINING_METHODS.described()}"
     )
+
+
+def _by_recipe(cls: type[Config], values: Any) -> Any:
+    """The values given, and the recipe's for what is left empty."""
+    name = values.get("recipe") or cls.default("recipe")
+    if name not in RECIPES.names():
+        return values  # which the field's own check refuses
+    decided = {n: value for n, value in RECIPES[name].values().items() if n in cls.model_fields}
+    return values | {n: value for n, value in decided.items() if values.get(n) in (None, "")}
 
 
 class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
@@ -137,13 +146,32 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
     )
     max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _by_recipe(cls, values: Any) -> Any:
-        name = values.get("recipe") or cls.default("recipe")
-        if name not in RECIPES.names():
-            return values  # which the field's own check refuses
-        return values | {n: value for n, value in RECIPES[name].values().items() if values.get(n) in (None, "")}
+    _decided = model_validator(mode="before")(_by_recipe)
+
+
+class PlanDistillConfig(Config):
+    """Says what `distill` would take on given GPUs (memory, hours, disk), and which options let it fit.
+
+    Of the model its config alone is read: it needs neither its weights nor a GPU."""
+
+    model: ModelName = Field(description="Hugging Face model folder, or hub name")
+    gpus: int = Field(1, ge=1, le=4096, description="number of GPUs, one process each")
+    gpu_memory: float = Field(80.0, gt=0, description="memory of each GPU, in GB of 10^9 bytes")
+    gpu_tflops: float = Field(
+        989.0, gt=0, description="TFLOP/s of each GPU in bfloat16, as its maker says, without sparsity; 989: H100 SXM"
+    )
+    mfu: float = Field(0.35, gt=0, le=1, description="share of that which training reaches (model FLOPs utilization)")
+    prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
+    response_tokens: int = Field(40, ge=1, description="tokens of a response")
+    n_examples: int = Field(300, ge=1, description="training examples")
+    recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
+        "pos2distill", description=f"where the values below come from that are left empty; {RECIPES.described()}"
+    )
+    k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
+    epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
+    batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
+
+    _decided = model_validator(mode="before")(_by_recipe)
 
 
 class TrainJobConfig(DistillConfig):

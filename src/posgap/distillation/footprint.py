@@ -1,0 +1,180 @@
+"""What one micro-batch of training takes, in bytes and operations, found without memory and without a GPU.
+
+The model is made of fake tensors, which have shapes but no numbers, and one micro-batch is read forwards and backwards
+with them; every storage is counted from its birth to its end. So the figures are those of the code that trains, in any
+architecture, rather than of a formula.
+"""
+
+import gc
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.masking_utils import flash_attention_mask
+
+from posgap.distillation.head import Head
+from posgap.distillation.lora import add_adapters
+from posgap.distillation.losses import in_chunks, token_kl
+from posgap.models.loading import checkpoint_activations
+
+_OPERATIONS_A_COLLECTION = 100  # what checkpoints keep of fake tensors lies in cycles of references; real ones end
+_UNMASKED = "posgap-unmasked"
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A micro-batch: `rows` prompts of `width` tokens, the last `predicted` of which are those before response tokens.
+
+    `arithmetic` is float32, bfloat16 (of float32 parameters, by autocast), or bfloat16 parameters, as DeepSpeed has
+    them. `lora_rank` 0 trains all parameters.
+    """
+
+    rows: int
+    width: int
+    predicted: int
+    arithmetic: str = "bfloat16"
+    checkpointing: bool = False
+    lora_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers of a model's parameters, of those that are trained, and of its output head's."""
+
+    parameters: int
+    trained: int
+    head: int
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a micro-batch takes: `working` bytes, beside parameters, gradients and optimizer, and `operations`
+    (multiplications and additions, each counted) forwards and backwards."""
+
+    working: int
+    operations: int
+
+
+class _Storages(TorchDispatchMode):
+    """The bytes of all storages that operations have made and that still live, and the most there ever were."""
+
+    def __init__(self, collect: bool) -> None:
+        super().__init__()
+        self.collect = collect
+        self.now = self.most = self.operations = 0
+        self.known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage not in self.known:
+            size = storage.nbytes()
+            self.known[storage] = size
+            self.now += size
+            weakref.finalize(storage, self._remove, size)
+            self.most = max(self.most, self.now)
+
+    def _remove(self, size: int) -> None:
+        self.now -= size
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = operation(*args, **(kwargs or {}))
+        self.operations += 1
+        if self.collect and self.operations % _OPERATIONS_A_COLLECTION == 0:
+            gc.collect()
+        for tensor in tree_iter(out):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return out
+
+
+def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
+    """The size of a model with this config; with a `lora_rank` its adapters alone are trained."""
+    model = _on_no_device(config, torch.float32, lora_rank)
+    return Size(
+        sum(parameter.numel() for parameter in model.parameters()),
+        sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        Head.of(model).linear.weight.numel(),
+    )
+
+
+def footprint(config: PretrainedConfig, micro: Micro) -> Footprint:
+    """What a micro-batch takes of a model with this config; a loss of R1, against a teacher's states."""
+    in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
+    model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
+    if micro.checkpointing:
+        checkpoint_activations(model)
+    model.train()
+    with FakeTensorMode():
+        _materialize(model)
+        head = Head.of(model)
+        parameters = list(model.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        storages, counter = _Storages(micro.checkpointing), FlopCounterMode(display=False)
+        for tensor in (*parameters, *model.buffers(), *(parameter.grad for parameter in trained)):
+            storages.add(tensor)
+        before = storages.now
+        gc.collect()
+        gc.freeze()  # collections look at what is made from here on, and are quick
+        with storages, counter, torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"):
+            ids = torch.zeros(micro.rows, micro.width, dtype=torch.long)
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -micro.predicted :]
+            student = hidden.flatten(0, 1)
+            teacher = torch.empty_like(student, requires_grad=False)
+
+            def loss(student: Tensor, teacher: Tensor) -> Tensor:
+                with torch.no_grad():
+                    wanted = head(teacher)
+                return token_kl(wanted, head(student))
+
+            in_chunks(loss, head.vocabulary, student, teacher).mean().backward()
+        gc.unfreeze()
+        return Footprint(storages.most - before, counter.get_total_flops())
+
+
+def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) -> PreTrainedModel:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=_unmasked())
+        if lora_rank:
+            add_adapters(model, lora_rank, 16)
+    return model
+
+
+def _materialize(model: torch.nn.Module) -> None:
+    """Puts tensors of this machine in place of the model's, which are on no device; shared ones stay shared."""
+    made: dict[int, Tensor] = {}
+
+    def on_cpu(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            made[id(tensor)] = torch.nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            tensors |= {name: on_cpu(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def _unmasked() -> str:
+    """The name of sdpa for prompts without padding in front: with fake tensors transformers would make a mask, which
+    with real ones it leaves to the kernel."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(_UNMASKED, sdpa_attention_forward)
+    AttentionMaskInterface.register(_UNMASKED, flash_attention_mask)
+    return _UNMASKED

@@ -1,0 +1,172 @@
+"""What a run of `distill` would take on given GPUs, and which options let it fit: from the model's config alone."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+import click
+from transformers import PretrainedConfig
+
+from posgap.config import PlanDistillConfig
+from posgap.distillation.footprint import Micro, Size, footprint, size_of
+from posgap.errors import PosgapError
+from posgap.models.loading import load_config
+from posgap.progress import track
+from posgap.storage.inputs import with_local_paths
+from posgap.tables import markdown
+
+log = logging.getLogger(__name__)
+GB = 1e9
+USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks
+LORA_RANK = 16
+# DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
+_BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train: alone, data parallel, zero2 or zero3; all parameters or adapters (`lora_rank`)."""
+
+    strategy: str
+    checkpointing: bool
+    lora_rank: int
+
+    @property
+    def arithmetic(self) -> str:
+        """DeepSpeed has the parameters themselves in bfloat16, beside the optimizer's in float32."""
+        return "bfloat16 parameters" if self.strategy.startswith("zero") else "bfloat16"
+
+    def options(self) -> list[str]:
+        """The options of `posgap distill` that ask for it."""
+        return [
+            *([f"--deepspeed {self.strategy}"] if self.strategy.startswith("zero") else []),
+            *(["--gradient-checkpointing"] if self.checkpointing else []),
+            *([f"--lora-rank {self.lora_rank}"] if self.lora_rank else []),
+        ]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a way takes of each GPU: bytes that stand all the time, and the most there are while `rows` prompts are
+    read, which is the number that fits, at most a process's share of a step; and the operations of one prompt, forwards
+    and backwards. Where not even one fits, `rows` is 0; where what stands does not, the rest is not known."""
+
+    way: Way
+    standing: float
+    rows: int = 0
+    memory: float = 0.0
+    operations: int = 0
+
+
+def standing(way: Way, size: Size, gpus: int) -> float:
+    """The bytes on each GPU of parameters, gradients, Adam's two means and the teacher's head; of several processes
+    also what they exchange gradients through."""
+    parameters, trained, head = size.parameters, size.trained, 2 * size.head
+    if way.strategy == "zero3":
+        return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
+    if way.strategy == "zero2":
+        return 2 * parameters + (2 + 4 + 4 + 8) * trained / gpus + _BUCKETS + head
+    exchanged = 4 * trained if way.strategy == "data parallel" else 0
+    return 4 * parameters + (4 + 8) * trained + exchanged + head
+
+
+def ways(gpus: int) -> Iterator[Way]:
+    """All ways, those first that train all parameters, compute nothing twice and exchange little."""
+    strategies = ("data parallel", "zero2", "zero3") if gpus > 1 else ("alone",)
+    for lora_rank in (0, LORA_RANK):
+        for checkpointing in (False, True):
+            for strategy in strategies:
+                yield Way(strategy, checkpointing, lora_rank)
+
+
+def need(config: PlanDistillConfig, model: PretrainedConfig, way: Way) -> Need:
+    """What a way takes of each GPU."""
+    size = size_of(model, way.lora_rank)
+    always = standing(way, size, config.gpus)
+    # Where the optimizer is torch's, its step holds another number for each parameter, when nothing is being read.
+    stepping = 0 if way.strategy.startswith("zero") else 4 * size.trained
+    free = USABLE * config.gpu_memory * GB - always
+    if free < stepping:
+        return Need(way, always)
+    single, double = (footprint(model, _micro(config, way, rows)) for rows in (1, 2))
+    a_row = max(double.working - single.working, 1)
+    fixed = single.working - a_row
+    rows = max(0, int(min((free - fixed) // a_row, ceil(config.batch_size / config.gpus))))
+    memory = always + max(fixed + max(rows, 1) * a_row, stepping)
+    return Need(way, always, rows, memory, single.operations)
+
+
+def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> Micro:
+    width = config.prompt_tokens + config.response_tokens
+    return Micro(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
+
+
+@with_local_paths
+def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
+    """Says what ways to train take of each GPU, up to the first that fits, which it suggests; JSON goes to stdout.
+
+    Raises `PosgapError` if none does.
+    """
+    model = load_config(config.model)
+    limit = getattr(model.get_text_config(), "max_position_embeddings", None)
+    if limit and config.prompt_tokens + config.response_tokens > limit:
+        raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
+    needs: list[Need] = []
+    possible = list(ways(config.gpus))
+    for way in track(possible, len(possible), "ways to train"):
+        needs.append(need(config, model, way))
+        if needs[-1].rows:
+            break
+    for line in _table(needs).splitlines():
+        log.info("%s", line)
+    best = needs[-1]
+    if not best.rows:
+        raise PosgapError(
+            f"{config.model}: not one prompt at a time fits into {config.gpus} GPUs of {config.gpu_memory:g} GB, in "
+            "any way to train; take more GPUs, or shorter prompts"
+        )
+    size, width = size_of(model, best.way.lora_rank), config.prompt_tokens + config.response_tokens
+    options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
+    prompts = config.epochs * config.n_examples * (config.k + 1)
+    operations = (prompts + config.n_examples / 3) * best.operations  # the teacher reads forwards alone
+    hours = operations / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
+    # Parameters and Adam's two means of float32, twice, since two checkpoints are kept.
+    checkpoints = 2 * 4 * (size.parameters + 2 * size.trained)
+    states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
+    plan: dict[str, Any] = {
+        "options": options,
+        "updates": ceil(prompts / config.batch_size),
+        "tokens": prompts * width,
+        "operations": operations,
+        "hours": hours,
+        "memory_gb": best.memory / GB,
+        "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
+    }
+    log.info("suggested: posgap distill --model %s %s", config.model, " ".join(options))
+    log.info(
+        "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %g TFLOP/s a GPU; %.0f GB of disk for two "
+        "checkpoints, the teacher's states and the model",
+        plan["updates"], plan["tokens"], operations, hours, 100 * config.mfu, config.gpu_tflops, plan["disk_gb"],
+    )  # fmt: skip
+    plan["ways"] = [asdict(each) for each in needs]
+    click.echo(json.dumps(plan))
+    return plan
+
+
+def _table(needs: list[Need]) -> str:
+    rows = [
+        [
+            each.way.strategy,
+            "adapters" if each.way.lora_rank else "all",
+            "computed again" if each.way.checkpointing else "kept",
+            f"{each.standing / GB:.1f} GB",
+            f"{each.memory / GB:.1f} GB" if each.memory else "-",
+            str(each.rows or "does not fit"),
+        ]
+        for each in needs
+    ]
+    columns = ["processes", "trained", "activations", "always there", "with prompts", "prompts at once"]
+    return markdown(columns, rows, left=3)

@@ -1,0 +1,100 @@
+"""What a run would take, from a model's config alone: bytes and operations against what real tensors take."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from posgap.config import PlanDistillConfig
+from posgap.distillation.footprint import Micro, footprint, size_of
+from posgap.distillation.planning import GB, USABLE, Way, plan_distill, standing, ways
+from posgap.errors import PosgapError
+
+SHAPE = LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=512, max_position_embeddings=512, tie_word_embeddings=False,
+)  # fmt: skip
+TOKENS = {"prompt_tokens": 120, "response_tokens": 8}
+
+
+@pytest.fixture
+def config(tmp_path):
+    SHAPE.save_pretrained(tmp_path / "model")
+    return PlanDistillConfig(model=str(tmp_path / "model"), **TOKENS)
+
+
+def test_sizes_and_operations_are_those_of_the_real_model():
+    model = LlamaForCausalLM(SHAPE)
+    ids = torch.zeros(2, 128, dtype=torch.long)
+    with FlopCounterMode(display=False) as counted:
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -8:].flatten(0, 1)
+        model.lm_head(hidden).sum().backward()
+    size = size_of(SHAPE, 0)
+    assert size.parameters == size.trained == sum(parameter.numel() for parameter in model.parameters())
+    assert size.head == model.lm_head.weight.numel()
+    # Logits are dropped after the forward pass: the student's are computed once more, and the teacher's twice in all.
+    heads = 3 * 2 * hidden.numel() * 512
+    assert footprint(SHAPE, Micro(2, 128, 8, "float32")).operations == counted.get_total_flops() + heads
+    adapters = size_of(SHAPE, 4)
+    assert 0 < adapters.trained < adapters.parameters - size.parameters + 1
+
+
+def test_working_memory_is_what_is_saved_and_grows_with_rows_and_layers_as_it_should():
+    saved = []
+    model = LlamaForCausalLM(SHAPE)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            saved.append((storage.data_ptr(), storage.nbytes()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.base_model(input_ids=torch.zeros(2, 128, dtype=torch.long), use_cache=False).last_hidden_state
+    held = sum(dict(saved).values())
+    at_two = footprint(SHAPE, Micro(2, 128, 8, "float32")).working
+    assert held < at_two < 1.5 * held and hidden.numel()
+    one, three = (footprint(SHAPE, Micro(rows, 128, 8, "float32")).working for rows in (1, 3))
+    assert three - at_two == pytest.approx(at_two - one, rel=0.02)
+
+    def of_layers(n: int) -> int:
+        deeper = LlamaConfig(**SHAPE.to_dict() | {"num_hidden_layers": n})
+        return footprint(deeper, Micro(2, 128, 8, "float32", checkpointing=True)).working
+
+    # With checkpointing a layer costs its input alone, and that of the layer being computed again.
+    assert of_layers(12) - of_layers(8) == pytest.approx(4 * 2 * 128 * 64 * 4, rel=0.1)
+
+
+def test_bytes_that_stand_are_those_of_each_way():
+    size, small = size_of(SHAPE, 0), size_of(SHAPE, 4)
+    head = 2 * size.head
+    assert standing(Way("alone", False, 0), size, 1) == 16 * size.parameters + head
+    assert standing(Way("data parallel", False, 0), size, 8) == 20 * size.parameters + head
+    assert standing(Way("alone", False, 4), small, 1) == 4 * small.parameters + 12 * small.trained + head
+    two, three = (standing(Way(name, False, 0), size, 4) for name in ("zero2", "zero3"))
+    assert two - three == 2 * size.parameters * 3 / 4 - 2e9  # parameters in pieces, but some gathered at a time
+    assert [way.strategy for way in ways(1)] == ["alone"] * 4 and len(list(ways(8))) == 12
+
+
+def test_the_first_way_that_fits_is_suggested(config, capsys):
+    plan = plan_distill(config)
+    assert plan["options"] == ["--micro-batch-tokens 4096"]  # all 32 prompts of a step
+    assert plan["updates"] == 94 and plan["tokens"] == 3000 * 128
+    assert json.loads(capsys.readouterr().out)["ways"][0]["rows"] == 32
+    alone = standing(Way("alone", False, 0), size_of(SHAPE, 0), 1)
+    tight = config.model_copy(update={"gpu_memory": 1.7 * alone / GB / USABLE})
+    assert 0 < plan_distill(tight)["ways"][-1]["rows"] < 32
+    adapters = plan_distill(config.model_copy(update={"gpu_memory": 0.9 * alone / GB / USABLE}))
+    assert "--lora-rank 16" in adapters["options"] and adapters["ways"][-1]["memory"] < 0.9 * alone
+    eight = plan_distill(config.model_copy(update={"gpus": 8}))
+    assert eight["hours"] == pytest.approx(plan["hours"] / 8)
+
+
+def test_what_cannot_be_is_refused_in_a_line(config):
+    with pytest.raises(PosgapError, match="not one prompt at a time fits into 1 GPUs of 1e-05 GB"):
+        plan_distill(config.model_copy(update={"gpu_memory": 1e-5}))
+    with pytest.raises(PosgapError, match="--prompt-tokens: with the response longer than the model's context of 512"):
+        plan_distill(config.model_copy(update={"prompt_tokens": 600}))
