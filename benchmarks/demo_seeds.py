@@ -99,6 +99,7 @@ def main() -> None:
         date=date.today(),
         admitted=sum(result["outcome"] == "admitted" for result in results.values()),
         seeds=len(results),
+        names=", ".join(map(str, results)),
         table=table(results),
         epochs=smoke.OVERRIDES["epochs"],
         anchoring=smoke.OVERRIDES["anchoring"],
@@ -118,8 +119,8 @@ What `posgap demo` does on {source}: {n} held-out examples a position, 20 record
 sub_EM. Accuracy in points; the gap is the best minus the worst of all 20 positions; its 95 % interval is that
 of `sweep.json`. The last row of each model is mean ± standard deviation over seeds. The tiny model
 is trained from scratch for each seed, then distilled on 1,000 questions about 100 other lines of the file
-(K = 4, lambda = {anchoring:g}, {epochs} epochs). No seed was chosen: these are the first {seeds}, and the gate admits
-{admitted} of them.
+(K = 4, lambda = {anchoring:g}, {epochs} epochs). None of the seeds ({names}) was chosen, and the gate admits
+{admitted} of {seeds}.
 
 {table}
 
