@@ -40,11 +40,11 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     assert plan["candidates"] == ["r1", "lpes"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
-        "validate": prompts,
+        "validate": prompts | {"limit": 9},
         "sweep": prompts | {"backend": "transformers", "dtype": "float32", "limit": 5},
         "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
-        "distill": {"task": "kv", "seed": 3, "dtype": "float32", "epochs": 1},
-        "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "dtype": "float32", "epochs": 1},
+        "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
+        "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "limit": 9, "dtype": "float32", "epochs": 1},
         "scale_search": prompts | {"dtype": "float32", "limit": 9},
         "compare": {"seed": 3},
         "gate": {"seed": 3, "max_gap": 12.0},
