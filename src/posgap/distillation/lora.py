@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
     """Puts adapters on every linear layer but the output head, and freezes the rest of `model`, in place.
 
-    Linear layers with a forward pass of their own (Llama 4's routers) are left out: peft's adapters cannot stand in for
-    them. Raises `PosgapError` where peft cannot adapt the model.
+    Routers that are linear layers with outputs of their own (Llama 4's) are left out: peft's adapters cannot stand in
+    for them. Raises `PosgapError` where peft cannot adapt the model.
     """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise PosgapError("lora_rank: peft is not installed; pip install 'posgap[train]'") from None
-    special = {
+    routers = {
         name.rpartition(".")[2]
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and type(module).forward is not nn.Linear.forward
+        if isinstance(module, nn.Linear) and "Router" in type(module).__name__
     }
     options = LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules="all-linear",
-        exclude_modules=sorted(special) or None,
+        exclude_modules=sorted(routers) or None,
         task_type="CAUSAL_LM",
     )
     try:
@@ -41,8 +41,9 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
             warnings.simplefilter("ignore")  # of transposed layers (GPT-2's), which it notices by itself
             return get_peft_model(model, options)  # type: ignore[return-value]  # not of several adapters mixed
     except ValueError as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]
         raise PosgapError(
-            f"lora_rank: peft cannot adapt {type(model).__name__}: {str(error).splitlines()[0]}; train all parameters"
+            f"lora_rank: peft cannot adapt {type(model).__name__}: {reason}; train all parameters"
         ) from None
 
 
