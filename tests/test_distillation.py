@@ -477,6 +477,21 @@ def test_training_goes_on_from_its_checkpoint_as_if_nothing_had_been(last, livel
     assert torch.equal(parameters(resumed), parameters(whole))
 
 
+def test_a_checkpoint_of_adapters_has_no_base_and_is_gone_on_from_as_well(lively, pairs, collate, tmp_path):
+    torch.manual_seed(0)
+    add_adapters(lively, rank=2, alpha=4)
+    whole, broken, resumed = (copy.deepcopy(lively) for _ in range(3))
+    objective = CrossEntropy(pairs)
+    history = run(whole, collate, objective, epochs=4)
+    keep = {"checkpoints": Checkpoints(tmp_path / "c"), "save_steps": 3}
+    with pytest.raises(Interrupted):
+        run(broken, collate, objective, epochs=4, on_step=interrupt_after(4), **keep)
+    saved = torch.load(tmp_path / "c" / "step-3" / "training.pt", weights_only=True)["model"]
+    assert saved and all(".lora_" in name for name in saved)
+    assert run(resumed, collate, objective, epochs=4, **keep) == history
+    assert torch.equal(parameters(resumed), parameters(whole))
+
+
 def test_on_sigterm_a_checkpoint_is_written_and_the_run_stops(lively, pairs, collate, tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     whole = copy.deepcopy(lively)

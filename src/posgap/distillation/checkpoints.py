@@ -75,7 +75,7 @@ class Checkpoints:
                 (partial / "engine").mkdir(exist_ok=True)
                 model.save_checkpoint(str(partial), tag="engine")
             elif rank == 0:
-                parameters = accelerator.unwrap_model(model).state_dict()
+                parameters = _without_frozen(accelerator.unwrap_model(model))
                 torch.save({"model": parameters, "optimizer": optimizer.state_dict()}, partial / "training.pt")
             torch.save(_random_states(), partial / f"random-{rank}.pt")
             if rank == 0:
@@ -180,7 +180,8 @@ class Checkpoints:
             model.load_checkpoint(str(folder), tag="engine")
         else:
             state = torch.load(folder / "training.pt", map_location="cpu", weights_only=True)
-            accelerator.unwrap_model(model).load_state_dict(state["model"])
+            student = accelerator.unwrap_model(model)
+            student.load_state_dict(student.state_dict() | state["model"])  # what is not trained it has already
             optimizer.load_state_dict(state["optimizer"])
         _set_random_states(torch.load(folder / f"random-{rank}.pt", weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]
@@ -226,6 +227,12 @@ def _rename(partial: Path, complete: Path) -> None:
     except FileNotFoundError:
         if not complete.is_dir():
             raise
+
+
+def _without_frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The state of a model without parameters that are not trained: of adapters, that is without their base."""
+    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 def _is_deepspeed(accelerator: Accelerator) -> bool:
