@@ -46,7 +46,8 @@ def unset_if_empty(value: Any) -> Any:
 
 # Numbers that a recipe decides where they are not given: a config always has them.
 if TYPE_CHECKING:
-    Number, WholeNumber = float, int
+    Number = Any
+    WholeNumber = Any
 else:
     Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
     WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]

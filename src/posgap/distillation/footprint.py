@@ -122,10 +122,11 @@ def footprint(config: PretrainedConfig, micro: Micro) -> Footprint:
         head = Head.of(model)
         parameters = list(model.parameters())
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        for parameter in trained:
-            parameter.grad = torch.empty_like(parameter)
+        gradients = [torch.empty_like(parameter) for parameter in trained]
+        for parameter, gradient in zip(trained, gradients):
+            parameter.grad = gradient
         storages, counter = _Storages(micro.checkpointing), FlopCounterMode(display=False)
-        for tensor in (*parameters, *model.buffers(), *(parameter.grad for parameter in trained)):
+        for tensor in (*parameters, *model.buffers(), *gradients):
             storages.add(tensor)
         before = storages.now
         gc.collect()
