@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.config import PlanDistillConfig
-from posgap.distillation.footprint import Micro, footprint, size_of
+from posgap.distillation.footprint import Micro, footprint, measured, size_of
 from posgap.distillation.planning import GB, USABLE, Way, plan_distill, standing, ways
 from posgap.errors import PosgapError
 
@@ -60,12 +60,12 @@ def test_working_memory_is_what_is_saved_and_grows_with_rows_and_layers_as_it_sh
     one, three = (footprint(SHAPE, Micro(rows, 128, 8, "float32")).working for rows in (1, 3))
     assert three - at_two == pytest.approx(at_two - one, rel=0.02)
 
-    def of_layers(n: int) -> int:
-        deeper = LlamaConfig(**SHAPE.to_dict() | {"num_hidden_layers": n})
-        return footprint(deeper, Micro(2, 128, 8, "float32", checkpointing=True)).working
-
+    micro = Micro(2, 128, 8, "float32", checkpointing=True)
+    eight, twelve = (LlamaConfig(**SHAPE.to_dict() | {"num_hidden_layers": n}) for n in (8, 12))
     # With checkpointing a layer costs its input alone, and that of the layer being computed again.
-    assert of_layers(12) - of_layers(8) == pytest.approx(4 * 2 * 128 * 64 * 4, rel=0.1)
+    real, extended = measured(twelve, micro), footprint(twelve, micro)
+    assert real.working - footprint(eight, micro).working == pytest.approx(4 * 2 * 128 * 64 * 4, rel=0.1)
+    assert extended.operations == real.operations and extended.working == pytest.approx(real.working, rel=0.01)
 
 
 def test_bytes_that_stand_are_those_of_each_way():

@@ -5,6 +5,7 @@ with them; every storage is counted from its birth to its end. So the figures ar
 architecture, rather than of a formula.
 """
 
+import copy
 import gc
 import weakref
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from posgap.distillation.losses import in_chunks, token_kl
 from posgap.models.loading import checkpoint_activations
 
 _OPERATIONS_A_COLLECTION = 100  # what checkpoints keep of fake tensors lies in cycles of references; real ones end
+_MEASURED = 8
 _UNMASKED = "posgap-unmasked"
 
 
@@ -111,7 +113,33 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
 
 
 def footprint(config: PretrainedConfig, micro: Micro) -> Footprint:
-    """What a micro-batch takes of a model with this config; a loss of R1, against a teacher's states."""
+    """What a micro-batch takes of a model with this config; a loss of R1, against a teacher's states.
+
+    Of a model of more than eight layers eight are measured, and what each of the last four adds is taken for the rest.
+    """
+    layers = config.get_text_config().num_hidden_layers
+    if layers <= _MEASURED:
+        return measured(config, micro)
+    half, whole = (measured(_of_layers(config, n), micro) for n in (_MEASURED // 2, _MEASURED))
+    more = (layers - _MEASURED) / (_MEASURED // 2)
+    return Footprint(
+        round(whole.working + more * (whole.working - half.working)),
+        round(whole.operations + more * (whole.operations - half.operations)),
+    )
+
+
+def _of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
+    shorter = copy.deepcopy(config)
+    text = shorter.get_text_config()
+    layers, text.num_hidden_layers = text.num_hidden_layers, n
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == layers:  # of something for each layer
+            setattr(text, name, value[:n])
+    return shorter
+
+
+def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
+    """The footprint with all layers."""
     in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
     if micro.checkpointing:
