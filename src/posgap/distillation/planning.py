@@ -133,8 +133,9 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     prompts = config.epochs * config.n_examples * (config.k + 1)
     operations = (prompts + config.n_examples / 3) * best.operations  # the teacher reads forwards alone
     hours = operations / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
-    # Parameters and Adam's two means of float32, twice, since two checkpoints are kept.
-    checkpoints = 2 * 4 * (size.parameters + 2 * size.trained)
+    # Parameters (of LoRA the adapters, but for DeepSpeed's) and Adam's two means in float32; two checkpoints are kept.
+    whole = not best.way.lora_rank or best.way.strategy.startswith("zero")
+    checkpoints = 2 * 4 * ((size.parameters if whole else size.trained) + 2 * size.trained)
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
     plan: dict[str, Any] = {
         "options": options,
