@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import kv_example
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 from posgap.choices import TASKS
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
@@ -13,6 +15,7 @@ from posgap.data.two_hop import QUESTION, two_hop_examples
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
 from posgap.errors import PosgapError
+from posgap.files import read_json
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
@@ -135,7 +138,9 @@ def test_recipes_favour_the_first_record(recipe):
 
 @pytest.mark.slow
 def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path):
+    """Stored in bfloat16, before and after, as the models that people train are."""
     tiny_two_hop.write(tmp_path / "model", seed=0)
+    LlamaForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
     write_examples(tmp_path / "e.jsonl", two_hop_examples(100, 20, seed=1))
     shared = {"examples": tmp_path / "e.jsonl", "model": str(tmp_path / "model"), "task": "multihop-cot"}
     swept = sweep(SweepConfig(out=tmp_path / "sweep", positions="19+20,1+2,10+11,1+15,6+1", **shared))
@@ -150,3 +155,5 @@ def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anyw
     again = {**shared, "examples": tmp_path / "held-out.jsonl", "model": str(trained)}
     after = read_sweep(sweep(SweepConfig(out=tmp_path / "after", positions="19+20,1+2,10+11,1+15,6+1", **again)))
     assert min(after.accuracy) >= min(others) + 40 and after.gap < 30
+    assert {tensor.dtype for tensor in load_file(trained / "model.safetensors").values()} == {torch.bfloat16}
+    assert read_json(trained / "export.json")["kept_update"] > 0.99
