@@ -188,6 +188,12 @@ def test_an_export_that_loses_the_training_is_refused_and_another_one_costs_no_s
     assert not list(out.parent.glob(".posgap-*"))
 
 
+def test_rounding_that_changes_much_is_said_but_is_no_fault(small_steps, monkeypatch, caplog):
+    monkeypatch.setitem(export.TOLERANCE, torch.bfloat16, 0.0)
+    out = distill(small_steps)
+    assert weights(out) and "export: rounding to bfloat16 changes the logits by" in caplog.text
+
+
 def test_without_checkpoints_the_line_says_that_training_is_done_again(small_steps):
     with pytest.raises(PosgapError, match=r"the same command with it trains again \(--save-steps 0\)"):
         distill(small_steps.model_copy(update={"export_rounding": "nearest", "save_steps": 0}))
