@@ -87,7 +87,7 @@ class Scripted(torch.nn.Module):
         self.vocabulary = logits.shape[0]
         self.output = torch.nn.Linear(self.vocabulary**2, self.vocabulary, bias=False)
         self.output.weight.data = logits.flatten(0, 1).T.contiguous()
-        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace())
+        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="scripted"))
         self.device = torch.device("cpu")
         self.base_model = self.states
 

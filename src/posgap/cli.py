@@ -40,7 +40,9 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
     if annotation is bool:
         return {"is_flag": True}
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
-        return {"type": click.Choice(choices)}
+        return {"type": click.Choice(choices), "metavar": f"[{'|'.join(filter(None, choices))}]"}
+    if numbers := [a for a in get_args(annotation) if a in (int, float)]:  # which may be left empty
+        return {"type": str, "metavar": "INTEGER" if int in numbers else "FLOAT"}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     kind = plain_type(info)
@@ -92,7 +94,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
             click.Option(
                 [f"--{word}/--no-{word}" if info.default is True else f"--{word}"],
                 help=info.description,
-                show_default=info.default is not False,
+                show_default=config_type.shown_defaults().get(field, info.default is not False),
                 **_kind(info),
                 **({"required": True} if info.is_required() else default),
             )

@@ -53,6 +53,11 @@ class Config(BaseModel):
         return "" if default is None else default
 
     @classmethod
+    def shown_defaults(cls) -> dict[str, str]:
+        """What help says of the default of fields that another field decides where they are left empty."""
+        return {}
+
+    @classmethod
     def parameters(cls) -> dict[str, FieldInfo]:
         """The plain parameters by name: all fields but paths and `NO_PARAMETERS`."""
         return {n: f for n, f in cls.model_fields.items() if role(f) is None and n not in NO_PARAMETERS}

@@ -62,16 +62,28 @@ class _Distilled(StageConfig):
     )
 
 
-def _by_recipe(cls: type[Config], values: Any) -> Any:
-    """The values given, and the recipe's for what is left empty."""
-    name = values.get("recipe") or cls.default("recipe")
-    if name not in RECIPES.names():
-        return values  # which the field's own check refuses
-    decided = {n: value for n, value in RECIPES[name].values().items() if n in cls.model_fields}
-    return values | {n: value for n, value in decided.items() if values.get(n) in (None, "")}
+class _ByRecipe(Config):
+    """A config whose field `recipe` decides others, where they are left empty."""
+
+    @classmethod
+    def _decided(cls, recipe: str) -> dict[str, float | str]:
+        return {name: value for name, value in RECIPES[recipe].values().items() if name in cls.model_fields}
+
+    @classmethod
+    def shown_defaults(cls) -> dict[str, str]:
+        return {name: f"{value}, by --recipe" for name, value in cls._decided(cls.default("recipe")).items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, values: Any) -> Any:
+        recipe = values.get("recipe") or cls.default("recipe")
+        if recipe not in RECIPES.names():
+            return values  # which the field's own check refuses
+        decided = cls._decided(recipe).items()
+        return values | {name: value for name, value in decided if values.get(name) in (None, "")}
 
 
-class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
+class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
     recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
@@ -146,10 +158,8 @@ class DistillConfig(*TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ign
     )
     max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
 
-    _decided = model_validator(mode="before")(_by_recipe)
 
-
-class PlanDistillConfig(Config):
+class PlanDistillConfig(_ByRecipe):
     """Says what `distill` would take on given GPUs (memory, hours, disk), and which options let it fit.
 
     Of the model its config alone is read: it needs neither its weights nor a GPU."""
@@ -170,8 +180,6 @@ class PlanDistillConfig(Config):
     k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
     epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
     batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
-
-    _decided = model_validator(mode="before")(_by_recipe)
 
 
 class TrainJobConfig(DistillConfig):
