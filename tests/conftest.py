@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +40,9 @@ def pytest_configure():
     # Threads that wait for each other on a busy machine take many times as long as one; so in what tests start.
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    # A shell starts what runs in its background deaf to Ctrl-C, and so would be the commands that tests interrupt.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
