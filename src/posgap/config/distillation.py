@@ -65,6 +65,14 @@ class _Distilled(StageConfig):
 class _ByRecipe(Config):
     """A config whose field `recipe` decides others, where they are left empty."""
 
+    recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
+        "pos2distill",
+        description=f"where the values of parameters come from that are left empty; {RECIPES.described()}",
+    )
+    k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
+    epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
+    batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
+
     @classmethod
     def _decided(cls, recipe: str) -> dict[str, float | str]:
         return {name: value for name, value in RECIPES[recipe].values().items() if name in cls.model_fields}
@@ -86,13 +94,6 @@ class _ByRecipe(Config):
 class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
-    recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
-        "pos2distill",
-        description=f"where the values of parameters come from that are left empty; {RECIPES.described()}",
-    )
-    k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
-    epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
-    batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
     mix: Literal["", "examples", "prompts"] = Field(
         "", description="what is shuffled into steps; examples: each with all its prompts; prompts: each by itself"
     )
@@ -159,11 +160,7 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
 
 
-class PlanDistillConfig(_ByRecipe):
-    """Says what `distill` would take on given GPUs (memory, hours, disk), and which options let it fit.
-
-    Of the model its config alone is read: it needs neither its weights nor a GPU."""
-
+class _OnGpus(Config):
     model: ModelName = Field(description="Hugging Face model folder, or hub name")
     gpus: int = Field(1, ge=1, le=4096, description="number of GPUs, one process each")
     gpu_memory: float = Field(80.0, gt=0, description="memory of each GPU, in GB of 10^9 bytes")
@@ -174,12 +171,12 @@ class PlanDistillConfig(_ByRecipe):
     prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
     response_tokens: int = Field(40, ge=1, description="tokens of a response")
     n_examples: int = Field(300, ge=1, description="training examples")
-    recipe: Annotated[str, RECIPES, AfterValidator(RECIPES.checked)] = Field(
-        "pos2distill", description=f"where the values below come from that are left empty; {RECIPES.described()}"
-    )
-    k: WholeNumber = Field(None, ge=0, description="number of placements drawn for each example in each epoch (K)")
-    epochs: WholeNumber = Field(None, ge=1, description="passes over the examples")
-    batch_size: WholeNumber = Field(None, ge=1, description="prompts in an optimizer step, over all processes")
+
+
+class PlanDistillConfig(_ByRecipe, _OnGpus):
+    """Says what `distill` would take on given GPUs (memory, hours, disk), and which options let it fit.
+
+    Of the model its config alone is read: it needs neither its weights nor a GPU."""
 
 
 class TrainJobConfig(DistillConfig):

@@ -21,6 +21,7 @@ from posgap.distillation.gradients import Gradient
 from posgap.distillation.micro_batches import MicroBatch, in_groups
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
 from posgap.errors import PosgapError, Stopped
 from posgap.interruption import deferred_termination
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
     from posgap.distillation.watching import Watch
 
 log = logging.getLogger(__name__)
+_PAPER: dict[str, Any] = PAPER.values()
 
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and the learning rate's course; recipes.py has the values that the paper and the authors' code give.
+    """AdamW and the learning rate's course; what is not given is as in the paper's recipe.
 
     The rate rises linearly to `learning_rate` in `warmup_steps` steps, or, if that is below 1, in that share of all
     steps. From there it falls by `schedule` (linear, cosine, constant) to `final_rate` times the peak. Weight decay is
@@ -43,14 +45,14 @@ class Optimization:
     """
 
     learning_rate: float
-    schedule: str = "linear"
-    warmup_steps: float = 0
-    final_rate: float = 0.0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    schedule: str = _PAPER["schedule"]
+    warmup_steps: float = _PAPER["warmup_steps"]
+    final_rate: float = _PAPER["final_rate"]
+    adam_beta1: float = _PAPER["adam_beta1"]
+    adam_beta2: float = _PAPER["adam_beta2"]
+    adam_epsilon: float = _PAPER["adam_epsilon"]
+    weight_decay: float = _PAPER["weight_decay"]
+    max_grad_norm: float = _PAPER["max_grad_norm"]
 
     def rate(self, step: int, steps: int) -> float:
         """The learning rate at `step`, counted from 0, of `steps`, as a share of the peak rate."""

@@ -8,6 +8,8 @@ architecture, rather than of a formula.
 import copy
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +33,10 @@ from posgap.distillation.lora import add_adapters
 from posgap.distillation.losses import in_chunks, token_kl
 from posgap.models.loading import checkpoint_activations
 
-_OPERATIONS_A_COLLECTION = 100  # what checkpoints keep of fake tensors lies in cycles of references; real ones end
-_MEASURED = 8
+# Fake tensors that checkpointing has let go of lie in cycles of references until the garbage collector comes, where
+# real ones are freed at once: so it is called after this many operations.
+_OPERATIONS_A_COLLECTION = 100
+_MEASURED = 8  # layers of a deeper model
 _UNMASKED = "posgap-unmasked"
 
 
@@ -157,9 +161,12 @@ def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
         for tensor in (*parameters, *model.buffers(), *gradients):
             storages.add(tensor)
         before = storages.now
-        gc.collect()
-        gc.freeze()  # collections look at what is made from here on, and are quick
-        with storages, counter, torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"):
+        with (
+            _quick_collections(),
+            storages,
+            counter,
+            torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"),
+        ):
             ids = torch.zeros(micro.rows, micro.width, dtype=torch.long)
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -micro.predicted :]
             student = hidden.flatten(0, 1)
@@ -171,8 +178,18 @@ def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
                 return token_kl(wanted, head(student))
 
             in_chunks(loss, head.vocabulary, student, teacher).mean().backward()
-        gc.unfreeze()
         return Footprint(storages.most - before, counter.get_total_flops())
+
+
+@contextmanager
+def _quick_collections() -> Iterator[None]:
+    """Within the block the garbage collector looks at nothing that was there before."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _on_no_device(config: PretrainedConfig, dtype: torch.dtype, lora_rank: int) -> PreTrainedModel:
