@@ -36,6 +36,7 @@ def answers(
     each: Each = lambda example, placement, completion: None,
     samples: int = 1,
     token_ids: bool = False,
+    generator: Generator | None = None,
 ) -> tuple[list[Completion], Served | None]:
     """The completions of every example at every placement, in this order, with all `samples` of a prompt one after the
     other, and what an endpoint said of itself.
@@ -43,7 +44,7 @@ def answers(
     They are kept beside the config's `out` as they come, with their token ids or without; what is known already is not
     asked for. `beside` has what decides the answers besides the config's parameters and the examples' file. `each` is
     called with all of them, those of before the interruption first, and may raise. `what` names the work where its
-    progress is shown.
+    progress is shown. Without a `generator` the config's backend answers.
     """
     identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(build.stop)  # which may come from the metric
@@ -73,7 +74,7 @@ def answers(
         if sampling.temperature:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
-        generator = open_generator(config, build)
+        generator = generator or open_generator(config, build)
         for example, number, completion in ask(generator, unfinished, missing, prompt, sampling, what):
             each(examples[example], placements[number // samples], completion)
     served = None if BACKENDS[config.backend].local else unfinished.served

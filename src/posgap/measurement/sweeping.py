@@ -1,0 +1,145 @@
+"""A sweep from its examples to its figures, whoever asks for it: the stage `sweep`, `posgap.sweep`, or a training."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from posgap.choices import BACKENDS
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError, shortened
+from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.served import Served
+from posgap.interruption import GOES_ON
+from posgap.locations import with_uris
+from posgap.measurement.asking import Each, answers
+from posgap.measurement.outcomes import Outcomes
+from posgap.measurement.spending import Price, Spent
+from posgap.measurement.sweeps import Asked, Prediction, Sweep, outcomes_of, prediction, summarize
+from posgap.positions import format_positions
+from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import TextPromptBuilder
+
+log = logging.getLogger(__name__)
+_FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
+
+
+class Answered(NamedTuple):
+    """The predictions of a sweep, an example's after the other's, in the order of its placements, each with all its
+    samples; how the prompts ended; and what an endpoint said of itself, and what the answers took, where it is
+    known."""
+
+    predictions: list[Prediction]
+    outcomes: Outcomes
+    served: Served | None
+    spent: Spent | None
+
+    @property
+    def most_frequent_reason(self) -> str:
+        """Why prompts were not answered, most often; empty where no reason was given."""
+        reasons = Counter(row["reason"] for row in self.predictions if "outcome" in row and row.get("reason"))
+        return shortened(reasons.most_common(1)[0][0]) if reasons else ""
+
+
+def answered(
+    config: SweepConfig,
+    examples: Sequence[AnyExample],
+    build: TextPromptBuilder,
+    placements: Sequence[Placement],
+    digests: Mapping[str, str],
+    price: Price | None = None,
+    generator: Generator | None = None,
+) -> Answered:
+    """Asks for every example at every placement, and scores the responses.
+
+    Answers are kept beside the config's `out` as they come. `digests` are those of model and prompts, by the names of
+    `Sweep`. Without a `generator` the config's backend answers. Raises `PosgapError` early where an endpoint fails.
+    """
+    sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
+    each = _supervision(config, len(examples) * len(placements) * config.samples, len(placements))
+    completions, served = answers(
+        config, examples, placements, build, sampling, what, dict(digests), each, config.samples, generator=generator
+    )
+    asked = product(zip(examples, contents(examples)), placements, range(config.samples))
+    predictions: list[Prediction] = [
+        prediction(example, content, at, sample, said, build.task.score(said.text, example, config.metric))
+        for ((example, content), at, sample), said in zip(asked, completions, strict=True)
+    ]
+    outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
+    spent = Spent.of((completion.usage for completion in completions), price)
+    return Answered(predictions, outcomes, served, spent)
+
+
+def figures(
+    config: SweepConfig,
+    examples: Sequence[AnyExample],
+    build: TextPromptBuilder,
+    placements: Sequence[Placement],
+    digests: Mapping[str, str],
+    answered: Answered,
+    label: str,
+    factors: Sequence | None = None,
+) -> Sweep:
+    """The figures of a sweep that was answered: of the model that `label` names, whose config names these RoPE
+    factors, if any."""
+    correct = np.array([p["correct"] for p in answered.predictions], dtype=float)
+    correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
+    return Sweep(
+        task=config.task,
+        model=with_uris(config.model),
+        label=label,
+        scaling={"factors": factors} if factors else None,
+        metric=config.metric or build.task.metric,
+        n_docs=config.n_docs,
+        **summarize(correct, [list(p.positions) for p in placements], config.seed),
+        outcomes=answered.outcomes,
+        examples_digest=examples_digest(examples, config.n_docs, config.shuffle),
+        **digests,
+        asked=_asked(config, build, answered.served),
+        settings=config.settings(),
+        served=answered.served,
+        spent=answered.spent,
+    )
+
+
+def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each:
+    """What ends a sweep of so many prompts when too many have failed, and warns, once a placement, that more of its
+    prompts are not answered than there may be."""
+    unanswered: Counter[Placement] = Counter()
+    most, failed = config.max_unanswered / 100 * n_prompts, 0
+
+    def each(example: AnyExample, placement: Placement, completion: Completion) -> None:
+        nonlocal failed
+        if completion.outcome == "answered":
+            return
+        failed += completion.outcome == "failed"
+        if failed >= _FAILURES and failed > most:
+            raise PosgapError(
+                f"{with_uris(config.model)}: {failed} of {n_prompts:,} prompts have failed already, the last: "
+                f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
+                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {GOES_ON}"
+            )
+        unanswered[placement] += 1
+        if unanswered[placement] - 1 <= most / n_placements < unanswered[placement]:
+            log.warning(
+                "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
+                "%s: there will be no figures (%s: %s)",
+                config.max_unanswered, format_positions(placement.positions), completion.outcome, completion.reason,
+            )  # fmt: skip
+
+    return each
+
+
+def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None) -> Asked:
+    backend = BACKENDS[config.backend]
+    body = {} if backend.local else config.recorded()["body"]
+    decoding = backend.decoding(config, served)
+    if config.temperature:
+        decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
+        decoding += f", {config.samples} samples" * (config.samples > 1)
+    return Asked.by(build, decoding, body).model_copy(update={"samples": config.samples})
