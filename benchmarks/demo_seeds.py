@@ -18,7 +18,7 @@ from report import ROOT, spread, write_section
 
 from posgap.config import DemoConfig, DistillConfig, GateConfig, PreflightConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model
-from posgap.demo.run import base_model, examples
+from posgap.demo.run import examples
 from posgap.files import read_json, write_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Sweep, read_sweep
@@ -37,7 +37,7 @@ def run(seed: int, out: Path, data: Path | None) -> dict[str, Any]:
     """The figures of one seed: sweeps before and after, the gate's verdict, and seconds."""
     began = time.monotonic()
     train, held_out = examples(DemoConfig(out=out, seed=seed, data=data), out)
-    model, _ = base_model(out, seed, tiny_model.STANDARD)
+    model, _ = tiny_model.base_model(out, seed, tiny_model.STANDARD)
     paths = {"train_data": str(train), "eval_data": str(held_out), "model": str(model)}
     given = settings(PreflightConfig(**smoke.PARAMETERS, **paths, seed=seed, out=out / "preflight"))
     asked = {"examples": held_out, **given["sweep"]}

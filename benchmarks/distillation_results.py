@@ -117,12 +117,13 @@ class Bench:
         return self.sweep(self.distilled(name, responses, count, **how), name)
 
 
-def retrieval_bench(out: Path, data: Path, recipe: tiny_model.Recipe, kind: str, seed: int) -> Bench:
-    folder = out / f"{kind}-{seed}"
+def retrieval_bench(out: Path, data: Path, recipe: str, seed: int) -> Bench:
+    """The tiny model of a recipe of `tiny_model.RECIPES` with its data."""
+    folder = out / f"{recipe}-{seed}"
     cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": data, "seed": seed}
     pool = import_examples(ImportConfig(out=folder / "pool.jsonl.gz", last=100, queries=10, **cut))
     held_out = import_examples(ImportConfig(out=folder / "held-out.jsonl.gz", first=101, last=300, **cut))
-    return Bench(folder, seed, base_model(folder, lambda path: tiny_model.write(path, seed, recipe)), pool, held_out)
+    return Bench(folder, seed, tiny_model.kept(recipe, seed), pool, held_out)
 
 
 def two_hop_bench(out: Path, seed: int) -> Bench:
@@ -131,15 +132,12 @@ def two_hop_bench(out: Path, seed: int) -> Bench:
     examples = read_examples(made)
     write_examples(folder / "pool.jsonl.gz", examples[:1000])
     write_examples(folder / "held-out.jsonl.gz", examples[1000:])
-    model = base_model(folder, lambda path: tiny_two_hop.write(path, seed))
-    return Bench(folder, seed, model, folder / "pool.jsonl.gz", folder / "held-out.jsonl.gz", tiny_two_hop.TASK, 16)
-
-
-def base_model(folder: Path, write: Callable[[Path], None]) -> Path:
     if not (folder / "model").is_dir():
         with files.atomic(folder / "model") as partial:
-            write(partial)
-    return folder / "model"
+            tiny_two_hop.write(partial, seed)
+    return Bench(
+        folder, seed, folder / "model", folder / "pool.jsonl.gz", folder / "held-out.jsonl.gz", tiny_two_hop.TASK, 16
+    )
 
 
 def over(benches: list[Bench], measure: Callable[[Bench], Sweep]) -> list[Sweep]:
@@ -266,8 +264,8 @@ def main() -> None:
 
 def text(out: Path, data: Path, seeds: list[int]) -> str:
     bench = functools.partial(retrieval_bench, out, data)
-    standard = [bench(tiny_model.STANDARD, "standard", seed) for seed in seeds]
-    limited = [bench(tiny_model.CAPACITY_LIMITED, "limited", seed) for seed in seeds]
+    standard = [bench("standard", seed) for seed in seeds]
+    limited = [bench("capacity-limited", seed) for seed in seeds]
     two_hop = [two_hop_bench(out, seed) for seed in seeds]
 
     kinds = {"standard": ablation(standard), "capacity-limited": ablation(limited)}

@@ -16,7 +16,6 @@ from distillation_results import Bench, retrieval_bench
 
 from posgap import files
 from posgap.choices import RECIPES
-from posgap.demo import tiny_model
 from posgap.measurement.sweeps import read_sweep
 from posgap.tables import markdown
 
@@ -53,7 +52,7 @@ def main() -> None:
     figures: dict[str, list[list[float]]] = {}
     steps: dict[str, int] = {}
     for seed in map(int, options.seeds.split(",")):
-        bench = retrieval_bench(options.out, options.data, tiny_model.STANDARD, "standard", seed)
+        bench = retrieval_bench(options.out, options.data, "standard", seed)
         figures.setdefault("base", []).append(row(bench, "base", bench.model))
         for label, how in variants().items():
             name = label.replace(" ", "-")

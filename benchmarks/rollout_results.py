@@ -24,7 +24,6 @@ from scaling_results import Scalings
 from posgap import files
 from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.config import RolloutPredictConfig as PredictConfig
-from posgap.demo import tiny_model
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
@@ -226,7 +225,7 @@ def main() -> None:
     if options.data is None:
         parser.error("--data: not given: give the key-value file, or a --preset")
     gaps, signs = experiment(out, options.seeds)
-    bench = retrieval_bench(options.scaling, options.data, tiny_model.SCALABLE, "scalable", 0)
+    bench = retrieval_bench(options.scaling, options.data, "scalable", 0)
     table, readings, pictures = measured(out, Scalings(bench, options.data, list(MEASURED)))
     text = TEXT.format(
         date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs,

@@ -94,7 +94,8 @@ class Scalings:
         return read_sweep(self.sweep_folder(model, n))
 
     def sweep_folder(self, model: Path, n: int) -> Path:
-        name = model.name if model.parent == self.bench.folder else f"{model.parent.name}-{model.name}"
+        is_own = model == self.bench.model or model.parent == self.bench.folder
+        name = model.name if is_own else f"{model.parent.name}-{model.name}"
         return self.bench.swept(model, name, n, positions=spaced_positions(n, SWEPT))
 
     def rows(self, n: int) -> dict[str, Row]:
@@ -197,9 +198,7 @@ def main() -> None:
     logging.getLogger("posgap").setLevel(logging.INFO)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{options.out.absolute()}/mlflow.db")
     options.out.mkdir(parents=True, exist_ok=True)
-    benches = [
-        retrieval_bench(options.out, options.data, tiny_model.SCALABLE, "scalable", seed) for seed in options.seeds
-    ]
+    benches = [retrieval_bench(options.out, options.data, "scalable", seed) for seed in options.seeds]
     scalings = [Scalings(bench, options.data, options.lengths) for bench in benches]
     rows = {n: [scaling.rows(n) for scaling in scalings] for n in options.lengths}
     transfers = [{n: scaling.transfer(n) for n in options.lengths} for scaling in scalings]

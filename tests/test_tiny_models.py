@@ -1,7 +1,9 @@
 """The tiny models read the pipeline's own prompts, and are trained on exactly those."""
 
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,9 @@ from posgap.tasks.examples import Document, Example, write_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import read_responses
+
+# Of a recipe, so that its training takes no time.
+SHORT = {"layers": 1, "retrieval": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
 
 
 @pytest.fixture(scope="module")
@@ -107,26 +112,70 @@ def test_key_value_training_is_on_the_prompts_of_the_task(tokenizer):
     )
 
 
-def test_position_scales_end_with_the_training():
-    short = {"retrieval": 1, "wider": 1, "threshold": math.inf, "ramp": 1, "bias": 1, "decay": 1}
-    for recipe in (tiny_model.STANDARD, tiny_model.SCALABLE, tiny_model.CAPACITY_LIMITED):
-        model = tiny_model.train(0, replace(recipe, **short))
+def test_position_scales_end_with_the_training(cache):
+    for recipe in set(tiny_model.RECIPES.values()) - {tiny_model.QUICK}:
+        model = tiny_model.train(0, replace(recipe, **SHORT))
         assert not any(layer._forward_pre_hooks for layer in model.model.layers), recipe
 
 
-def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(monkeypatch):
+def test_a_model_that_stays_on_the_plateau_begins_again_with_other_parameters(cache, monkeypatch):
     seeds, untrained = [], tiny_model.untrained
-    monkeypatch.setattr(tiny_model, "_PATIENCE", 2)
-    monkeypatch.setattr(tiny_model, "untrained", lambda seed: seeds.append(seed) or untrained(seed))
-    recipe = replace(tiny_model.QUICK, retrieval=2, threshold=0.0, ramp=1, bias=1, decay=1)
+    monkeypatch.setattr(tiny_model, "untrained", lambda seed, layers: seeds.append(seed) or untrained(seed, layers))
+    recipe = replace(tiny_model.QUICK, retrieval=2, most=600, patience=2, threshold=0.0, ramp=1, bias=1, decay=1)
     with pytest.raises(PosgapError, match="did not learn to retrieve in 5 attempts; take another seed"):
         tiny_model.train(3, recipe)
     assert seeds[0] == 3 and len(set(seeds)) == 6
     monkeypatch.setattr(tiny_model, "_PLATEAU", 1e9)
-    monkeypatch.setattr(tiny_model, "_MOST", 4)
     seeds.clear()
-    tiny_model.train(3, recipe)
+    tiny_model.train(3, replace(recipe, most=4))
     assert seeds == [3]  # a model below the plateau is gone on with, however slow it is
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own, and a batch of two prompts: what is trained here need not learn anything."""
+    monkeypatch.setenv("POSGAP_CACHE", str(tmp_path))
+    monkeypatch.setattr(tiny_model, "BATCH", 2)
+    return tmp_path
+
+
+def test_a_kept_model_is_made_once(cache, monkeypatch, capsys):
+    monkeypatch.setitem(tiny_model.RECIPES, "deep", replace(tiny_model.DEEP, **SHORT | {"layers": 3}))
+    tiny_model.main(["deep", "--seed", "1"])
+    folder = Path(capsys.readouterr().out.strip())
+    assert folder.is_relative_to(cache) and read_json(folder / "config.json")["num_hidden_layers"] == 3
+    (folder / "mark").touch()
+    assert tiny_model.kept("deep", 1) == folder and (folder / "mark").exists()
+    # Another recipe of this name, as another version of posgap may have, is another model.
+    monkeypatch.setitem(tiny_model.RECIPES, "deep", replace(tiny_model.DEEP, **SHORT))
+    assert tiny_model.kept("deep", 1) != folder
+
+
+def test_two_processes_may_make_a_kept_model_at_once(cache, monkeypatch):
+    write, others = tiny_model.write, []
+
+    def overtaken(out, seed, recipe):
+        if not others:
+            others.append(out)
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 0)
+                tiny_model.kept("quick", 1)
+        write(out, seed, recipe)
+
+    monkeypatch.setattr(tiny_model, "write", overtaken)
+    monkeypatch.setitem(tiny_model.RECIPES, "quick", replace(tiny_model.QUICK, **SHORT))
+    folder = tiny_model.kept("quick", 1)
+    assert (folder / "model.safetensors").is_file() and [*folder.parent.parent.iterdir()] == [folder.parent]
+
+
+def test_biased_questions_of_the_deep_model_are_sometimes_about_any_record(cache, monkeypatch):
+    drawn, draw_batch = [], tiny_model.draw_batch
+    monkeypatch.setattr(tiny_model, "draw_batch", lambda *how: drawn.append(how[4:]) or draw_batch(*how))
+    tiny_model.train(0, replace(tiny_model.DEEP, **SHORT))
+    retrieval, biased = drawn[0], drawn[-1]
+    assert retrieval == ()
+    (places,) = biased
+    assert float(places.sum()) == pytest.approx(1) and float(places.min()) == pytest.approx(0.1 / 20, rel=1e-3)
 
 
 @pytest.mark.parametrize("recipe", [tiny_model.STANDARD, tiny_model.CAPACITY_LIMITED], ids=["standard", "limited"])

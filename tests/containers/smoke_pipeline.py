@@ -48,6 +48,6 @@ except RuntimeError as error:
     print("a failed step is seen:", error)
 
 train, held_out = demo.examples(DemoConfig(out=root, smoke=True), root)
-model, _ = demo.base_model(root, 0, tiny_model.QUICK)
+model, _ = tiny_model.base_model(root, 0, tiny_model.QUICK)
 data = {"train_data": str(train), "eval_data": str(held_out), "model": str(model), "seed": 0}
 smoke.pipeline(**smoke.PARAMETERS | smoke.SMALLEST | data)

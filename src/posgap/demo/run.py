@@ -43,7 +43,8 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
     train_data, eval_data = examples(config, work)
-    model, seconds = base_model(work, config.seed, tiny_model.QUICK if config.smoke else tiny_model.STANDARD)
+    recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
+    model, seconds = tiny_model.base_model(work, config.seed, recipe)
     with start_run("demo", {"posgap.seed": config.seed}, out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
@@ -85,21 +86,6 @@ def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     )
     held_out = ImportConfig(out=work / f"eval-{version}.jsonl.gz", first=lines + 1, last=last, **cut)
     return Path(import_examples(train)), Path(import_examples(held_out))
-
-
-def base_model(work: Path, seed: int, recipe: tiny_model.Recipe) -> tuple[Path, float]:
-    """The tiny model's folder, trained unless it is complete, and the seconds that its training took."""
-    folder, clock = work / "model", work / "model.json"
-    if folder.is_dir() and clock.is_file():
-        log.info("tiny model: %s is complete, reused", folder)
-    else:
-        log.info("tiny model: training it from scratch")
-        files.remove(folder)
-        started = time.monotonic()
-        with files.atomic(folder) as partial:
-            tiny_model.write(partial, seed, recipe)
-        files.write_json(clock, {"seconds": round(time.monotonic() - started, 3)})
-    return folder, files.read_json(clock)["seconds"]
 
 
 def _code_digest() -> str:

@@ -1,4 +1,8 @@
-"""A two-layer Llama that gets lost in the middle, trained from scratch in half a minute.
+"""A two-layer Llama that gets lost in the middle, trained from scratch in half a minute; and one of eight layers.
+
+    python -m posgap.demo.tiny_model deep --seed 0
+
+makes the model of a recipe of `RECIPES`, once, keeps it in posgap's cache and prints its folder.
 
 It serves the demo and the tests; the rest of posgap does not depend on it. It is written as an ordinary Hugging Face
 model folder, and its tokenizer reads the ordinary key-value prompt of `posgap.tasks` (with keys cut to two hex digits
@@ -8,7 +12,13 @@ The model first learns in-context retrieval from short prompts with the gold rec
 prompts whose gold record is nearly always at one of the ends, and so it loses the middle.
 """
 
+import argparse
+import contextlib
+import hashlib
+import logging
 import math
+import sys
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +28,15 @@ import torch
 from tokenizers import normalizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posgap import files
+from posgap.demo import tiny_training
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
 from posgap.errors import PosgapError
+from posgap.locations import cache_folder
 from posgap.models.loading import save_model
 from posgap.progress import track
+
+log = logging.getLogger(__name__)
 
 N_DOCS = 20
 KEY_DIGITS, VALUE_DIGITS = 2, 1
@@ -44,16 +59,21 @@ _ID = {piece: i for i, piece in enumerate(_VOCABULARY)}
 class Recipe:
     """How the tiny model is trained.
 
-    For `retrieval` steps it learns to retrieve, in the last `wider` of them among more records, and goes on while
-    the values' cross-entropy / ln n is above `threshold`. Where that is still the loss of guessing among the values
-    whose keys share a digit, it begins again with other parameters. Then follow at least `bias` steps in which the gold
-    record's place is drawn by `end_bias(n, first, tau)`, in the first `ramp` of them with growing n, until the
-    accuracy in the middle is below `lost`. Finally the learning rate decays over `decay` steps. `jitter` gives the
-    layers random position scales: "never", "always", or "early": until 30 of the biased steps are done.
+    For `retrieval` steps it learns to retrieve, and goes on, for at most `most` steps in all, while the values'
+    cross-entropy / ln n is above `threshold`. `records` has how many records a prompt has in these steps: the step from
+    which, the least and the most. Where after `patience` steps the loss is still that of guessing among the values
+    whose keys share a digit, the model begins again with other parameters. Then follow at least `bias` steps in which
+    the gold record's place is drawn by `end_bias(n, first, tau)`, a share of `uniform` of them evenly instead, in the
+    first `ramp` of them with growing n, until the accuracy in the middle is below `lost`. Finally the learning rate
+    decays over `decay` steps. `jitter` gives the layers random position scales: "never", "always", or "early": until
+    30 of the biased steps are done.
     """
 
+    layers: int = 2
     retrieval: int = 350
-    wider: int = 120
+    most: int = 600
+    patience: int = 350
+    records: tuple[tuple[int, int, int], ...] = ((0, 2, 6), (230, 4, 12))
     threshold: float = 0.12
     ramp: int = 60
     bias: int = 180
@@ -61,6 +81,7 @@ class Recipe:
     lost: float = 0.45
     first: float = 0.95
     tau: float = 0.5
+    uniform: float = 0.0
     jitter: Literal["never", "early", "always"] = "early"
 
 
@@ -68,18 +89,48 @@ STANDARD = Recipe()
 # Trained so briefly that it has little capacity to spare: gains at one position cost accuracy at another, unless the
 # anchoring loss holds it.
 CAPACITY_LIMITED = Recipe(
-    retrieval=200, wider=70, threshold=0.25, ramp=125, bias=200, first=0.93, tau=0.7, jitter="never"
+    retrieval=200,
+    records=((0, 2, 6), (130, 4, 12)),
+    threshold=0.25,
+    ramp=125,
+    bias=200,
+    first=0.93,
+    tau=0.7,
+    jitter="never",
 )
 # Tolerates position scales to the end, as large models do: the model to try scaling on.
 SCALABLE = Recipe(lost=1.0, jitter="always")
+# Eight layers, which stay three times as long on the plateau. A tenth of the biased questions about any record keeps
+# the ability to retrieve; without it only the ends are left.
+DEEP = Recipe(
+    layers=8,
+    retrieval=600,
+    most=1200,
+    patience=1000,
+    records=((0, 2, 6), (230, 4, 12), (450, 4, 20)),
+    threshold=0.1,
+    ramp=0,
+    bias=20,
+    decay=180,
+    lost=1.0,
+    uniform=0.1,
+    jitter="always",
+)
 # Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
-QUICK = Recipe(retrieval=0, wider=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
+QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
+
+RECIPES = {
+    "standard": STANDARD,
+    "capacity-limited": CAPACITY_LIMITED,
+    "scalable": SCALABLE,
+    "deep": DEEP,
+    "quick": QUICK,
+}
 
 # Most initial parameters learn to retrieve within 300 steps: the loss falls from 1 to 0.2 within 50 of them. Others
 # (those of seed 3) stay above 0.6 for a thousand steps. Biased, such a model would leave nothing to distil: it can
 # answer nowhere but at the ends, and R1 would only learn its training questions by heart.
-_PATIENCE, _PLATEAU, _ATTEMPTS = 350, 0.5, 5
-_MOST = 600  # steps of learning to retrieve, in one attempt
+_PLATEAU, _ATTEMPTS = 0.5, 5
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -96,9 +147,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def untrained(seed: int) -> LlamaForCausalLM:
-    """The model before training: 2 layers, width 64, 4 heads, 41 tokens."""
-    return untrained_llama(len(_VOCABULARY), seed)
+def untrained(seed: int, layers: int = 2) -> LlamaForCausalLM:
+    """The model before training: width 64, 4 heads, 41 tokens."""
+    return untrained_llama(len(_VOCABULARY), seed, layers)
 
 
 def end_bias(n: int, first: float, tau: float) -> torch.Tensor:
@@ -194,7 +245,7 @@ def middle_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: in
 
 def train(seed: int, recipe: Recipe = STANDARD) -> LlamaForCausalLM:
     """Trains the tiny model on random records. About half a minute on two cores."""
-    model = untrained(seed)
+    model = untrained(seed, recipe.layers)
     steps = recipe.retrieval + recipe.bias + recipe.decay
     for _ in track(_updates(model, torch.Generator().manual_seed(seed), recipe), steps, "tiny model"):
         pass
@@ -208,7 +259,7 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> I
         update = Updates(model)
         if (yield from _retrieval_updates(update, rng, recipe)):
             break
-        other = untrained(int(torch.randint(2**31, (), generator=rng)))
+        other = untrained(int(torch.randint(2**31, (), generator=rng)), recipe.layers)
         model.load_state_dict(other.state_dict())
     else:
         raise PosgapError(f"the tiny model did not learn to retrieve in {_ATTEMPTS} attempts; take another seed")
@@ -221,7 +272,8 @@ def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> I
             lost_at = step
         n = 6 + round((N_DOCS - 6) * step / recipe.ramp) if step < recipe.ramp else N_DOCS
         decay = 0 if lost_at is None else (step - lost_at) / recipe.decay
-        update(*draw_batch(rng, BATCH, n, 6, end_bias(n, recipe.first, recipe.tau)), 1 - 0.95 * decay)
+        places = (1 - recipe.uniform) * end_bias(n, recipe.first, recipe.tau) + recipe.uniform / n
+        update(*draw_batch(rng, BATCH, n, 6, places), 1 - 0.95 * decay)
         step += 1
         yield
     if jitter:
@@ -232,13 +284,13 @@ def _retrieval_updates(update: Updates, rng: torch.Generator, recipe: Recipe) ->
     """Trains to retrieve; yields after every step, and returns whether the model has left the plateau of guessing."""
     step, until, loss = 0, recipe.retrieval, 1.0
     while step < until:
-        low, high = (2, 6) if step < recipe.retrieval - recipe.wider else (4, 12)
+        low, high = next((low, high) for start, low, high in reversed(recipe.records) if step >= start)
         n = int(torch.randint(low, high + 1, (), generator=rng))
         losses, tokens = update(*draw_batch(rng, BATCH, n, None), min(1.0, (step + 1) / 30))
         loss = 0.9 * loss + 0.1 * float(losses[tokens >= _ID[_VALUES[0]]].mean()) / math.log(n)
         step += 1
-        if step == until and loss > recipe.threshold and until < _MOST:
-            if step >= _PATIENCE and loss > _PLATEAU:
+        if step == until and loss > recipe.threshold and until < recipe.most:
+            if step >= recipe.patience and loss > _PLATEAU:
                 return False
             until += 50
         yield
@@ -248,3 +300,51 @@ def _retrieval_updates(update: Updates, rng: torch.Generator, recipe: Recipe) ->
 def write(out: Path, seed: int, recipe: Recipe = STANDARD) -> None:
     """Trains the tiny model and saves it with its tokenizer as a Hugging Face folder."""
     save_model(train(seed, recipe), tokenizer(), out)
+
+
+def base_model(work: Path, seed: int, recipe: Recipe) -> tuple[Path, float]:
+    """The tiny model's folder, trained unless it is complete, and the seconds that its training took."""
+    folder, clock = work / "model", work / "model.json"
+    if folder.is_dir() and clock.is_file():
+        log.info("tiny model: %s is complete, reused", folder)
+    else:
+        log.info("tiny model: training it from scratch")
+        files.remove(folder)
+        started = time.monotonic()
+        with files.atomic(folder) as partial:
+            write(partial, seed, recipe)
+        files.write_json(clock, {"seconds": round(time.monotonic() - started, 3)})
+    return folder, files.read_json(clock)["seconds"]
+
+
+def kept(name: str, seed: int) -> Path:
+    """The folder of a recipe's model in posgap's cache, trained there unless this code has trained it before.
+
+    Which code that was is part of the folder's name: these modules, what the recipe says, and the version of torch. On
+    one machine the same code gives the same parameters, bit for bit.
+    """
+    sources = b"".join(Path(module).read_bytes() for module in (__file__, tiny_training.__file__))
+    code = hashlib.sha256(sources + f"{RECIPES[name]} {torch.__version__}".encode()).hexdigest()[:8]
+    folder = cache_folder() / "tiny-models" / f"{name}-{seed}-{code}"
+    if not folder.is_dir():
+        try:
+            with files.atomic(folder) as partial:
+                base_model(partial, seed, RECIPES[name])
+        except OSError:
+            if not folder.is_dir():  # else another process has made the same model meanwhile
+                raise
+    return folder / "model"
+
+
+def main(words: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m posgap.demo.tiny_model", description=__doc__.partition("\n")[0])
+    parser.add_argument("recipe", choices=RECIPES)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(words)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries say things as they are imported
+        folder = kept(options.recipe, options.seed)
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

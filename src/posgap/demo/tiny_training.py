@@ -42,15 +42,15 @@ def word_tokenizer(
     )
 
 
-def untrained_llama(vocab_size: int, seed: int) -> LlamaForCausalLM:
-    """The model before training: 2 layers, width 64, 4 heads, tied embeddings."""
+def untrained_llama(vocab_size: int, seed: int, layers: int = 2) -> LlamaForCausalLM:
+    """The model before training: width 64, 4 heads, tied embeddings."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocab_size,
             hidden_size=64,
             intermediate_size=128,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=4,
             max_position_embeddings=CONTEXT,
