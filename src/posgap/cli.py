@@ -304,6 +304,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     stop_on_termination()
+    os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False)
         code = 0

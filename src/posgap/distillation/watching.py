@@ -7,8 +7,7 @@ Whether to end is read off the history alone.
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from posgap.distillation.processes import gather, rank_and_world, trained_parame
 from posgap.distillation.student import Student
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
-from posgap.generation.transformers import TransformersGenerator
+from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.statistics import accuracy, difference_interval, gap
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples
@@ -226,10 +225,9 @@ class Watch:
         own = range(len(examples))[rank::world]
         build = self.collate.build
         scores = np.zeros((len(own), len(self.placements)))
-        with _generating(student, self.accelerator.device, self.mixed):
-            generator = TransformersGenerator(
-                student.model, build.tokenizer, BATCH_TOKENS, device=str(self.accelerator.device)
-            )
+        device = self.accelerator.device
+        with borrowed(student.model), torch.autocast(device.type, torch.bfloat16, enabled=self.mixed):
+            generator = TransformersGenerator(student.model, build.tokenizer, BATCH_TOKENS, device=str(device))
             groups = ([build.prompt(examples[i], at) for at in self.placements] for i in own)
             for row, at, completion in generator.generate(groups, Sampling.of(build)):
                 scores[row, at] = build.task.score(completion.text, examples[own[row]])
@@ -247,23 +245,6 @@ def require_whole_parameters(accelerator: Accelerator) -> None:
             "watch: ZeRO-3 and FSDP spread the parameters over processes, and each must hold them whole to answer; "
             "take --deepspeed zero2, or sweep what is written"
         )
-
-
-@contextmanager
-def _generating(student: Student, device: torch.device, mixed: bool) -> Iterator[None]:
-    """While this lasts the student generates; afterwards it, and the random numbers of training, are as before."""
-    model: Any = student.model
-    config, training = model.generation_config, student.training
-    try:
-        student.eval()
-        with (
-            torch.random.fork_rng([device] if device.type == "cuda" else []),
-            torch.autocast(device.type, torch.bfloat16, enabled=mixed),
-        ):
-            yield
-    finally:
-        model.generation_config = config
-        student.train(training)
 
 
 def _parameters(step: float) -> str:

@@ -1,6 +1,7 @@
 """The transformers backend of the Generator interface."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,21 @@ class TransformersGenerator:
             for reading, row in zip(readings, output[:, ids.shape[1] :].tolist()):
                 reading.read(row)
         return [reading.completion(len(prompt)) for reading, prompt in zip(readings, prompts)]
+
+
+@contextmanager
+def borrowed(model: PreTrainedModel) -> Iterator[None]:
+    """While this lasts somebody's model generates; afterwards it, and the random numbers of its training, are as
+    before."""
+    config, training = model.generation_config, {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            yield
+    finally:
+        model.generation_config = config
+        for module, was_training in training.items():
+            module.training = was_training
 
 
 class _Over(StoppingCriteria):

@@ -348,12 +348,13 @@ def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Sc
 
 class Evidence:
     """A sweep with the contents of its examples [E], its scores `correct [E, P]`, and how its prompts ended, all as its
-    predictions say."""
+    predictions say. Where they are not given, both are read from `path`, which messages name."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
         self.path = path
-        self.sweep: Sweep = read_sweep(path)
-        self.ids, self.contents, self.correct, self.outcomes = read_scores(path)
+        self.sweep = sweep or read_sweep(path)
+        predictions = read_predictions(path) if predictions is None else predictions
+        self.ids, self.contents, self.correct, self.outcomes = scores_of(predictions, self.sweep, path)
 
     def in_order_of(self, reference: "Evidence") -> "Evidence":
         """The same with its examples in the order in which the reference has the same ones."""

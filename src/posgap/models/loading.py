@@ -1,5 +1,6 @@
 """Loading Hugging Face models and tokenizers the one way posgap does: safetensors, no remote code."""
 
+import copy
 import functools
 import inspect
 import math
@@ -53,10 +54,16 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The model's tokenizer. One without a padding token pads with its end token."""
-    tokenizer = _loaded(AutoTokenizer, path, "tokenizer")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
+    return padding(_loaded(AutoTokenizer, path, "tokenizer"))
+
+
+def padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """A tokenizer that pads: this one, or where it has no padding token one like it that pads with its end token."""
+    if tokenizer.pad_token_id is not None:
+        return tokenizer
+    pads = copy.deepcopy(tokenizer)
+    pads.pad_token = tokenizer.eos_token
+    return pads
 
 
 def load_config(path: str) -> PretrainedConfig:

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from posgap.choices import CURVES

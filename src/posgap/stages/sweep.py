@@ -1,6 +1,7 @@
 """sweep: accuracy with the gold documents at every position."""
 
 import logging
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     run.artifact(out)
 
 
-def _factors(config: SweepConfig) -> list | None:
+def _factors(config: SweepConfig) -> Sequence | None:
     """The RoPE factors that the model's config names; an endpoint does not tell its own."""
     if not BACKENDS[config.backend].local:
         return None

@@ -1,10 +1,15 @@
 """Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
 
+from typing import TYPE_CHECKING
+
 from posgap.choices import TASKS
 from posgap.config import DistillConfig, GenerationConfig, PromptConfig
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.task import AS_GIVEN, Order
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def prompt_builder(
@@ -21,8 +26,19 @@ def prompt_builder(
 def builder_of(config: PromptConfig | DistillConfig, longest: int = 0) -> PromptBuilder:
     """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
     does not say it."""
-    most = longest or getattr(config, "max_new_tokens", 0)
-    build = prompt_builder(config.task, config.model, most, order_of(config), Framing.of(config))
+    from posgap.models.loading import context_length, load_config, load_tokenizer
+
+    tokenizer = load_tokenizer(config.model)
+    return builder_with(config, tokenizer, context_length(load_config(config.model), tokenizer), longest)
+
+
+def builder_with(
+    config: PromptConfig | DistillConfig, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
+) -> PromptBuilder:
+    """The same for a tokenizer that is at hand, of a model that reads `context` tokens."""
+    task = TASKS[config.task]
+    most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
+    build = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.of(config))
     if isinstance(config, GenerationConfig):
         build.max_thinking_tokens = config.max_thinking_tokens
         # A chat model ends by itself.

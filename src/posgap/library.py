@@ -1,0 +1,246 @@
+"""posgap in Python: a sweep of a model in memory, on disk, on the hub, in the registry or behind an endpoint.
+
+These functions ask, score, judge and draw by the same code as the stages of the command line. They write nothing but
+what they are told to, and track nothing in MLflow.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from posgap.choices import BACKENDS, TASKS
+from posgap.config import Policy, SweepConfig
+from posgap.data.made import made_examples
+from posgap.errors import PosgapError
+from posgap.files import parsed
+from posgap.gating.verdict import Verdict, judge
+from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.transformers import TransformersGenerator, borrowed
+from posgap.measurement.sweeping import answered, figures
+from posgap.models.factors import config_factors
+from posgap.results import SweepResult
+from posgap.scaling.scaling_file import refuse_searched
+from posgap.storage.inputs import on_this_machine, source, sources
+from posgap.storage.lineage import method_of, training_examples
+from posgap.tasks.examples import AnyExample, Example, KVExample, read_examples, told_apart, write_examples
+from posgap.tasks.placements import shard_of, swept_placements
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.setup import builder_with
+
+if TYPE_CHECKING:
+    import pandas
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Rows = Iterable[AnyExample | Mapping[str, Any]]
+_SAID_OTHERWISE = ("model", "examples", "task", "out", "force", "estimate", "prices")
+
+
+def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> list[AnyExample]:
+    """Examples of rows, checked: of a file or folder, a pandas frame, a `datasets` dataset, or any rows in memory.
+
+    A row has `question`, `answers`, `gold` and `distractors`, both of these lists of `{"title": ..., "text": ...}`
+    (docs/formats.md), or the `key`, `value` and `records` of key-value retrieval; a row without an `id` has its number.
+    `limit` takes the first so many, 0 all of them.
+
+    Raises `PosgapError` that names the row, and what is wrong with it.
+    """
+    if isinstance(rows, str | Path):
+        return read_examples(cast(Path, source(Path(rows)).fetch()))[: limit or None]
+    records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "columns") else rows
+    numbered = enumerate(islice(cast(Rows, records), limit or None), start=1)
+    checked = list(told_apart(Path("examples"), ((number, _example(row, number)) for number, row in numbered)))
+    if not checked:
+        raise PosgapError("examples: there are none")
+    return checked
+
+
+def sweep(
+    model: "str | Path | PreTrainedModel",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult:
+    """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
+
+    `model` is a model of transformers in memory, with its `tokenizer`; a Hugging Face folder, a name on the hub, or a
+    version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible endpoint,
+    `http://...`, where `name` among the options says what the model is called. `examples` is whatever
+    `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`, by their
+    names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`, `samples`,
+    `label`, `batch_tokens`, ...
+
+    A model in memory is asked where it is, and is as before afterwards. Under a launcher of several processes that hold
+    the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
+    that goes on after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
+
+    Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
+    """
+    if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
+        raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
+        chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
+        config = parsed(SweepConfig, _named(model, chosen), "posgap.sweep")
+        rows = _examples(examples, config)[: config.limit or None]
+        write_examples(config.examples, rows)
+        if isinstance(model, str | Path):
+            asked = _by_name(config, tokenizer)
+        else:
+            stack.enter_context(borrowed(model))
+            asked = _in_memory(model, tokenizer, config, together)
+        refuse_searched(Path(config.model), rows)
+        placements = shard_of(swept_placements(config.n_docs, asked.build.task.n_gold, config.positions), config.shard)
+        digests = {"model_digest": asked.digest, "prompt_digest": asked.build.digest()}
+        responses = answered(asked.config, rows, asked.build, placements, digests, generator=asked.generator)
+    if responses.outcomes.worst_share > config.max_unanswered:
+        unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
+        reason = responses.most_frequent_reason
+        raise PosgapError(
+            f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
+            + (f"; most often: {reason}" if reason else "")
+        )
+    label = config.label or method_of(asked.config.model) or "model"
+    measured = figures(config, rows, asked.build, placements, digests, responses, label, asked.factors)
+    learnt = sorted(training_examples(asked.config.model))
+    return SweepResult(measured, responses.predictions, learnt, rows, asked.build)
+
+
+def load(folder: str | Path) -> SweepResult:
+    """The sweep in a folder that `posgap sweep`, `merge` or `grade` wrote, here or in S3.
+
+    Raises `PosgapError` where there is none.
+    """
+    return SweepResult.read(cast(Path, source(folder if str(folder).startswith("s3://") else Path(folder)).fetch()))
+
+
+def gate(
+    candidate: SweepResult | str | Path,
+    base: SweepResult | str | Path | None = None,
+    champion: SweepResult | str | Path | None = None,
+    **demands: Any,
+) -> Verdict:
+    """What the gate says of a sweep, against that of the `base` model and of today's `champion`, as `posgap gate` does.
+
+    Sweeps are results or folders. `demands` are what a policy says (docs/gate.md): `max_gap`, `min_mean`,
+    `least_examples`, ... Without a base those rules alone are asked that need none. The verdict's `outcome` is
+    "admitted", "refused" or "not enough evidence", and `rules` has each rule's figures and sentence.
+
+    Raises `PosgapError` where the sweeps were not asked alike, or a model learnt the examples.
+    """
+    policy = parsed(Policy, demands, "posgap.gate")
+    with tempfile.TemporaryDirectory(prefix="posgap-") as place:
+
+        def folder(swept: SweepResult | str | Path | None, role: str) -> Path | None:
+            if isinstance(swept, SweepResult):
+                return swept.save(Path(place) / role)
+            return None if swept is None else cast(Path, source(Path(swept)).fetch())
+
+        judged = folder(candidate, "candidate")
+        assert judged is not None
+        return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
+
+
+def _example(row: AnyExample | Mapping[str, Any], number: int) -> AnyExample:
+    if isinstance(row, Example | KVExample):
+        return row
+    where = f"examples, row {number}"
+    if not isinstance(row, Mapping):
+        raise PosgapError(f"{where}: expected an example or a mapping, got {type(row).__name__}")
+    # Frames and datasets have an empty cell for a field of other rows.
+    fields = {name: _plain(value) for name, value in row.items() if value is not None and not _is_nan(value)}
+    kind: type[AnyExample] = KVExample if "records" in fields else Example
+    return parsed(kind, {"id": str(number), **fields}, where)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists in place of numpy's arrays, in which frames keep them."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(part) for part in value] if isinstance(value, list) else value
+
+
+def _examples(given: "int | str | Path | pandas.DataFrame | Rows", config: SweepConfig) -> list[AnyExample]:
+    if isinstance(given, int):
+        return list(made_examples(TASKS[config.task], given, config.n_docs, config.seed))
+    return examples(given)
+
+
+def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the model's name, and for an endpoint with its address."""
+    name = options.pop("name", "")
+    if not isinstance(model, str | Path):
+        return options | {"model": name or str(model.config._name_or_path or type(model).__name__)}
+    if str(model).startswith(("http://", "https://")):
+        if not name:
+            raise PosgapError(f"{model}: say what the model is called there, as `name`")
+        return options | {"model": name, "backend": "openai", "base_url": str(model)}
+    return options | {"model": str(model)}
+
+
+class _Model(NamedTuple):
+    """A model to be asked: the config that names it, the builder of its prompts, and what is known of it.
+
+    Without a `generator` the config's backend answers.
+    """
+
+    config: SweepConfig
+    build: TextPromptBuilder
+    factors: Sequence | None
+    digest: str = ""
+    generator: Generator | None = None
+
+
+def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -> _Model:
+    if tokenizer is not None:
+        raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
+    inputs, backend = sources(config), BACKENDS[config.backend]
+    config, factors = on_this_machine(config, inputs), None
+    if backend.local:
+        from posgap.models.loading import load_config
+
+        factors = config_factors(load_config(config.model))
+    return _Model(config, backend.builder(config), factors, inputs["model"].digest())
+
+
+def _in_memory(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", config: SweepConfig, together: bool
+) -> _Model:
+    from posgap.models.loading import context_length, padding
+
+    if tokenizer is None:
+        raise PosgapError("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
+    if config.backend != "transformers":
+        raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
+    pads = padding(tokenizer)
+    build = builder_with(config, pads, context_length(model.config, pads))
+    generator: Generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
+    if together:
+        generator = _Together(generator)
+    return _Model(config, build, config_factors(model.config), "", generator)
+
+
+class _Together:
+    """A generator of which every process of a launch answers its part, and which yields all answers on each."""
+
+    def __init__(self, generator: Generator):
+        self.generator = generator
+
+    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        from posgap.distillation.processes import gather, rank_and_world
+
+        rank, world = rank_and_world()
+        everything = list(groups)  # what is wrong with a prompt is found on all processes
+        own = range(len(everything))[rank::world]
+        answers = self.generator.generate((everything[index] for index in own), sampling)
+        for of_process in gather([(own[which], at, completion) for which, at, completion in answers]):
+            yield from of_process

@@ -1,0 +1,233 @@
+"""What `posgap.sweep` and `posgap.load` return: a sweep to look at, to compare and to keep."""
+
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from posgap.errors import PosgapError
+from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
+from posgap.measurement.plots import picture_of, placement_differences
+from posgap.measurement.reading import reading
+from posgap.measurement.sweeps import Evidence, Prediction, Sweep, outcome_of, read_predictions, read_sweep
+from posgap.positions import format_positions
+from posgap.storage.lineage import training_examples
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+    from posgap.tasks.examples import AnyExample
+    from posgap.tasks.prompts import TextPromptBuilder
+
+
+class Estimate(NamedTuple):
+    """A figure in points with its 95 % interval, as text like "38.5 (31.0 to 46.2)"."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f} ({self.low:.1f} to {self.high:.1f})"
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class SweepResult:
+    """A sweep: accuracy with the gold documents at each placement, and every response.
+
+    `figures` is all that `sweep.json` says of it, `predictions` are the rows of `predictions.jsonl`.
+    """
+
+    def __init__(
+        self,
+        figures: Sweep,
+        predictions: Sequence[Prediction],
+        learnt: Sequence[str] = (),
+        examples: "Sequence[AnyExample]" = (),
+        build: "TextPromptBuilder | None" = None,
+    ):
+        self.figures, self.predictions = figures, list(predictions)
+        self._learnt, self._examples, self._build = sorted(learnt), examples, build
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The sweep of a folder that `posgap sweep`, `merge` or `grade`, or `save`, wrote.
+
+        Raises `PosgapError` where it holds none.
+        """
+        folder = Path(folder)
+        return cls(read_sweep(folder), read_predictions(folder), sorted(training_examples(folder)))
+
+    @property
+    def gap(self) -> Estimate:
+        """Accuracy at the best placement minus that at the worst, in points."""
+        return Estimate(self.figures.gap, *self.figures.gap_ci95)
+
+    @property
+    def mean(self) -> Estimate:
+        """Mean accuracy over the placements, in percent."""
+        return Estimate(self.figures.mean, *self.figures.mean_ci95)
+
+    @property
+    def curve(self) -> "pandas.DataFrame":
+        """A row a placement: `placement` as text ("7", or "3+7"), `accuracy` in percent, and the `low` and `high` ends
+        of its 95 % interval."""
+        import pandas as pd
+
+        low, high = zip(*self.figures.ci95)
+        return pd.DataFrame(
+            {"placement": self.figures.names, "accuracy": self.figures.accuracy, "low": low, "high": high}
+        )
+
+    @cached_property
+    def frame(self) -> "pandas.DataFrame":
+        """A row a response: `id` of the example, `placement` as text, `sample`, `response`, `correct` from 0 to 1,
+        `outcome` ("answered", or why not), `cut`, `thoughts` and `reason`; and `position`, where there is one gold
+        document."""
+        import pandas as pd
+
+        rows = [
+            {
+                "id": row["id"],
+                "placement": format_positions(row["placement"]),
+                "sample": row.get("sample", 0),
+                "response": row["response"],
+                "correct": float(row["correct"]),
+                "outcome": outcome_of(row),
+                "cut": row.get("cut", False),
+                "thoughts": row.get("thoughts", ""),
+                "reason": row.get("reason", ""),
+            }
+            for row in self.predictions
+        ]
+        frame = pd.DataFrame(rows)
+        if not self.figures.categories:
+            frame.insert(2, "position", [row["placement"][0] for row in self.predictions])
+        return frame
+
+    def plot(self) -> "Figure":
+        """The curve with its intervals, as matplotlib's figure: a notebook shows it, `savefig` writes it."""
+        return _closed(picture_of([self.figures]))
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the sweep as one HTML page, which needs nothing beside itself, and returns its path."""
+        from posgap.measurement.report import write_page
+
+        path = Path(path)
+        title = f"{self.figures.label}: position gap {self.figures.gap:.1f} points"
+        write_page([self.figures], path, title, self._cases())
+        return path
+
+    def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
+        """How `other` differs from this sweep, of the same examples asked in the same way.
+
+        `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` where more is.
+        """
+        evidence = named_apart([self._evidence("this"), other._evidence("other")])
+        return ComparisonResult(compare_sweeps(evidence, allow), [each.sweep for each in evidence])
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.
+
+        Raises `PosgapError` where the folder holds anything.
+        """
+        from posgap.measurement.sweep_folder import write_sweep
+
+        folder = Path(folder)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise PosgapError(f"{folder}: is there already, and is not replaced; name a new folder")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+            partial = Path(place) / "sweep"
+            partial.mkdir()
+            write_sweep(self.figures, self.predictions, self._learnt, partial, self._cases())
+            partial.replace(folder)
+        return folder
+
+    def _cases(self):
+        from posgap.measurement.cases import mixed_cases
+
+        if self._build is None:
+            return []
+        return mixed_cases(self._examples, self.predictions, self.figures.n_docs, self._build)
+
+    def _evidence(self, name: str) -> Evidence:
+        return Evidence(Path(name), self.figures, self.predictions)
+
+    def __repr__(self) -> str:
+        figures = self.figures
+        return (
+            f"<SweepResult {figures.label!r}: task {figures.task}, {figures.n_examples} examples at "
+            f"{len(figures.placements)} placements, gap {self.gap}, mean {self.mean}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(reading(self.figures))
+
+
+class ComparisonResult:
+    """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
+
+    def __init__(self, figures: Comparison, sweeps: Sequence[Sweep]):
+        self.figures, self._sweeps = figures, sweeps
+
+    @property
+    def gap(self) -> Estimate:
+        """The other's gap minus the reference's, in points."""
+        difference = self.figures.differences[0]
+        return Estimate(difference.gap, *difference.gap_ci95)
+
+    @property
+    def mean(self) -> Estimate:
+        """The other's mean accuracy minus the reference's, in points."""
+        difference = self.figures.differences[0]
+        return Estimate(difference.mean, *difference.mean_ci95)
+
+    @property
+    def verdict(self) -> str:
+        """What the intervals say, in words."""
+        return self.figures.differences[0].verdict
+
+    @property
+    def curve(self) -> "pandas.DataFrame":
+        """A row a placement: the `difference` of accuracy in points, and the `low` and `high` ends of its 95 %
+        interval."""
+        import pandas as pd
+
+        difference = self.figures.differences[0]
+        low, high = zip(*difference.ci95)
+        return pd.DataFrame(
+            {"placement": self.figures.names, "difference": difference.accuracy, "low": low, "high": high}
+        )
+
+    def plot(self) -> "Figure":
+        """The differences with their intervals, as matplotlib's figure."""
+        return _closed(placement_differences(self.figures))
+
+    def report(self, path: str | Path) -> Path:
+        """Writes both sweeps and their difference as one HTML page, and returns its path."""
+        from posgap.measurement.report import write_page
+
+        path = Path(path)
+        title = f"{self.figures.differences[0].label} against {self.figures.reference}"
+        write_page(self._sweeps, path, title, comparison=self.figures)
+        return path
+
+    def __repr__(self) -> str:
+        return f"<ComparisonResult: {self.verdict}>"
+
+    def __str__(self) -> str:
+        return self.verdict
+
+
+def _closed(figure: "Figure") -> "Figure":
+    """The figure, of which pyplot no longer knows, so that a notebook shows it once."""
+    import matplotlib.pyplot as plt
+
+    plt.close(figure)
+    return figure
