@@ -118,7 +118,7 @@ def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
     ]
     trivial = [(i,) for i in range(1, N_DOCS + 1) if (i,) != BEST]
     alignment = "paper" if options.wide else "none"
-    objective, prompts = R1(BEST, alignment, 1.0), options.batch_size * (options.k + 1)
+    objective, prompts = R1([BEST] * len(pairs), alignment, 1.0), options.batch_size * (options.k + 1)
     steps = plan(len(pairs), trivial, objective.rows, options.k, options.epochs, prompts, seed=0)
     collate = Collator(pairs, RandomPrompts(options))
     return model, collate, objective, steps

@@ -24,10 +24,11 @@ from posgap.errors import PosgapError
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
+AT_FIRST = [(1,)] * 1000  # where the responses of as many pairs were sampled
 
 
 PINNED = [Row(1, (1,)), Row(1, (2,)), Row(2, (3,)), Row(0, (1,)), Row(2, (1,)), Row(0, (2,))]
-PROMPTS = R1((1,), "none", anchoring=1.0).rows  # those of each draw, and that at the advantageous position
+PROMPTS = R1(AT_FIRST, "none", anchoring=1.0).rows  # those of each draw, and that at the advantageous position
 
 
 def planned(n=12, k=2, epochs=1, batch=12, seed=0, places=TRIVIAL, **how):
@@ -95,6 +96,18 @@ def test_every_placement_is_as_likely():
     drawn = Counter(row.positions for step in planned(1000, epochs=2, batch=300) for row in step)
     assert drawn.pop((1,)) == 2000 and sorted(drawn) == TRIVIAL
     assert all(abs(count - 1000) < 100 for count in drawn.values())  # five standard deviations are 112
+
+
+def test_no_pair_is_drawn_where_its_teacher_reads():
+    teachers = [(1,), (5,), (3,)] * 40
+    steps = plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 3, 2, 60, seed=0, teachers=teachers)
+    placed = Counter((row.pair, row.positions) for step in steps for row in step)
+    assert sum(placed.values()) == 120 * 2 * (3 + 1)
+    assert all(placed[pair, own] == 2 for pair, own in enumerate(teachers))  # the anchors, once an epoch
+    drawn = Counter((teachers[pair], positions) for pair, positions in placed.elements() if positions != teachers[pair])
+    assert len(drawn) == 3 * 4 and min(drawn.values()) > 40
+    with pytest.raises(PosgapError, match="k=5: there are only 4 placements"):
+        plan(120, [(1,), *TRIVIAL], R1(teachers, "paper", 1.0).rows, 5, 1, 60, seed=0, teachers=teachers)
 
 
 def test_more_placements_than_there_are_is_refused():

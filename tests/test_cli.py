@@ -101,7 +101,7 @@ def test_a_teacher_without_position_says_what_to_give(capsys, tmp_path, examples
 
 @pytest.mark.parametrize(
     ("where", "complaint"),
-    [("last", "--advantageous: 'last' is not a placement"), ("3+4", "placement 3+4: the task has one gold document")],
+    [("last", "--advantageous.0: 'last' is not a placement"), ("3+4", "placement 3+4: the task has one gold document")],
 )
 def test_a_teacher_at_no_placement_of_the_task(capsys, tmp_path, examples, model_folder, where, complaint):
     words = ["teacher", "--examples", examples, "--model", model_folder, "--out", tmp_path / "out", "--n-docs", 4]

@@ -29,11 +29,12 @@ from posgap.models.layer_scaling import scale_model
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]
+AT_FIRST = [(1,)] * 30  # where the responses of as many pairs were sampled
 OURS = {"model": "m", "prompts": "p", "arithmetic": "float32"}
 
 
 # For its loss alone: the weights of rows are no matter there.
-KL = R1((1,), "none", anchoring=1.0)
+KL = R1(AT_FIRST, "none", anchoring=1.0)
 
 
 def teacher_of(model, collate, folder, mixed=False) -> Teacher:
@@ -181,7 +182,7 @@ def test_the_r1_loss_is_its_definition(model, collate, teacher):
     """L = sum alpha_ij L_ij + lambda mean_j L_Anc,j, from live models."""
     torch.manual_seed(1)
     student = type(model)(model.config).double()
-    objective = R1((1,), "paper", anchoring=0.5)
+    objective = R1(AT_FIRST, "paper", anchoring=0.5)
     rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))])
     assert [(row.pair, *row.positions) for row in rows] == [
         (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
@@ -238,7 +239,7 @@ def parameters(model) -> torch.Tensor:
 
 def test_training_lowers_the_loss_and_repeats_itself(lively, collate, tmp_path):
     teacher, twin = teacher_of(lively, collate, tmp_path / "t"), copy.deepcopy(lively)
-    objective = R1((1,), "paper", 1.0)
+    objective = R1(AT_FIRST, "paper", 1.0)
     first, again = run(lively, collate, objective, teacher), run(twin, collate, objective, teacher)
     assert [f["loss"] for f in first] == [f["loss"] for f in again]
     assert first[-1]["activation_kl"] < first[0]["activation_kl"] / 2
@@ -252,7 +253,7 @@ def test_micro_batches_do_not_change_the_numbers(method, micro_batch_tokens, liv
     if method == "cross entropy":
         teacher, objective = None, CrossEntropy(pairs)
     else:
-        teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), method, 1.0)
+        teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1(AT_FIRST, method, 1.0)
     whole, parts = copy.deepcopy(lively), copy.deepcopy(lively)
     whole_run = run(whole, collate, objective, teacher, epochs=2)
     many = run(parts, collate, objective, teacher, epochs=2, micro_batch_tokens=micro_batch_tokens)
@@ -281,7 +282,9 @@ class Means(R1):
         return 1e6 * super().token_losses(*arguments)
 
 
-@pytest.mark.parametrize("objective", [R1((1,), "paper", 1.0), R1((1,), "authors", 1.0), Means((1,), "balanced", 0.5)])
+@pytest.mark.parametrize(
+    "objective", [R1(AT_FIRST, "paper", 1.0), R1(AT_FIRST, "authors", 1.0), Means(AT_FIRST, "balanced", 0.5)]
+)
 @pytest.mark.parametrize("tokens, read_twice", [(8192, 0), (150, 0), (80, 2), (1, 4)])
 def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twice, model, collate, tmp_path):
     """Where rows are read once, position by position, the sum is that of weights which are known beforehand."""
@@ -311,7 +314,7 @@ def test_one_pass_has_the_gradient_of_the_whole_step(objective, tokens, read_twi
 
 def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, collate, tmp_path, monkeypatch):
     """Under DeepSpeed with an optimizer that has no loss scale."""
-    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
     once, twice = copy.deepcopy(lively), Counted(copy.deepcopy(lively), objective, teacher)
     rows = [Row(pair, positions) for pair in range(4) for positions in [(1,), *TRIVIAL]]
     arguments = objective, collate, Optimization(1e-3), Accelerator(cpu=True), 80
@@ -328,7 +331,7 @@ def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, co
 
 @pytest.mark.parametrize("where", ["reading the teacher's states", "the optimizer's update"])
 def test_out_of_memory_elsewhere_is_said_in_a_line_too(where, lively, collate, tmp_path, monkeypatch):
-    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
     owner, name = (Teacher, "read") if "teacher" in where else (Gradient, "apply")
     monkeypatch.setattr(owner, name, lambda *_: torch.empty(1 << 52))
     arguments = objective, collate, Optimization(1e-3), Accelerator(cpu=True), 8192
@@ -350,7 +353,7 @@ class Small(Student):
 
 
 def test_out_of_memory_halves_the_micro_batch_and_does_the_step_again(lively, collate, tmp_path, caplog):
-    objective, teacher = R1((1,), "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
+    objective, teacher = R1(AT_FIRST, "paper", 1.0), teacher_of(lively, collate, tmp_path / "t")
     steps = plan(len(collate.pairs), TRIVIAL, objective.rows, 4, 2, 10, seed=0)
     runs = []
     for most_tokens in (8192, 100):
@@ -387,7 +390,7 @@ def test_out_of_memory_with_a_single_prompt_says_what_to_do(lively, collate, pai
 
 
 def test_gradient_checkpointing_and_chunks_do_not_change_the_numbers(lively, collate, tmp_path, monkeypatch):
-    teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1((1,), "paper", 1.0)
+    teacher, objective = teacher_of(lively, collate, tmp_path / "t"), R1(AT_FIRST, "paper", 1.0)
     plain, frugal = copy.deepcopy(lively), copy.deepcopy(lively)
     plain_run = run(plain, collate, objective, teacher, epochs=2)
     monkeypatch.setattr(losses_module, "LOGITS_AT_ONCE", 60)

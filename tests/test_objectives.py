@@ -13,18 +13,29 @@ from posgap.distillation.batches import Draw, Row
 from posgap.distillation.objectives import R1, CrossEntropy
 
 ALIGNMENTS = ["paper", "balanced", "none", "authors"]
+AT_FIRST = [(1,)] * 30  # where the responses of as many pairs were sampled
 DRAWS = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (4,)))]
 
 
 def test_r1_reads_each_pair_where_it_is_best_and_where_it_was_drawn():
-    rows = R1((1,), "paper", anchoring=0.5).rows(DRAWS)
+    rows = R1(AT_FIRST, "paper", anchoring=0.5).rows(DRAWS)
     assert [(row.pair, *row.positions) for row in rows] == [
         (0, 1), (0, 2), (0, 3), (1, 1), (1, 3), (1, 5), (3, 1), (3, 2), (3, 4)
     ]  # fmt: skip
 
 
+def test_each_pair_has_its_anchor_where_its_own_response_was_sampled():
+    """What is an anchor of one pair is a trivial placement of another."""
+    objective = R1([(1,), (3,)], "paper", 1.0)
+    rows = objective.rows([Draw(0, ((2,), (3,))), Draw(1, ((1,), (2,)))])
+    assert [(row.pair, *row.positions) for row in rows] == [(0, 1), (0, 2), (0, 3), (1, 3), (1, 1), (1, 2)]
+    assert objective.together(rows) == [None, (2,), (3,), None, (1,), (2,)]
+    weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0, 0.2, 1.0, 1.0]))
+    assert weights.tolist() == pytest.approx([1 / 2, 1 / 3, 1 / 3, 1 / 2, 1 / 3, 1 / 3])
+
+
 def test_without_anchoring_no_anchor_prompt_is_read():
-    assert R1((1,), "none", anchoring=0.0).rows(DRAWS[:1]) == [Row(0, (2,)), Row(0, (3,))]
+    assert R1(AT_FIRST, "none", anchoring=0.0).rows(DRAWS[:1]) == [Row(0, (2,)), Row(0, (3,))]
 
 
 placed = st.tuples(st.integers(1, 6), st.floats(0.0625, 20, width=32))
@@ -56,13 +67,13 @@ def test_r1_s_weights_are_their_definition(placed, anchoring, alignment):
         for i, weight in zip(trivial, alpha_by_definition(of_trivial, places, max) if trivial else []):
             expected[i] = weight * len(set(places)) / places.count(placed[i][0])
         expected = [weight * 4 / len(rows) for weight in expected]
-    found = R1((4,), alignment, anchoring).weights(rows, losses)
+    found = R1([(4,)] * len(rows), alignment, anchoring).weights(rows, losses)
     assert found.dtype == losses.dtype and found.tolist() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("alignment", ALIGNMENTS)
 def test_a_method_says_whether_its_weights_need_the_losses(alignment):
-    objective = R1((1,), alignment, 1.0)
+    objective = R1(AT_FIRST, alignment, 1.0)
     rows = objective.rows(DRAWS)
     some, others = torch.linspace(1, 2, len(rows)), torch.linspace(3, 1, len(rows))
     same = torch.equal(objective.weights(rows, some), objective.weights(rows, others))
@@ -75,7 +86,7 @@ def test_a_method_says_whether_its_weights_need_the_losses(alignment):
 
 def test_r1_s_loss_of_a_token_is_the_kl_from_the_teacher_to_the_student():
     teacher, student, targets = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log(), torch.tensor([0])
-    loss = R1((1,), "none", 1.0).token_losses(student, targets, teacher)
+    loss = R1(AT_FIRST, "none", 1.0).token_losses(student, targets, teacher)
     assert loss.tolist() == pytest.approx([0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)])
 
 
@@ -85,7 +96,7 @@ def test_cross_entropy_needs_no_teacher():
     assert losses.tolist() == pytest.approx([-math.log(0.9), -math.log(0.3)])
 
 
-@pytest.mark.parametrize("objective", [R1((2,), "paper", 1.0), CrossEntropy(answered())])
+@pytest.mark.parametrize("objective", [R1([(2,)] * 3, "paper", 1.0), CrossEntropy(answered())])
 def test_weights_are_made_where_the_losses_are(objective):
     """Where tensors that name no device would land on another one."""
     rows = [Row(0, (1,)), Row(1, (2,)), Row(2, (1,))]
@@ -97,7 +108,7 @@ def test_weights_are_made_where_the_losses_are(objective):
 
 
 def test_two_gold_documents_have_placements_of_two_positions():
-    objective = R1((4, 5), "paper", 1.0)
+    objective = R1([(4, 5)], "paper", 1.0)
     rows = objective.rows([Draw(0, ((1, 2), (2, 1)))])
     assert [row.positions for row in rows] == [(4, 5), (1, 2), (2, 1)]
     weights = objective.weights(rows, torch.tensor([0.1, 1.0, 1.0]))
@@ -105,10 +116,10 @@ def test_two_gold_documents_have_placements_of_two_positions():
 
 
 def test_r1_s_figures_are_the_mean_losses_of_anchors_and_of_the_others():
-    objective = R1((1,), "paper", 0.5)
+    objective = R1(AT_FIRST, "paper", 0.5)
     rows, losses = objective.rows(DRAWS[:2]), torch.tensor([0.25, 1.0, 2.0, 0.75, 4.0, 5.0])
     assert objective.figures(rows, losses) == {"activation_kl": 3.0, "anchoring_kl": 0.5}
-    without = R1((1,), "paper", 0.0)
+    without = R1(AT_FIRST, "paper", 0.0)
     assert without.figures(without.rows(DRAWS[:1]), torch.tensor([1.0, 3.0])) == {"activation_kl": 2.0}
 
 

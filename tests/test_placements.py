@@ -232,6 +232,6 @@ def test_a_sweep_s_positions_come_as_text_or_from_kfp_as_a_list(positions, kept)
     assert SweepConfig(examples="e", model="m", out="o", positions=positions).positions == kept
 
 
-@pytest.mark.parametrize(("positions", "kept"), [("", ""), ("19+20", "19+20"), (1, "1")])
-def test_the_advantageous_placement_is_text(positions, kept):
+@pytest.mark.parametrize(("positions", "kept"), [("", []), ("19+20", ["19+20"]), ("1,20", ["1", "20"]), ([1.0], ["1"])])
+def test_advantageous_placements_come_as_text_or_from_kfp_as_a_list(positions, kept):
     assert TeacherConfig(examples="e", model="m", out="o", advantageous=positions).advantageous == kept

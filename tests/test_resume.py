@@ -204,12 +204,13 @@ class Scripted:
         self.most, self.wrong, self.asked = most, wrong, []
 
     def generate(self, groups, sampling):
-        for index, (prompt,) in enumerate(groups):
-            if index == self.most:
-                raise PosgapError("the machine is gone")
-            self.asked.append(prompt.text)
-            answer = "none" if self.wrong else retrieve(prompt.text)
-            yield index, 0, Completion(answer, list(prompt.token_ids[-3:]))
+        for index, group in enumerate(groups):
+            for at, prompt in enumerate(group):
+                if len(self.asked) == self.most:
+                    raise PosgapError("the machine is gone")
+                self.asked.append(prompt.text)
+                answer = "none" if self.wrong else retrieve(prompt.text)
+                yield index, at, Completion(answer, list(prompt.token_ids[-3:]))
 
 
 @pytest.fixture
@@ -243,6 +244,16 @@ def test_a_teacher_goes_on_too_and_ends_as_if_it_had_not_been_interrupted(option
         asked_of(Scripted(3), "fourth")
     asked_of(elsewhere, "fourth", advantageous="1")
     assert len(elsewhere.asked) == N
+
+
+def test_a_teacher_at_several_placements_goes_on_within_an_example(options, asked_of):
+    broken, rest = Scripted(5), Scripted(2 * N)
+    with pytest.raises(PosgapError, match="the machine is gone"):
+        asked_of(broken, advantageous="1,3")
+    rows = asked_of(rest, advantageous="1,3")
+    assert len(rest.asked) == 2 * N - 5 and not set(broken.asked) & set(rest.asked)
+    assert rows == asked_of(Scripted(2 * N), "whole", advantageous="1,3")
+    assert [row["placement"] for row in rows] == [[1], [3]] * N
 
 
 def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_path, monkeypatch):

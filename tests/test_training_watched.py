@@ -191,13 +191,15 @@ def test_hours_of_a_run_that_went_on_are_added_up(watch):
 def test_placements_are_spread_and_the_teacher_s_is_the_first(config):
     def named(n_docs, at, chosen=()):
         given = config.model_copy(update={"watch_placements": list(chosen)})
-        return [p.positions for p in watched_placements(given, Placement(at, n_docs))]
+        at = at if isinstance(at, list) else [at]
+        return [p.positions for p in watched_placements(given, [Placement(positions, n_docs) for positions in at])]
 
     assert named(20, (1,)) == [(1,), (6,), (10,), (15,), (20,)]
     assert named(20, (20,)) == [(20,), (1,), (6,), (10,), (15,)]
     assert named(3, (2,)) == [(2,), (1,), (3,)] and named(1, (1,)) == [(1,)]
     assert named(20, (1,), ["7", "1"]) == [(1,), (7,)]
     assert named(5, (4, 5), ["1+2"]) == [(4, 5), (1, 2)]
+    assert named(20, [(1,), (20,)]) == [(1,), (20,), (6,), (10,), (15,)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from posgap.config.fields import (
     InputPath,
     ModelName,
     OptionalInputPath,
-    OptionalPlacementText,
     Placements,
     QuestionPlace,
     Role,
@@ -36,9 +35,10 @@ class TeacherConfig(*LOCAL_BACKENDS.bases(), BackendConfig):  # type: ignore[mis
     sweep: OptionalInputPath = Field(
         None, description="folder from a `sweep` of this model, from which the best placement is read"
     )
-    advantageous: OptionalPlacementText = Field(
-        "",
-        description="placement of the gold documents, like 1, or 19+20 for two; empty: the best placement of `sweep`",
+    advantageous: Placements = Field(
+        [],
+        description="placement of the gold documents, like 1, or 19+20 for two; several, like 1,20: the model answers "
+        "at each of them; empty: the best placement of `sweep`",
     )
     temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     keep_incorrect: bool = Field(False, description="keep responses that are not correct, too")

@@ -102,10 +102,6 @@ def _placement(text: str) -> str:
     return text
 
 
-def _placement_if_any(text: str) -> str:
-    return _placement(text) if text else text
-
-
 def registered_name(text: str) -> str:
     """The name of a model in MLflow's registry. `ValueError` where MLflow would not take it, or where a search for it
     could be made to say something else."""
@@ -211,7 +207,6 @@ TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
-OptionalPlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement_if_any)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]

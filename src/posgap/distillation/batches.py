@@ -48,9 +48,14 @@ def with_gold(pair: Pair, build: PromptBuilder) -> Pair:
     return Pair(pair.example, pair.response.model_copy(update={"token_ids": gold}))
 
 
+def advantageous(pairs: Sequence[Pair]) -> list[Positions]:
+    """The positions of each pair's gold documents where its response was sampled."""
+    return [pair.response.at.positions for pair in pairs]
+
+
 def advantageous_rows(pairs: Sequence[Pair]) -> list["Row"]:
     """The row of each pair's prompt at the placement where its response was sampled: the teacher's prompts."""
-    return [Row(index, pair.response.at.positions) for index, pair in enumerate(pairs)]
+    return [Row(index, positions) for index, positions in enumerate(advantageous(pairs))]
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,10 @@ def plan(
     seed: int,
     mix: str = "examples",
     reshuffled: bool = False,
+    teachers: Sequence[Positions] | None = None,
 ) -> list[list[Row]]:
-    """The prompts of each step of a training run: every pair once per epoch, at K of `placements`.
+    """The prompts of each step of a training run: every pair once per epoch, at K of `placements`, of which `teachers`
+    has for each pair the one at which it is not drawn, since the teacher reads there.
 
     `rows` makes prompts of draws, those of each pair together. With `mix` "examples" a step has all prompts of its
     pairs, about `batch_size` in all, and those of one pair at least; with "prompts" it has `batch_size` of all prompts
@@ -91,13 +98,14 @@ def plan(
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
-    if k > len(placements):
-        raise PosgapError(f"k={k}: there are only {len(placements)} placements to draw from")
+    drawable = [[place for place in placements if place != own] for own in teachers or [None] * n_pairs]
+    if k > (least := min(map(len, drawable))):
+        raise PosgapError(f"k={k}: there are only {least} placements to draw from")
     steps = []
     for epoch in range(epochs):
         rng = np.random.default_rng([seed, epoch])
         draws = [
-            Draw(int(i), tuple(placements[c] for c in sorted(rng.choice(len(placements), size=k, replace=False))))
+            Draw(int(i), tuple(drawable[i][c] for c in sorted(rng.choice(len(drawable[i]), size=k, replace=False))))
             for i in rng.permutation(n_pairs)
         ]
         prompts = rows(draws)

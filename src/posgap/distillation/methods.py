@@ -19,9 +19,9 @@ class Method:
     """A way to close the gap, by its name for `posgap distill --method` and the pipeline's form.
 
     `made_by` is the stage that writes its models; the methods of `distill` are those that train. `needs_teacher` says
-    that its loss reads the frozen model's distributions at the advantageous placement; its prompts are then drawn from
-    the other placements. `needs_rope` says that it works on rotary positions. `most_gold` is the largest number of
-    gold documents of the tasks it can be used for (0: any number).
+    that its loss reads the frozen model's distributions at an example's advantageous placement; its prompts are then
+    drawn from the other placements. `needs_rope` says that it works on rotary positions. `most_gold` is the largest
+    number of gold documents of the tasks it can be used for (0: any number).
     """
 
     name: str
@@ -60,10 +60,10 @@ class R1Parameters(Parameters):
 class _R1(Method):
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
         from posgap.distillation import objectives
+        from posgap.distillation.batches import advantageous
 
         assert isinstance(parameters, R1Parameters)
-        advantageous = pairs[0].response.at.positions
-        return objectives.R1(advantageous, parameters.alignment, parameters.anchoring)
+        return objectives.R1(advantageous(pairs), parameters.alignment, parameters.anchoring)
 
 
 class _GoldAnswers(Method):

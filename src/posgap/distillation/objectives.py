@@ -52,10 +52,11 @@ class R1:
     """Pos2Distill-R1, for retrieval: L = sum_ij alpha_ij L_ij + lambda mean_j L_Anc,j.
 
     L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial placement i, and
-    L_Anc,j the mean KL when the student, too, reads the advantageous placement.
+    L_Anc,j the mean KL when the student, too, reads the advantageous placement. `advantageous` has that placement of
+    each pair.
     """
 
-    def __init__(self, advantageous: Positions, alignment: str, anchoring: float):
+    def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
 
     averaged = True
@@ -65,12 +66,15 @@ class R1:
         return token_kl(teacher_logits, logits)
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
-        anchors = (self.advantageous,) if self.anchoring else ()
-        return [Row(draw.pair, positions) for draw in draws for positions in (*anchors, *draw.placements)]
+        return [
+            Row(draw.pair, positions)
+            for draw in draws
+            for positions in (*[self.advantageous[draw.pair]] * bool(self.anchoring), *draw.placements)
+        ]
 
     def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
         by_loss = self.alignment != "none"
-        return [row.positions if by_loss and row.positions != self.advantageous else None for row in rows]
+        return [row.positions if by_loss and not self._is_anchor(row) else None for row in rows]
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         anchor = self._anchors(rows, losses)
@@ -94,7 +98,10 @@ class R1:
         return {name: float(values.mean()) for name, values in named.items() if len(values)}
 
     def _anchors(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        return torch.tensor([row.positions == self.advantageous for row in rows], device=losses.device)
+        return torch.tensor([self._is_anchor(row) for row in rows], device=losses.device)
+
+    def _is_anchor(self, row: Row) -> bool:
+        return row.positions == self.advantageous[row.pair]
 
 
 class CrossEntropy:

@@ -24,6 +24,7 @@ from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.statistics import accuracy, difference_interval, gap
+from posgap.positions import format_positions
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
@@ -33,7 +34,7 @@ from posgap.tasks.placements import Placement, require_n_gold, swept_placements
 log = logging.getLogger(__name__)
 OPTIONS = {"watch_every", "watch_placements", "stop_gap", "max_hours"}  # of the config; they change no step
 BATCH_TOKENS = 32768
-SPREAD = 5  # placements that are watched where none are given, beside the advantageous one
+SPREAD = 5  # placements that are watched where none are given, beside the advantageous ones
 FALL = 2.0  # points that the teacher's placement may lose for certain; of 60 examples three lost are more than none
 LEARNT_BY_HEART = 10.0  # points by which training questions are answered better than held-out ones
 _BEST = "best.json"
@@ -59,9 +60,9 @@ def watched_examples(config: DistillConfig, pairs: Sequence[Pair]) -> list[AnyEx
     return examples
 
 
-def watched_placements(config: DistillConfig, advantageous: Placement) -> list[Placement]:
-    """The placements to watch, the advantageous one first: those given, or some that are spread evenly."""
-    n_docs, n_gold = advantageous.n_docs, len(advantageous.positions)
+def watched_placements(config: DistillConfig, advantageous: Sequence[Placement]) -> list[Placement]:
+    """The placements to watch, the advantageous ones first: those given, or some that are spread evenly."""
+    n_docs, n_gold = advantageous[0].n_docs, len(advantageous[0].positions)
     if config.watch_placements or n_gold > 1:
         others = swept_placements(n_docs, n_gold, config.watch_placements)
     else:
@@ -69,14 +70,14 @@ def watched_placements(config: DistillConfig, advantageous: Placement) -> list[P
         others = [Placement((int(position),), n_docs) for position in dict.fromkeys(spread.tolist())]
     for placement in others:
         require_n_gold(placement, n_gold)
-    return [advantageous, *(placement for placement in others if placement != advantageous)]
+    return [*advantageous, *(placement for placement in others if placement not in advantageous)]
 
 
 class Watch:
     """Sweeps a student every so many steps, keeps the best of its parameters, and says when training is to end.
 
     `folder` keeps them until the model is complete. Best is where the worst placement is best, then the mean, among
-    the steps at which the advantageous placement is not proven to have fallen by more than `FALL`. Every process calls
+    the steps at which no advantageous placement is proven to have fallen by more than `FALL`. Every process calls
     every method; each of them asks its share of the examples, with parameters that it holds whole.
     """
 
@@ -92,7 +93,8 @@ class Watch:
         self.examples, self.collate, self.folder = examples, collate, folder
         self.accelerator, self.mixed = accelerator, mixed
         self.every, self.stop_gap, self.max_hours = config.watch_every, config.stop_gap, config.max_hours
-        self.placements = watched_placements(config, collate.pairs[0].response.at)
+        advantageous = sorted({pair.response.at for pair in collate.pairs})
+        self.n_best, self.placements = len(advantageous), watched_placements(config, advantageous)
         self.base = np.empty((0, 0))
         self.began, self.hours_before = time.monotonic(), -1.0
         if self.examples:
@@ -133,8 +135,8 @@ class Watch:
             return f"the held-out gap is {swept[-1]['held_out_gap']:.1f}, and {self.stop_gap:g} was asked for"
         # A position can fall for a while in the first steps.
         if len(swept) > 1 and all(row["held_out_fall"] > FALL for row in swept[-2:]):
-            where = self.placements[0].positions
-            return f"position {'+'.join(map(str, where))} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
+            where = " or ".join(format_positions(at.positions) for at in self.placements[: self.n_best])
+            return f"position {where} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
         return ""
 
     def best(self, model: torch.nn.Module, history: History) -> dict[str, torch.Tensor]:
@@ -161,10 +163,10 @@ class Watch:
 
         As many training examples as held-out ones are asked, at the same placements.
         """
-        if not self.examples or "held_out_mean" not in history[-1] or len(self.placements) < 2:
+        if not self.examples or "held_out_mean" not in history[-1] or len(self.placements) == self.n_best:
             return ""
         some = [pair.example for pair in self.collate.pairs][: len(self.examples)]
-        learnt = self._correct(student, some)[:, 1:].mean(axis=1)
+        learnt = self._correct(student, some)[:, self.n_best :].mean(axis=1)
         held_out = history[-1]["held_out_elsewhere"]
         noise = 200 * np.sqrt(learnt.var() / len(learnt) + held_out / 100 * (1 - held_out / 100) / len(self.examples))
         fits = 100 * float(learnt.mean())
@@ -183,15 +185,16 @@ class Watch:
         student = self.accelerator.unwrap_model(trained)
         correct = self._correct(student, self.examples)
         at = accuracy(correct)
-        fell = self.base[:, 0] - correct[:, 0]
+        best, elsewhere = at[: self.n_best], at[self.n_best :]
+        fell = (self.base - correct).T[: self.n_best]
         figures = {
             "held_out_mean": float(at.mean()),
             "held_out_gain": float(at.mean() - accuracy(self.base).mean()),
             "held_out_gap": gap(at),
             "held_out_worst": float(at.min()),
-            "held_out_best_position": float(at[0]),
-            "held_out_elsewhere": float(at[1:].mean()) if len(at) > 1 else float(at[0]),
-            "held_out_fall": max(float(difference_interval(fell)[0]), 0.0),
+            "held_out_best_position": float(best.mean()),
+            "held_out_elsewhere": float(elsewhere.mean() if len(elsewhere) else best.mean()),
+            "held_out_fall": max(0.0, *(float(difference_interval(differences)[0]) for differences in fell)),
         }
         self._keep({"step": step, **figures}, trained_parameters(student.model, self.accelerator))
         return figures

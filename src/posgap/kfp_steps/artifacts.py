@@ -8,6 +8,7 @@ from typing import Any
 
 from posgap.files import read_json, read_jsonl, write_json
 from posgap.measurement.sweeps import read_sweep
+from posgap.positions import format_positions
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of
 
@@ -85,10 +86,10 @@ def show_examples(out: Any, metrics: Any) -> None:
 
 
 def show_responses(out: Any, metrics: Any) -> None:
-    """Shows how many of the teacher's responses are right, and the placement of its gold documents."""
+    """Shows how many of the teacher's responses are right, and the placements of its gold documents."""
     summary = read_json(Path(out.path) / "teacher.json")
     measure(metrics, **{name: summary[name] for name in ("examples", "correct", "kept", "accuracy")})
-    describe(out, placement="+".join(map(str, summary["placement"])), kept=summary["kept"])
+    describe(out, placement=",".join(map(format_positions, summary["placements"])), kept=summary["kept"])
 
 
 def show_promotion(out: Any) -> None:

@@ -109,9 +109,8 @@ def _sweeps(form: PreflightConfig) -> str:
 def _prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
-    from posgap.positions import parse_positions
     from posgap.tasks.examples import first_example
-    from posgap.tasks.placements import Placement, require_n_gold, swept_placements
+    from posgap.tasks.placements import swept_placements
     from posgap.tasks.setup import builder_of
 
     (folder, _), longest = _without_weights(form.model), 0
@@ -123,11 +122,8 @@ def _prompts(form: PreflightConfig) -> str:
             return "unknown: the form has faults"  # which `complaints` reports
         assert isinstance(config, SweepConfig | TeacherConfig)
         build = builder_of(config.model_copy(update={"model": folder}))
-        placement = swept_placements(config.n_docs, build.task.n_gold)[0]
-        if isinstance(config, TeacherConfig) and config.advantageous:
-            placement = Placement(parse_positions(config.advantageous), config.n_docs)
-            require_n_gold(placement, build.task.n_gold)
-        prompt = build.prompt(example, placement)
+        chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
+        prompt = build.prompt(example, swept_placements(config.n_docs, build.task.n_gold, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + build.max_new_tokens)
     return f"of {longest} tokens with the response, where the model reads {build.context}"
 

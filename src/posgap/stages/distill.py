@@ -14,7 +14,7 @@ from posgap import files
 from posgap.choices import METHODS
 from posgap.config import DistillConfig
 from posgap.distillation import processes
-from posgap.distillation.batches import Collator, Pair, Row, advantageous_rows, pair_up, plan
+from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
@@ -44,7 +44,7 @@ from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import contents
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
-from posgap.tasks.responses import read_responses, require_prompts
+from posgap.tasks.responses import at_one_placement, read_responses, require_prompts
 from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
@@ -122,10 +122,12 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
-    """The examples with the responses to learn, all sampled at one placement."""
-    pairs = pair_up(read_examples(config.examples), read_responses(config.responses)[: config.limit or None])
-    if len(placements := {pair.response.at for pair in pairs}) > 1:
-        raise PosgapError(f"{config.responses}: responses from {len(placements)} placements; the teacher needs one")
+    """The examples with the responses to learn, of each example those at one placement."""
+    responses = at_one_placement(read_responses(config.responses), config.seed)[: config.limit or None]
+    if len(kinds := {(response.n_docs, len(response.placement)) for response in responses}) > 1:
+        unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
+        raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
+    pairs = pair_up(read_examples(config.examples), responses)
     longest = max(len(pair.response.token_ids) for pair in pairs)
     build = builder_of(config, longest)
     require_prompts(config.responses, build.digest())
@@ -142,12 +144,10 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
 
 def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Objective]:
     """The method: what each step draws, and how it weighs it."""
-    placement = pairs[0].response.at
-    places = [p.positions for p in all_placements(placement.n_docs, len(placement.positions))]
+    first = pairs[0].response
+    places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
     method = METHODS[config.method]
     objective = method.objective(method.parameters.of(config), pairs)
-    if method.needs_teacher:
-        places.remove(placement.positions)  # there the teacher reads
     steps = plan(
         len(pairs),
         places,
@@ -158,6 +158,7 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Ob
         config.seed,
         config.mix,
         config.distractors == "reshuffled",
+        advantageous(pairs) if method.needs_teacher else None,
     )
     if not steps:
         raise PosgapError(f"k=0 leaves {config.method} nothing to train on; give k >= 1")

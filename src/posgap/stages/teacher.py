@@ -1,7 +1,9 @@
-"""teacher: samples the model's own responses with the gold documents at the advantageous placement."""
+"""teacher: samples the model's own responses with the gold documents at its advantageous placements."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from posgap.interruption import goes_on
 from posgap.measurement.asking import answers
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
-from posgap.positions import format_positions, parse_positions
+from posgap.positions import format_positions
 from posgap.stage import stage
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, read_examples
-from posgap.tasks.placements import Placement, require_n_gold
+from posgap.tasks.placements import Placement, require_n_gold, swept_placements
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tracking.runs import Run
 
@@ -33,15 +35,15 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     Responses are kept beside `out` as they come; a teacher that was interrupted goes on from there.
 
-    A response is correct if its score is 1. Incorrect ones are left out unless `keep_incorrect` is set, and prompts
-    that were not answered always are; `teacher.json` counts how they ended.
+    An example has a response at each of the placements. A response is correct if its score is 1. Incorrect ones are
+    left out unless `keep_incorrect` is set, and prompts that were not answered always are; `teacher.json` counts how
+    they ended.
     """
     examples = read_examples(config.examples)[: config.limit or None]
     build = BACKENDS[config.backend].builder(config)
-    placement = Placement(advantageous_positions(config), config.n_docs)
-    require_n_gold(placement, build.task.n_gold)
-    where = format_positions(placement.positions)
-    _require_right_in_sweep(config, placement)
+    placements = advantageous_placements(config, build.task.n_gold)
+    where = _in_words(placements)
+    _require_right_in_sweep(config, placements)
     score = partial(build.task.score, metric=config.metric)
     results: list[bool] = []
 
@@ -49,15 +51,16 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
         results.append(score(completion.text, example) == 1)
         if len(results) == MOST_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
-                f"{config.model}: none of the first {MOST_WRONG} responses at position {where} of "
-                f"{placement.n_docs} is correct; there is nothing to distil"
+                f"{config.model}: none of the first {MOST_WRONG} responses at {where} is correct; there is nothing to "
+                "distil"
             )
 
     sampling = Sampling.of(build, config.temperature, config.seed)
-    beside = {"model_digest": config.digest("model"), "prompt_digest": build.digest(), "placement": placement.positions}
+    positions = [list(placement.positions) for placement in placements]
+    beside = {"model_digest": config.digest("model"), "prompt_digest": build.digest(), "placements": positions}
     what = "teacher responses"
     completions, _ = answers(
-        config, examples, [placement], build, sampling, what, beside, require_any_right, token_ids=True
+        config, examples, placements, build, sampling, what, beside, require_any_right, token_ids=True
     )
     outcomes = OutcomeCounts.of((completion.outcome, completion.cut) for completion in completions)
     rows: list[dict[str, Any]] = [
@@ -70,7 +73,7 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             "token_ids": completion.token_ids,
             "correct": score(completion.text, example) == 1,
         }
-        for example, completion in zip(examples, completions)
+        for (example, placement), completion in zip(product(examples, placements), completions)
         if completion.outcome == "answered"
     ]
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
@@ -79,41 +82,50 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
         unanswered = f" ({outcomes.unanswered} prompts were not answered: {outcomes.listed})" * bool(
             outcomes.unanswered
         )
-        raise PosgapError(
-            f"{config.model}: no response at position {where} of {placement.n_docs} is correct{unanswered}; "
-            "there is nothing to distil"
-        )
+        raise PosgapError(f"{config.model}: no response at {where} is correct{unanswered}; there is nothing to distil")
     write_jsonl(out / RESPONSES_FILE, kept)
-    asked = len(examples)
-    summary = {"kept": len(kept), "correct": right, "examples": asked, "accuracy": 100 * right / asked}
-    about = {"placement": list(placement.positions), "prompts": build.digest(), "outcomes": outcomes.model_dump()}
-    write_json(out / TEACHER_FILE, {**summary, **about})
-    names = ("position",) if len(placement.positions) == 1 else ("position_pre", "position_post")
-    run.metrics({**summary, "unanswered": outcomes.share, **dict(zip(names, placement.positions))})
+    asked = len(completions)
+    summary = {"kept": len(kept), "correct": right, "examples": len(examples), "accuracy": 100 * right / asked}
+    summary["examples_kept"] = len({row["content"] for row in kept})
+    correct_at = [sum(row["correct"] for row in rows if row["placement"] == at) for at in positions]
+    about = {"placements": positions, "correct_at": correct_at, "prompts": build.digest()}
+    write_json(out / TEACHER_FILE, {**summary, **about, "outcomes": outcomes.model_dump()})
+    names = ("position",) if build.task.n_gold == 1 else ("position_pre", "position_post")
+    where_alone = dict(zip(names, positions[0])) if len(positions) == 1 else {}
+    run.metrics({**summary, "unanswered": outcomes.share, **where_alone})
     run.artifact(out)
-    log.info("%d of %d responses at position %s are correct", right, asked, where)
+    log.info("%d of %d responses at %s are correct", right, asked, where)
+    if len(placements) > 1:
+        log.info("%d of %d examples have a response to learn", summary["examples_kept"], len(examples))
     if outcomes.unanswered:
         log.info("%d prompts were not answered, and are left out: %s", outcomes.unanswered, outcomes.listed)
 
 
-def _require_right_in_sweep(config: TeacherConfig, placement: Placement) -> None:
-    """`PosgapError` where the sweep says that no response at this placement was correct."""
+def _require_right_in_sweep(config: TeacherConfig, placements: Sequence[Placement]) -> None:
+    """`PosgapError` where the sweep says that no response at these placements was correct."""
     if config.sweep is None or config.keep_incorrect:
         return
     swept = read_sweep(config.sweep)
-    accuracy = dict(zip(map(tuple, swept.placements), swept.accuracy)).get(placement.positions)
-    if accuracy == 0 and swept.n_docs == placement.n_docs:
-        where = format_positions(placement.positions)
+    accuracy = dict(zip(map(tuple, swept.placements), swept.accuracy))
+    if swept.n_docs == config.n_docs and all(accuracy.get(placement.positions) == 0 for placement in placements):
         raise PosgapError(
-            f"{config.sweep}: no response at position {where} of {placement.n_docs} was correct; there is nothing to "
-            "distil"
+            f"{config.sweep}: no response at {_in_words(placements)} was correct; there is nothing to distil"
         )
 
 
-def advantageous_positions(config: TeacherConfig) -> tuple[int, ...]:
-    """The positions in the config, or else those of the best placement in the base model's sweep."""
+def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:
+    """The placements in the config, or else the best one of the base model's sweep."""
     if config.advantageous:
-        return parse_positions(config.advantageous)
+        return swept_placements(config.n_docs, n_gold, config.advantageous)
     if config.sweep is None:
         raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
-    return tuple(read_sweep(config.sweep).advantageous)
+    best = Placement(tuple(read_sweep(config.sweep).advantageous), config.n_docs)
+    require_n_gold(best, n_gold)
+    return [best]
+
+
+def _in_words(placements: Sequence[Placement]) -> str:
+    """The placements as a message names them: "position 1 of 20", "positions 1 and 20 of 20"."""
+    *others, last = (format_positions(placement.positions) for placement in placements)
+    listed = f"positions {', '.join(others)} and {last}" if others else f"position {last}"
+    return f"{listed} of {placements[0].n_docs}"

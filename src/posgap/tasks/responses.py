@@ -1,5 +1,7 @@
 """The file of the teacher's responses, which `teacher` writes and `distill` reads."""
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from posgap.errors import PosgapError
@@ -10,7 +12,7 @@ RESPONSES_FILE, TEACHER_FILE = "responses.jsonl", "teacher.json"
 
 
 class Response(Record):
-    """A response to one example at the advantageous placement; `token_ids` end with the end token.
+    """A response to one example at an advantageous placement; `token_ids` end with the end token.
 
     `content` is the example's (`posgap.tasks.content`), by which it is found again.
     """
@@ -35,6 +37,23 @@ def read_responses(path: Path) -> list[Response]:
     if not responses:
         raise PosgapError(f"{path}: holds no responses")
     return responses
+
+
+def at_one_placement(responses: Sequence[Response], seed: int) -> list[Response]:
+    """Of every example the responses at one placement, in their order.
+
+    Where the teacher answered an example at several placements, one of those at which it was right is drawn, or, where
+    it was right at none, one of all. The draw depends on the example's content and on `seed` alone, so that other
+    examples, and how many of them there are, do not change it.
+    """
+    by_content: dict[str, list[Response]] = {}
+    for response in responses:
+        by_content.setdefault(response.content, []).append(response)
+    drawn = {}
+    for of_example, answers in by_content.items():
+        right = [answer for answer in answers if answer.correct] or answers
+        drawn[of_example] = random.Random(f"{seed} {of_example}").choice(sorted({answer.at for answer in right}))
+    return [response for response in responses if response.at == drawn[response.content]]
 
 
 def require_prompts(path: Path, digest: str) -> None:
