@@ -10,10 +10,11 @@ import pytest
 import torch
 from conftest import ROOT, kv_example
 from endpoint import Endpoint, served
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import posgap
 from posgap.config import GateConfig, SweepConfig
+from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_predictions, read_sweep
@@ -138,6 +139,7 @@ def test_rows_come_from_wherever_people_have_them(tmp_path):
         (["text"], "row 1: expected an example or a mapping, got str"),
         ([{"question": 1, "answers": ["a"], "gold": [], "distractors": []}], "row 1: .*question"),
         ("missing.jsonl", "no such file"),
+        (5, "expected a file, a frame or rows, got int"),
     ],
 )
 def test_bad_rows_get_one_line(rows, complaint):
@@ -162,6 +164,30 @@ def test_bad_options_get_one_line(in_memory, rows, options, complaint):
     with pytest.raises(PosgapError, match=complaint) as error:
         posgap.sweep(model, rows, **{"tokenizer": tokenizer, **OPTIONS, **options})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("model", [None, object(), 3])
+def test_what_is_no_model_gets_one_line(rows, model):
+    with pytest.raises(PosgapError, match=f"got {type(model).__name__}"):
+        posgap.sweep(model, rows)
+
+
+def test_other_models_that_cannot_be_asked_get_one_line(in_memory, rows):
+    model, tokenizer = in_memory
+    with pytest.raises(PosgapError, match="got LlamaModel"):
+        posgap.sweep(model.model, rows, tokenizer=tokenizer)
+    with pytest.raises(PosgapError, match="has no weights"):
+        posgap.sweep(model.to("meta"), rows, tokenizer=tokenizer)
+    with pytest.raises(PosgapError, match="needs its tokenizer"):
+        posgap.sweep(tiny_model.untrained(0), rows, tokenizer="tokenizer")
+    with pytest.raises(PosgapError, match="no sweep of a candidate"):
+        posgap.gate(None)
+
+
+def test_a_pipeline_brings_model_and_tokenizer(in_memory, rows, swept):
+    model, tokenizer = in_memory
+    together = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    assert posgap.sweep(together, rows, **OPTIONS).predictions == swept.predictions
 
 
 def test_too_many_unanswered_prompts_give_no_figures(rows):

@@ -112,3 +112,12 @@ def test_every_so_many_steps_where_that_is_asked_for(trainer, examples, tmp_path
 def test_examples_are_looked_at_before_training(trainer):
     with pytest.raises(PosgapError, match="row 1"):
         posgap.PositionGapCallback(trainer, [{"question": "q"}])
+
+
+def test_a_model_that_says_nothing_does_not_end_its_training(trainer, examples):
+    torch.nn.init.zeros_(trainer.model.lm_head.weight)  # greedy: always the padding token
+    trainer.args.learning_rate = 0.0
+    trainer.add_callback(posgap.PositionGapCallback(trainer, examples, **OPTIONS))
+    trainer.train()
+    logged = [row for row in trainer.state.log_history if "eval_position_gap" in row]
+    assert [row["eval_position_unanswered"] for row in logged] == [100.0] * 3

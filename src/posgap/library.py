@@ -33,7 +33,7 @@ from posgap.tasks.setup import builder_with
 
 if TYPE_CHECKING:
     import pandas
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
 Rows = Iterable[AnyExample | Mapping[str, Any]]
 _SAID_OTHERWISE = ("model", "examples", "task", "out", "force", "estimate", "prices")
@@ -51,6 +51,8 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     if isinstance(rows, str | Path):
         return read_examples(cast(Path, source(Path(rows)).fetch()))[: limit or None]
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "columns") else rows
+    if not isinstance(records, Iterable):
+        raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
     numbered = enumerate(islice(cast(Rows, records), limit or None), start=1)
     checked = list(told_apart(Path("examples"), ((number, _example(row, number)) for number, row in numbered)))
     if not checked:
@@ -59,7 +61,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
 
 
 def sweep(
-    model: "str | Path | PreTrainedModel",
+    model: "str | Path | PreTrainedModel | Pipeline",
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
     task: str = "kv",
     *,
@@ -69,9 +71,9 @@ def sweep(
 ) -> SweepResult:
     """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
 
-    `model` is a model of transformers in memory, with its `tokenizer`; a Hugging Face folder, a name on the hub, or a
-    version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible endpoint,
-    `http://...`, where `name` among the options says what the model is called. `examples` is whatever
+    `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
+    name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
+    endpoint, `http://...`, where `name` among the options says what the model is called. `examples` is whatever
     `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`, by their
     names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`, `samples`,
     `label`, `batch_tokens`, ...
@@ -86,6 +88,7 @@ def sweep(
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
+        model, tokenizer = _parts(model, tokenizer)
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
         config = parsed(SweepConfig, _named(model, chosen), "posgap.sweep")
         rows = _examples(examples, config)[: config.limit or None]
@@ -143,7 +146,8 @@ def gate(
             return None if swept is None else cast(Path, source(Path(swept)).fetch())
 
         judged = folder(candidate, "candidate")
-        assert judged is not None
+        if judged is None:
+            raise PosgapError("posgap.gate: there is no sweep of a candidate")
         return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
 
 
@@ -187,6 +191,24 @@ def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> di
     return options | {"model": str(model)}
 
 
+def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Model and tokenizer, those of a pipeline too; `PosgapError` where they are none that can be asked."""
+    if isinstance(model, str | Path):
+        return model, tokenizer
+    if hasattr(model, "tokenizer") and hasattr(model, "model") and not hasattr(model, "generate"):
+        model, tokenizer = model.model, tokenizer or model.tokenizer
+    if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
+        raise PosgapError(
+            "posgap.sweep: expected a name, an address or a causal language model of transformers, got "
+            f"{type(model).__name__}"
+        )
+    if not hasattr(tokenizer, "pad_token_id"):
+        raise PosgapError("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
+    if model.device.type == "meta":
+        raise PosgapError("posgap.sweep: the model has no weights (it is on the meta device)")
+    return model, tokenizer
+
+
 class _Model(NamedTuple):
     """A model to be asked: the config that names it, the builder of its prompts, and what is known of it.
 
@@ -213,12 +235,10 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 
 
 def _in_memory(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", config: SweepConfig, together: bool
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig, together: bool
 ) -> _Model:
     from posgap.models.loading import context_length, padding
 
-    if tokenizer is None:
-        raise PosgapError("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)

@@ -21,10 +21,11 @@ class PositionGapCallback(TrainerCallback):
 
         trainer.add_callback(posgap.PositionGapCallback(trainer, "held-out.jsonl", task="qa", positions=[1, 10, 20]))
 
-    The figures go wherever the trainer logs to: `eval_position_gap`, `eval_position_mean`, `eval_accuracy_at_7`. They
-    are also among the metrics of an evaluation, so that `metric_for_best_model="position_gap"` with
-    `greater_is_better=False` keeps the checkpoint with the smallest gap. Take examples that the model does not learn;
-    a hundred at five positions tell a gap of some 15 points from none.
+    The figures go wherever the trainer logs to: `eval_position_gap`, `eval_position_mean`, `eval_accuracy_at_7`, and
+    `eval_position_unanswered`, the percent of prompts without an answer, which count as wrong. They are also among the
+    metrics of an evaluation, so that `metric_for_best_model="position_gap"` with `greater_is_better=False` keeps the
+    checkpoint with the smallest gap. Take examples that the model does not learn; a hundred at five positions tell a
+    gap of some 15 points from none.
 
     `rows`, `task` and `options` are those of `posgap.sweep`. The model is swept at each evaluation of the trainer and,
     unless it is 0, every `every` steps besides. Processes of a launch share the examples; each must hold the whole
@@ -41,7 +42,8 @@ class PositionGapCallback(TrainerCallback):
         **options: Any,
     ):
         self.trainer, self.examples, self.task, self.every = trainer, examples(rows), task, every
-        self.options: Mapping[str, Any] = options
+        # A model that says nothing yet, or nothing any more, must not end its training.
+        self.options: Mapping[str, Any] = {"max_unanswered": 100.0} | options
         self.results: dict[int, SweepResult] = {}
 
     @property
@@ -116,6 +118,8 @@ class PositionGapCallback(TrainerCallback):
                 )
         swept = self.results[step].figures
         figures = {"eval_position_gap": swept.gap, "eval_position_mean": swept.mean}
+        if swept.outcomes:
+            figures["eval_position_unanswered"] = swept.outcomes.share
         figures |= {f"eval_accuracy_at_{name}": value for name, value in zip(swept.names, swept.accuracy)}
         if new:
             self.trainer.log(dict(figures))
