@@ -5,23 +5,27 @@ import multiprocessing
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import kv_example
 from s3 import put
+from safetensors.torch import load_file
 
 import posgap
 from posgap import adapters
 from posgap.config import DistillConfig, SweepConfig, TeacherConfig
+from posgap.distillation.engine import Loop
 from posgap.errors import PosgapError
-from posgap.files import digest
-from posgap.models.loading import load_model
+from posgap.files import digest, read_json, read_jsonl, write_jsonl
+from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.cache import locked
 from posgap.storage.inputs import source
+from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
 
 peft = pytest.importorskip("peft")
@@ -167,3 +171,100 @@ def test_an_adapter_that_cannot_be_merged_is_refused_in_a_line(adapter, spoil, c
 def _change(folder, **fields):
     file = folder / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.fixture
+def learnt(tmp_path, base):
+    """A config that trains adapters with which the model answers otherwise."""
+    examples = [kv_example(i) for i in range(6)]
+    write_examples(tmp_path / "e.jsonl", examples)
+    said = {"placement": [1], "n_docs": 5, "response": "0", "token_ids": [25, 2], "correct": True}
+    write_jsonl(tmp_path / "r.jsonl", [{"id": e.id, "content": content(e), **said} for e in examples])
+    return DistillConfig(
+        examples=tmp_path / "e.jsonl", responses=tmp_path / "r.jsonl", model=str(base), method="seqkd",
+        k=3, batch_size=9, lora_rank=2, learning_rate=1e-2, out=tmp_path / "merged",
+    )  # fmt: skip
+
+
+def alone(config: DistillConfig, **more) -> DistillConfig:
+    """The same run, written as an adapter."""
+    return config.model_copy(update={"lora_export": "adapter", "out": config.out.with_name("alone"), **more})
+
+
+def test_an_adapter_that_was_trained_answers_as_the_merged_model_does(learnt, tmp_path):
+    merged, adapter = distill(learnt), distill(alone(learnt))
+    files = {path.name for path in adapter.iterdir()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files and "model.safetensors" not in files
+    about = read_json(adapter / "adapter_config.json")
+    assert about["base_model_name_or_path"] == learnt.model and about["inference_mode"]
+    # peft itself reads it.
+    apart = peft.PeftModel.from_pretrained(load_model(learnt.model), adapter)
+    torch.testing.assert_close(logits(apart), logits(load_model(str(merged))), rtol=1e-4, atol=1e-4)
+    whole = Path(source(adapter).fetch())
+    assert (whole / "model.safetensors").read_bytes() == (merged / "model.safetensors").read_bytes()
+    assert read_json(adapter / "export.json") == read_json(merged / "export.json")
+    assert read_json(whole / "training_examples.json") == read_json(merged / "training_examples.json")
+    asked = {"examples": tmp_path / "e.jsonl", "n_docs": 5, "max_new_tokens": 3, "max_unanswered": 100}
+    swept = [
+        sweep(SweepConfig(model=str(model), label="m", out=tmp_path / f"swept-{model.name}", **asked))
+        for model in (merged, adapter, Path(learnt.model))
+    ]
+    responses = [[row["response"] for _, row in read_jsonl(out / "predictions.jsonl")] for out in swept]
+    assert responses[0] == responses[1] != responses[2]
+
+
+def test_small_changes_to_a_model_in_bfloat16_outlive_the_merge(learnt, base, tmp_path):
+    """Of steps of 3e-6 rounding to the nearest number would leave little."""
+    save_model(load_model(str(base), "bfloat16"), load_tokenizer(str(base)), tmp_path / "bfloat16")
+    config = learnt.model_copy(update={"model": str(tmp_path / "bfloat16"), "learning_rate": 3e-6})
+    merged, adapter = distill(config), distill(alone(config))
+    of_export, of_merge = read_json(adapter / "export.json"), read_json(Path(source(adapter).fetch()) / adapters.RECORD)
+    assert of_export["rounding"] == of_merge["rounding"] == "stochastic"
+    assert of_export["kept_update"] == of_merge["kept_update"] == pytest.approx(1, abs=0.1)
+    posgap.load_model(str(adapter))
+    assert {t.dtype for t in load_file(Path(source(adapter).fetch()) / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+    assert (Path(source(adapter).fetch()) / "model.safetensors").read_bytes() == (
+        merged / "model.safetensors"
+    ).read_bytes()
+
+
+def test_another_export_of_the_same_run_trains_nothing_again(learnt, tmp_path, monkeypatch):
+    work = {"work": tmp_path / "work", "save_steps": 1}
+    with monkeypatch.context() as patched:
+        patched.setattr("posgap.stages.distill.export", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            distill(learnt.model_copy(update=work))
+    monkeypatch.setattr(Loop, "step", None)  # no step is called any more
+    assert (distill(alone(learnt, **work)) / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"lora_rank": 0}, "`lora_export` adapter: all parameters are trained; give a `lora_rank`"),
+        ({"export_dtype": "float32"}, "are of whole models; leave them out"),
+    ],
+)
+def test_options_that_contradict_an_adapter_are_refused(learnt, more, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        DistillConfig(**{**alone(learnt).model_dump(), **more})
+
+
+def test_an_adapter_of_a_model_that_it_cannot_name_is_refused_before_training(learnt, adapter, registers, monkeypatch):
+    monkeypatch.setattr(Loop, "step", None)
+    for model, what in (
+        (str(adapter), "the model is an adapter itself"),
+        (f"models:/tiny/{registers(Path(learnt.model))}", "models:/tiny/1 is in the registry"),
+    ):
+        with pytest.raises(PosgapError, match=f"lora_export: {what}, which no adapter can name"):
+            distill(alone(learnt, model=model))
+
+
+def test_an_adapter_of_a_model_in_s3_names_it_there(learnt, base, bucket):
+    for file in base.iterdir():
+        put(f"{bucket}/base/{file.name}", file.read_bytes())
+    trained = distill(alone(learnt, model=f"{bucket}/base", epochs=1))
+    assert read_json(trained / "adapter_config.json")["base_model_name_or_path"] == f"{bucket}/base"
+    posgap.load_model(str(trained))

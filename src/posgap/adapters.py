@@ -5,6 +5,7 @@ adapter and base; so whatever reads, digests, serves or promotes a model needs t
 """
 
 import functools
+import logging
 import shutil
 import warnings
 from collections.abc import Collection, Iterator
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from posgap.distillation.rounding import LEAST_KEPT, rounded
 from posgap.errors import PosgapError
 from posgap.files import digest_of, read_object, write_json
-from posgap.locations import Location, is_uri, merged_cache
+from posgap.locations import Location, is_registered, is_uri, merged_cache, with_uris
 from posgap.models import ADAPTER
 from posgap.models.loading import commit_on_hub, load_model, load_tokenizer, save_model
 from posgap.storage.cache import Snapshot, look, made_once
@@ -27,6 +29,7 @@ from posgap.storage.lineage import training_examples, write_training_examples
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+log = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 RECORD = "merged_adapter.json"  # in the merged folder: what it was made of
 
@@ -71,11 +74,11 @@ class Adapter:
         adapter = self.folder.fetch()
         base, identity = _base(adapter)
         about = {"adapter": self.folder.digest(), "base": identity}
-        mark = digest_of(["merged", about])[:16]
+        mark = digest_of(["merged and rounded", about])[:16]
 
         def merge(place: Path) -> Path:
-            _merge(base, adapter, merged := place / "model")
-            write_json(merged / RECORD, about)
+            figures = _merge(base, adapter, merged := place / "model")
+            write_json(merged / RECORD, about | figures)
             write_training_examples(merged, training_examples(base).union(training_examples(adapter)))
             return merged
 
@@ -107,8 +110,25 @@ def _base(adapter: Path) -> tuple[str, str]:
     return f"{name}@{commit}", f"{name}@{commit}"
 
 
-def _merge(base: str, adapter: Path, out: Path) -> None:
-    """Writes the base with the adapter's changes added to its weights, in the base's own precision.
+def named(base: str) -> tuple[str, str | None]:
+    """How an adapter's config names its base, so that it is found again: its place or its name on the hub, and there
+    its commit too. `base` is as a stage has it, whose inputs have been fetched.
+
+    Raises `PosgapError` for a model of MLflow's registry and for an adapter, of which only the cache has a folder.
+    """
+    place = with_uris(base)
+    if is_uri(place):
+        return place, None
+    if is_registered(place) or Path(base).resolve().is_relative_to(merged_cache().resolve()):
+        what = f"{place} is in the registry" if is_registered(place) else "the model is an adapter itself"
+        raise PosgapError(f"lora_export: {what}, which no adapter can name as its base; give --lora-export merged")
+    if Path(base).is_dir():
+        return str(Path(base).resolve()), None
+    return base.partition("@")[0], commit_on_hub(base)
+
+
+def merged_in_float32(base: str, adapter: Path) -> "PreTrainedModel":
+    """The base with the adapter's changes added to its weights.
 
     `PosgapError` where the adapter does not fit the base, or is of a kind that cannot be merged.
     """
@@ -116,7 +136,7 @@ def _merge(base: str, adapter: Path, out: Path) -> None:
         from peft import PeftModel
     except ImportError:
         raise PosgapError(f"{adapter}: is an adapter; pip install 'posgap[train]' to merge it") from None
-    model = load_model(base, "stored")
+    model = load_model(base, "float32")
     with _one_line(adapter, base):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -128,15 +148,29 @@ def _merge(base: str, adapter: Path, out: Path) -> None:
         _require_its_weights(adapter, adapted)
         apart = _logits(adapted)
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-        # Rounding in 16 bits is far below it; an adapter on embeddings that are the output head too is far above.
+        # Rounding is far below it; an adapter on embeddings that are the output head too is far above.
         if (_logits(merged) - apart).abs().max() > apart.std() / 2:
             raise PosgapError(f"{adapter}: merged into {base} it computes something else, as with tied embeddings")
+    return merged
+
+
+def _merge(base: str, adapter: Path, out: Path) -> dict[str, Any]:
+    """Writes the base with the adapter's changes added to its weights, in the base's own precision, rounded as the
+    export of a training is. Returns how, and how much of the changes is kept."""
+    merged, model = merged_in_float32(base, adapter), load_model(base, "stored")
+    try:
+        stored = rounded(model, merged.state_dict(), model.dtype)
+    except PosgapError as error:
+        raise PosgapError(f"{adapter}: merged into {base}: {error}") from None
+    say = log.info if stored.kept.update >= LEAST_KEPT else log.warning
+    say("%s: merged into %s: %s of its changes", adapter, base, stored)
     tokenizer = base
     if (adapter / "tokenizer_config.json").is_file():
         # The adapter's own, in a folder that is none of an adapter.
         tokenizer = str(shutil.copytree(adapter, out.with_name("own"), ignore=shutil.ignore_patterns("adapter_*")))
-        merged.config.save_pretrained(tokenizer)
-    save_model(merged, load_tokenizer(tokenizer), out)
+        model.config.save_pretrained(tokenizer)
+    save_model(model, load_tokenizer(tokenizer), out, dict(stored.state))
+    return {"rounding": stored.rounding, "kept_update": stored.kept.update}
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """Parameters of the teacher and of training."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -117,9 +117,14 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     adam_epsilon: Number = Field(None, gt=0, description="AdamW's least divisor")
     weight_decay: Number = Field(None, ge=0, description="AdamW's weight decay, of matrices alone")
     max_grad_norm: Number = Field(None, gt=0, description="largest gradient norm; longer gradients are clipped")
-    lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters, merged on export; 0: train all parameters")
+    lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0: train all parameters")
     lora_alpha: int = Field(
         16, ge=1, description="scale of LoRA adapters (alpha): their product is multiplied by alpha / rank"
+    )
+    lora_export: Literal["merged", "adapter"] = Field(
+        "merged",
+        description="what a run with lora_rank writes; merged: the whole model; adapter: the adapters alone, in peft's "
+        "format, which are read with the model they were trained on",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
@@ -158,6 +163,17 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         "0: with its last step",
     )
     max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
+
+    @model_validator(mode="after")
+    def _adapters_can_be_written(self) -> Self:
+        if self.lora_export == "adapter" and not self.lora_rank:
+            raise ValueError("`lora_export` adapter: all parameters are trained; give a `lora_rank`")
+        if self.lora_export == "adapter" and (self.export_dtype, self.export_rounding) != ("auto", "auto"):
+            raise ValueError(
+                "`export_dtype` and `export_rounding` are of whole models; leave them out: adapters are written in "
+                "float32, and rounded to the base's precision where they are merged"
+            )
+        return self
 
 
 class _OnGpus(Config):

@@ -1,14 +1,21 @@
-"""Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and merged into them on export."""
+"""Low-rank adapters (Hu et al. 2022) by peft: trained beside frozen weights, and on export merged into them or written
+alone."""
 
+import shutil
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from posgap.adapters import WEIGHTS
 from posgap.errors import PosgapError
+from posgap.models import ADAPTER
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -47,15 +54,49 @@ def add_adapters(model: PreTrainedModel, rank: int, alpha: int) -> "PeftModel":
         ) from None
 
 
-@torch.no_grad()
 def merged(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
     """The parameters of the base `model` with trained `adapters` merged into them, as peft merges them.
 
     `adapters` has the parameters that `add_adapters` adds, by name; they may have been gathered from ZeRO-3's
     partitions. The model is used up.
     """
+    adapted = _adapted(model, adapters, rank, alpha)
+    return adapted.merge_and_unload(safe_merge=True).state_dict()  # type: ignore[operator]
+
+
+def write_adapter(
+    model: PreTrainedModel,
+    adapters: Mapping[str, Tensor],
+    rank: int,
+    alpha: int,
+    base: tuple[str, str | None],
+    out: Path,
+) -> None:
+    """Writes trained `adapters` of the base `model` into the folder `out`, in peft's format and in float32.
+
+    `base` is how the adapter's config names the base: its place or name, and its commit on the hub. The model is used
+    up.
+    """
+    from peft import get_peft_model_state_dict
+
+    adapted = _adapted(model, adapters, rank, alpha)
+    about = adapted.peft_config["default"]
+    about.base_model_name_or_path, about.revision = base
+    about.inference_mode = True
+    weights = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        about.save_pretrained(str(out))
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out / WEIGHTS, {"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise PosgapError(f"{out}: the adapter could not be written: {error}") from None
+    shutil.copymode(out / ADAPTER, out / WEIGHTS)  # safetensors lets nobody but their owner read them
+
+
+@torch.no_grad()
+def _adapted(model: PreTrainedModel, adapters: Mapping[str, Tensor], rank: int, alpha: int) -> "PeftModel":
     adapted = add_adapters(model, rank, alpha)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             parameter.copy_(adapters[name])
-    return adapted.merge_and_unload(safe_merge=True).state_dict()  # type: ignore[operator]
+    return adapted

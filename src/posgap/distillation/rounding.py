@@ -5,12 +5,18 @@ learning rate of 3e-6 move a weight by at most 6e-5, so rounded to the nearest n
 again, and the model is the one that training began with.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from posgap.errors import PosgapError
+
+LEAST_KEPT = 0.9  # the least share of the update that is to be in what is stored
+_IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
 _AT_ONCE = 1 << 24  # numbers
 
 
@@ -48,6 +54,55 @@ class Kept:
     def numbers(self) -> float:
         """The share of the numbers that training changed which, stored, are not the base's."""
         return self.differing / self.changed if self.changed else 1.0
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A model's weights in the precision in which they are stored: `state` by name, without tied ones, in `dtype` where
+    the base has its own, rounded as `rounding` says; and how much of the update is `kept` in them."""
+
+    state: Mapping[str, Tensor]
+    dtype: torch.dtype
+    rounding: str
+    kept: Kept
+
+    def __str__(self) -> str:
+        how = _IN_WORDS[self.rounding]
+        return f"in {name_of(self.dtype)}, rounded {how}, the weights keep {100 * self.kept.update:.1f} %"
+
+
+def rounded(
+    base: PreTrainedModel, after: Mapping[str, Tensor], dtype: torch.dtype, rounding: str = "auto", seed: int = 0
+) -> Rounded:
+    """The weights of `base`, as it is stored, with those of `after` (in float32) in place of theirs, in `dtype`.
+
+    `rounding` is "nearest", "stochastic", or "auto": to the nearest numbers where that keeps the update, else
+    stochastic. Raises `PosgapError` where `dtype` cannot hold a weight.
+    """
+    before = base.state_dict()
+    tied = getattr(base, "all_tied_weights_keys", None) or {}
+    for way in ("nearest", "stochastic") if rounding == "auto" else (rounding,):
+        kept, state = Kept(), {}
+        for name, tensor in before.items():
+            if name in tied:
+                continue
+            # What a family keeps in a precision of its own stays in that.
+            kind = dtype if tensor.dtype == base.dtype else tensor.dtype
+            value = after.get(name, tensor).detach().cpu()
+            is_rounded = way == "stochastic" and value.is_floating_point()
+            state[name] = stochastic(value.float(), kind, seed, name) if is_rounded else value.to(kind)
+            if value.is_floating_point() and not state[name].isfinite().all():
+                raise PosgapError(f"{name_of(kind)} cannot hold {name}")
+            if name in after:
+                kept.add(tensor, value, state[name])
+        if kept.update >= LEAST_KEPT:
+            break
+    return Rounded(state, dtype, way, kept)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """What configs and files call a precision."""
+    return str(dtype).removeprefix("torch.")
 
 
 def stochastic(values: Tensor, dtype: torch.dtype, seed: int, name: str = "") -> Tensor:

@@ -46,7 +46,8 @@ _POOLS = {
     "tolerations": "tolerations",
     "gpus_train": "accelerators",
 }
-_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node"}
+# An adapter names its base by a path of the step that trained it, which other steps do not have.
+_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora_export"}
 
 
 def candidates(methods: str) -> list[str]:

@@ -11,6 +11,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
 from posgap import files
+from posgap.adapters import named
 from posgap.choices import METHODS
 from posgap.config import DistillConfig
 from posgap.distillation import processes
@@ -61,6 +62,8 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     Where a loss is not finite, `non_finite.json` names the prompts at fault.
     """
     set_seed(config.seed)
+    if config.lora_export == "adapter":
+        named(config.model)  # raises where no adapter could name it
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
     work = Kept(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
@@ -198,7 +201,7 @@ def _model_digest(config: DistillConfig) -> str:
 def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
     # So a run that is out of memory can go on, and one whose model could not be written as it was to be.
-    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "export_dtype", "export_rounding"}
+    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "export_dtype", "export_rounding", "lora_export"}
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
     return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
