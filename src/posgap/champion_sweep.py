@@ -17,9 +17,10 @@ from posgap.errors import PosgapError, first_fault
 from posgap.files import Record, atomic, digest, digest_of, read_model, remove, write_json
 from posgap.locations import MODELS, Location, cache_folder
 from posgap.measurement.comparability import differing
+from posgap.measurement.explored import explored_folders
 from posgap.measurement.gradings import Grading
 from posgap.measurement.sweep_folder import write_readable
-from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.measurement.sweeps import Evidence, Sweep, read_sweep
 from posgap.stage import stage
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
@@ -73,7 +74,7 @@ def champion(config: ChampionConfig, out: Path, run: Run) -> None:
     write_json(out / CHAMPION_FILE, judged.model_dump())
     figures = read_sweep(out)
     # What was kept of a promoted sweep is what a verdict rests on, without its pages.
-    write_readable(figures, out)
+    write_readable(figures, out, explored_folders([Evidence(out)]))
     log_sweep(figures, run)
     run.tags({"posgap.version": str(version.version)})
     run.artifact(out)

@@ -16,7 +16,7 @@ from posgap.data.made import made_examples
 from posgap.errors import PosgapError
 from posgap.files import remove, work_folder, write_json
 from posgap.gating.ci_reports import Checked, Reports, text
-from posgap.gating.decision_page import write_decision
+from posgap.gating.decision_page import explored_roles, write_decision
 from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.locations import below, with_uris
@@ -73,7 +73,8 @@ def _checked(config: CheckConfig, output: RunFolder) -> Checked:
         write_json(file, verdict.model_dump(mode="json"))
         log_verdict(verdict, figures, run)
         run.artifact(file)
-        write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE)
+        explored = explored_roles({"candidate": swept})
+        write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE, explored)
         names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
         output.record(names, rests_on)
         for name in names:

@@ -15,8 +15,9 @@ from posgap.demo import tiny_model
 from posgap.demo.summary import steps, summarize, table
 from posgap.errors import PosgapError
 from posgap.interruption import goes_on
+from posgap.measurement.explored import explored_folders
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
@@ -60,9 +61,10 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         folders = steps(ran)
         summary = summarize(folders, parameters["registered_name"], {"tiny_model": seconds})
         files.write_json(out / "summary.json", summary)
-        base, candidate = read_sweep(folders["merge_base"]), read_sweep(folders["merge_candidate"])
-        sweeps = [base, candidate.model_copy(update={"label": "Pos2Distill-R1"})]
-        write_report(sweeps, out / "curves.png", out / "curves.html", "Position gap before and after Pos2Distill-R1")
+        base, candidate = Evidence(folders["merge_base"]), Evidence(folders["merge_candidate"])
+        candidate.sweep = candidate.sweep.model_copy(update={"label": "Pos2Distill-R1"})
+        sweeps, title = [base.sweep, candidate.sweep], "Position gap before and after Pos2Distill-R1"
+        write_report(sweeps, out / "curves.png", out / "curves.html", title, explored_folders([base, candidate]))
         for data, use in ((train_data, "training"), (eval_data, "evaluation")):
             run.dataset(dataset_at(data, use))
         log_sweep(sweeps[1], run)

@@ -4,43 +4,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from posgap import __version__
 from posgap.choices import GATE_RULES
-from posgap.files import atomic
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import MORE, Verdict
-from posgap.measurement.report import charts, templates
-from posgap.measurement.sweeps import Sweep
+from posgap.measurement.explored import Explored, explored_folders
+from posgap.measurement.report import rendered, save_page
+from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.positions import format_positions
 
 GATE_PAGE = "gate.html"
 
 
-def write_decision(verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path) -> None:
-    """Writes the page. `sweeps` has those of `candidate`, and of `base` and `champion` where there are any."""
-    with atomic(html) as partial:
-        partial.write_text(decision_page(verdict, sweeps), encoding="utf-8")
+def write_decision(verdict: Verdict, sweeps: Mapping[str, Sweep], html: Path, explored: Explored | None = None) -> None:
+    """Writes the page. `sweeps` has those of `candidate`, and of `base` and `champion` where there are any; `explored`
+    is what the page holds of their examples."""
+    save_page(decision_page(verdict, sweeps, explored), html)
 
 
-def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep]) -> str:
+def explored_roles(judged: Mapping[str, Path | None]) -> Explored:
+    """What the page holds of the examples of the sweeps of these roles. The champion, else the base, comes before the
+    candidate, since the map shows the second sweep's difference to the first."""
+    evidence = {role: Evidence(path) for role, path in judged.items() if path}
+    for role, each in evidence.items():
+        each.sweep = each.sweep.model_copy(update={"label": named(role, each.sweep)})
+    references = [role for role in ("champion", "base") if role in evidence]
+    order = [*references[:1], "candidate", *references[1:]]
+    return explored_folders([evidence[role] for role in order])
+
+
+def decision_page(verdict: Verdict, sweeps: Mapping[str, Sweep], explored: Explored | None = None) -> str:
     """The page as text; it needs nothing beside itself."""
     candidate = sweeps["candidate"]
-    shown = [sweep.model_copy(update={"label": _name(role, sweep)}) for role, sweep in sweeps.items()]
-    return (
-        templates("posgap.gating")
-        .get_template("decision.html.j2")
-        .render(
-            verdict=verdict,
-            candidate=candidate,
-            sweeps=shown,
-            headline=f"{candidate.label}: {verdict.outcome}",
-            reason=reason(verdict, candidate),
-            rows=[_row(ruling) for ruling in verdict.rules],
-            ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
-            more=more_examples(verdict, candidate),
-            version=__version__,
-            **charts(shown),
-        )
+    return rendered(
+        "posgap.gating",
+        "decision.html.j2",
+        [sweep.model_copy(update={"label": named(role, sweep)}) for role, sweep in sweeps.items()],
+        explored,
+        title=f"{candidate.label}: {verdict.outcome}",
+        verdict=verdict,
+        candidate=candidate,
+        reason=reason(verdict, candidate),
+        rows=[_row(ruling) for ruling in verdict.rules],
+        ends=[_ends(role, sweep) for role, sweep in sweeps.items()],
+        more=more_examples(verdict, candidate),
     )
 
 
@@ -75,7 +81,7 @@ def more_examples(verdict: Verdict, candidate: Sweep) -> str:
     return ""
 
 
-def _name(role: str, sweep: Sweep) -> str:
+def named(role: str, sweep: Sweep) -> str:
     """The sweep's label, with its role where the label does not say it."""
     return sweep.label if sweep.label == role else f"{sweep.label} ({role})"
 

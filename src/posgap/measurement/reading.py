@@ -22,7 +22,7 @@ def reading(sweep: Sweep) -> list[str]:
     sentences.append(
         f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test})."
     )
-    if (shape := sweep.shape) and flat.refuted:
+    if shape := sweep.named_shape:
         first, last = _signed(shape.beginning_over_middle_ci95), _signed(shape.end_over_middle_ci95)
         sentences.append(
             f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "

@@ -1,16 +1,20 @@
 """The report: one self-contained HTML page on one sweep or several."""
 
 import math
+import re
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
 from posgap import __version__
 from posgap.files import atomic
-from posgap.measurement.cases import Case
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
+from posgap.measurement.explored import Explored
 from posgap.measurement.plots import picture_of, placement_differences, save_picture
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
@@ -19,58 +23,89 @@ from posgap.tasks.placements import CATEGORIES
 
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+\s*$")
 _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
 
 
-def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, cases: Sequence[Case] = ()) -> None:
+def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, explored: Explored | None = None) -> None:
     """Writes the picture of `sweeps` as PNG, and their page."""
     save_picture(picture_of(sweeps), png)
-    write_page(sweeps, html, title, cases)
+    write_page(sweeps, html, title, explored)
 
 
-def write_comparison(comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path) -> None:
+def write_comparison(
+    comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path, explored: Explored | None = None
+) -> None:
     """Writes the picture of the differences between `sweeps` as PNG, and their page."""
     save_picture(placement_differences(comparison), png)
     title = f"{', '.join(model.label for model in comparison.differences)} against {comparison.reference}"
-    write_page(sweeps, html, title, comparison=comparison)
+    write_page(sweeps, html, title, explored, comparison=comparison)
 
 
 def write_page(
     sweeps: Sequence[Sweep],
     html: Path,
     title: str,
-    cases: Sequence[Case] = (),
+    explored: Explored | None = None,
     diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> None:
-    """Writes the page, with `cases` to open, the diagnosis of the first sweep, and the others' differences to it."""
+    """Writes the page, with its examples to explore, the diagnosis of the first sweep, and the others' differences to
+    it."""
+    save_page(page(sweeps, title, explored, diagnosis, comparison), html)
+
+
+def save_page(text: str, html: Path) -> None:
+    """Writes a page; what UTF-8 cannot write, half of a surrogate pair, becomes a question mark."""
     with atomic(html) as partial:
-        partial.write_text(page(sweeps, title, cases, diagnosis, comparison), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="replace")
 
 
 def page(
     sweeps: Sequence[Sweep],
     title: str,
-    cases: Sequence[Case] = (),
+    explored: Explored | None = None,
     diagnosis: Diagnosis | None = None,
     comparison: Comparison | None = None,
 ) -> str:
     """The page as text; it needs nothing beside itself."""
-    return (
-        templates("posgap.measurement")
-        .get_template("report.html.j2")
-        .render(
-            title=title,
-            sweeps=sweeps,
-            cases=cases,
-            diagnosis=diagnosis,
-            comparison=comparison,
-            version=__version__,
-            categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
-            difference_axes=_difference_axes(comparison) if comparison else [],
-            **charts(sweeps),
-        )
+    return rendered(
+        "posgap.measurement",
+        "report.html.j2",
+        sweeps,
+        explored,
+        title=title,
+        diagnosis=diagnosis,
+        comparison=comparison,
+        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
+        difference_axes=_difference_axes(comparison) if comparison else [],
     )
+
+
+def rendered(package: str, template: str, sweeps: Sequence[Sweep], explored: Explored | None, **more: Any) -> str:
+    """The page that a template of a package makes of `sweeps`, with its curves, tabs and examples."""
+    page = templates(package).get_template(template)
+    return page.render(
+        sweeps=sweeps,
+        explored=explored,
+        scripts=_scripts(bool(explored)),
+        licence=_file("preact/LICENSE"),
+        version=__version__,
+        **charts(sweeps),
+        **more,
+    )
+
+
+@cache
+def _scripts(explored: bool) -> list[str]:
+    """What runs in a page: its tabs and, where there are examples to explore, Preact and their map."""
+    names = ["tabs.js", *(["preact/preact.umd.js", "preact/hooks.umd.js", "explorer.js"] if explored else [])]
+    # The last lines of Preact's files name source maps, which no page has beside it.
+    return [_SOURCE_MAP.sub("", _file(name)) for name in names]
+
+
+def _file(name: str) -> str:
+    return (resources.files("posgap.measurement") / "templates" / name).read_text("utf-8")
 
 
 def templates(package: str) -> jinja2.Environment:

@@ -4,27 +4,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from posgap.files import write_json, write_jsonl
-from posgap.measurement.cases import Case
+from posgap.measurement.explored import Explored
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Prediction, Sweep
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, SWEEP_PAGE, Prediction, Sweep
 from posgap.storage.lineage import write_training_examples
 
 
 def write_sweep(
-    sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path, cases: Sequence[Case] = ()
+    sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path, explored: Explored
 ) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `training_examples.json`, `sweep.png`, `sweep.html` and
-    `model_card.md`. `learnt` are the contents of the examples that the model was trained on."""
+    `model_card.md`. `learnt` are the contents of the examples that the model was trained on, `explored` is what the
+    page holds of the examples."""
     write_jsonl(out / PREDICTIONS_FILE, predictions)
     write_training_examples(out, learnt)
     # Leave out the category fields where there is one gold document.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
-    write_readable(sweep, out, cases)
+    write_readable(sweep, out, explored)
 
 
-def write_readable(sweep: Sweep, out: Path, cases: Sequence[Case] = ()) -> None:
+def write_readable(sweep: Sweep, out: Path, explored: Explored) -> None:
     """Writes what people read of a sweep: `sweep.png`, `sweep.html` and `model_card.md`."""
     title = f"{sweep.label}: position gap {sweep.gap:.1f} points"
-    write_report([sweep], out / "sweep.png", out / "sweep.html", title, cases)
+    write_report([sweep], out / "sweep.png", out / SWEEP_PAGE, title, explored)
     write_model_card(sweep, out / "model_card.md")

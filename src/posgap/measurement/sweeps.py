@@ -24,7 +24,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import CATEGORIES, Placement, category
 from posgap.tasks.prompts import TextPromptBuilder
 
-SWEEP_FILE, PREDICTIONS_FILE = "sweep.json", "predictions.jsonl"
+SWEEP_FILE, PREDICTIONS_FILE, SWEEP_PAGE = "sweep.json", "predictions.jsonl", "sweep.html"
 
 _ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
 Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
@@ -169,6 +169,11 @@ class Sweep(Record):
     def names(self) -> list[str]:
         """Each placement as text: "7", or "3+7"."""
         return [format_positions(placement) for placement in self.placements]
+
+    @property
+    def named_shape(self) -> Shape | None:
+        """The shape, where position matters for certain; older sweeps have one without that."""
+        return self.shape if self.flatness.refuted else None
 
     @property
     def advantageous(self) -> list[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from posgap.config import CompareConfig
 from posgap.files import write_json
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
+from posgap.measurement.explored import explored_folders
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -21,7 +22,8 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [each.sweep for each in evidence]
-    write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html")
+    explored = explored_folders(evidence)
+    write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html", explored)
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.info("%s", difference.verdict)

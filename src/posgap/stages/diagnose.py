@@ -5,17 +5,16 @@ from pathlib import Path
 
 from posgap.config import DiagnoseConfig
 from posgap.diagnosis.attention import diagnose_attention
-from posgap.diagnosis.swept import Swept, read_swept
+from posgap.diagnosis.swept import read_swept
 from posgap.diagnosis.wrong_answers import diagnose_tokens
 from posgap.files import write_json
 from posgap.generation.transformers import TransformersGenerator
-from posgap.measurement.cases import SHOWN, Case, case_of, mixed_cases
 from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
+from posgap.measurement.explored import explored_sweep
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
 from posgap.models.loading import load_model
 from posgap.stage import stage
-from posgap.tasks.placements import Placement
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -41,7 +40,8 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     )
     write_json(out / DIAGNOSIS_FILE, diagnosis.model_dump(mode="json"))
     title = f"{diagnosis.label}: why its accuracy depends on the position"
-    write_page([swept.sweep], out / "diagnosis.html", title, _cases(swept, diagnosis), diagnosis)
+    explored = explored_sweep(swept.sweep, swept.predictions, swept.examples, swept.build)
+    write_page([swept.sweep], out / "diagnosis.html", title, explored, diagnosis)
     if diagnosis.attention:
         save_picture(attention_map(diagnosis.attention, swept.sweep.names, diagnosis.label), out / "diagnosis.png")
         for layer, shares in enumerate(zip(*diagnosis.attention.gold), start=1):
@@ -55,21 +55,3 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
             "token alone is not yet the answer",
             *(tokens.diagnosed, tokens.wrong, tokens.recovery_rate, tokens.unsettled),
         )
-
-
-def _cases(swept: Swept, diagnosis: Diagnosis) -> list[Case]:
-    """The first token shifts with their examples, or, if there are none, some examples of mixed outcome."""
-    rows = swept.predictions
-    if not (diagnosis.tokens and diagnosis.tokens.shifts):
-        return mixed_cases(swept.examples, rows, swept.sweep.n_docs, swept.build)
-    examples = {example.id: example for example in swept.examples}
-    return [
-        case_of(
-            examples[shift.id],
-            Placement(tuple(shift.placement), swept.sweep.n_docs),
-            [row for row in rows if row["id"] == shift.id],
-            swept.build,
-            shift,
-        )
-        for shift in diagnosis.tokens.shifts[:SHOWN]
-    ]

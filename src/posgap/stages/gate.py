@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.config import GateConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
-from posgap.gating.decision_page import GATE_PAGE, write_decision
+from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
@@ -43,7 +43,7 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     judged = {"candidate": config.candidate, "base": config.base, "champion": config.champion}
     keep(judged.items(), out)
     sweeps = {role: read_sweep(path) for role, path in judged.items() if path}
-    write_decision(verdict, sweeps, out / GATE_PAGE)
+    write_decision(verdict, sweeps, out / GATE_PAGE, explored_roles(judged))
     log_verdict(verdict, sweeps["candidate"], run)
     run.artifact(out)
     if config.policy:

@@ -14,7 +14,7 @@ from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.interruption import goes_on
 from posgap.locations import as_location, with_uris
-from posgap.measurement.cases import mixed_cases
+from posgap.measurement.explored import explored_sweep
 from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
 from posgap.measurement.spending import Spent, read_price
 from posgap.measurement.sweep_folder import write_sweep
@@ -113,8 +113,8 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
     order = Order(sweep.asked.question, sweep.asked.shuffle)
     build = TextPromptBuilder(TASKS[sweep.task], sweep.asked.max_new_tokens, order)
-    cases = mixed_cases(list(examples.values()), graded, sweep.n_docs, build)
-    write_sweep(result, graded, training_examples(config.sweep), out, cases)
+    explored = explored_sweep(result, graded, list(examples.values()), build)
+    write_sweep(result, graded, training_examples(config.sweep), out, explored)
     log_sweep(result, run)
     run.artifact(out)
 

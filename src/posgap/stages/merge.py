@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from posgap.config import MergeConfig
+from posgap.measurement.explored import explored_parts
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
@@ -21,14 +22,14 @@ log = logging.getLogger(__name__)
 def merge(config: MergeConfig, out: Path, run: Run) -> None:
     """Writes what `sweep` writes, with the same figures as a sweep of all placements at once.
 
-    The page has no examples to open: their prompts would need the model's tokenizer. They are on
-    the pages of the parts.
+    The prompts on the page are those on the pages of the parts.
     """
     parts = [Evidence(path) for path in config.sweeps]
     sweep, predictions = merge_sweeps(parts)
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
-        write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out)
+        explored = explored_parts(sweep, predictions, config.sweeps)
+        write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, explored)
     log_sweep(sweep, run)
     run.artifact(out)

@@ -13,7 +13,7 @@ from posgap.generation.backends import open_generator
 from posgap.generation.served import AsServed, Changed
 from posgap.interruption import goes_on
 from posgap.locations import Location, as_location, with_uris
-from posgap.measurement.cases import mixed_cases
+from posgap.measurement.explored import explored_sweep
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import answered, figures
@@ -79,8 +79,8 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
         model = with_uris(config.model)
         raise no_figures(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
     result = figures(config, examples, build, placements, digests, asked, label, _factors(config))
-    cases = mixed_cases(examples, asked.predictions, config.n_docs, build)
-    write_sweep(result, asked.predictions, training_examples(config.model), out, cases)
+    explored = explored_sweep(result, asked.predictions, examples, build)
+    write_sweep(result, asked.predictions, training_examples(config.model), out, explored)
     log_sweep(result, run)
     run.artifact(out)
 

@@ -1,0 +1,459 @@
+"""The report as people explore it: what it embeds, and clicks, filters and keys in a real Chromium."""
+
+import csv
+import html
+import io
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+from chromium import browser, program
+from conftest import kv_example, qa_example
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gate import ASKED, write_sweep
+
+from posgap.choices import TASKS
+from posgap.config import CompareConfig, GateConfig
+from posgap.data.two_hop import two_hop_examples
+from posgap.files import write_jsonl
+from posgap.measurement import explored as module
+from posgap.measurement.explored import _expanded, _pieces, _prompts_line, explored_folders, explored_sweep, read_texts
+from posgap.measurement.report import _file, write_page
+from posgap.measurement.sweep_folder import write_sweep as write_folder
+from posgap.measurement.sweeps import Evidence, Sweep, read_predictions, read_sweep, summarize
+from posgap.stages.compare import compare
+from posgap.stages.gate import gate
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.placements import swept_placements
+from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task import Order
+
+HOSTILE = [
+    "</script><script>document.title = 'taken'</script>",
+    "nul \0 and half a pair \ud83d, an override \u202e and \u2066",
+    "مرحبا بالعالم: الجواب هو ٤٢",
+    "x" * 1_000_000,
+    "<img src=x onerror=\"document.title='taken'\">{{ 7 * 7 }} ${7} ]]> <!--",
+]
+QA = TextPromptBuilder(TASKS["qa"], 8)
+
+
+def asking(number, n_documents=8):
+    """An example with a question of its own."""
+    return qa_example(number, n_documents).model_copy(update={"question": f"Who got it, of {number} in all?"})
+
+
+def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, seed=0, samples=1):
+    """A sweep's folder as the stage writes it, of answers that are right with these probabilities [P]."""
+    folder.mkdir(parents=True)
+    rng, build = np.random.default_rng(seed), TextPromptBuilder(TASKS[task], 8)
+    placements = [list(p.positions) for p in swept_placements(n_docs, TASKS[task].n_gold)]
+    right = rng.random((len(examples), len(placements), samples)) < np.asarray(skill)[:, None]
+    rows = [
+        {
+            "id": example.id,
+            "content": f"{at:016x}",
+            "placement": placement,
+            "response": said(at, column) if said else f"{'yes' if right[at, column, k] else 'no'} {column}",
+            "correct": bool(right[at, column, k]),
+        }
+        | ({"sample": k} if k else {})
+        for at, example in enumerate(examples)
+        for column, placement in enumerate(placements)
+        for k in range(samples)
+    ]
+    names = {"task": task, "model": "m", "label": label, "scaling": None, "metric": "em", "n_docs": n_docs}
+    asked = ASKED.model_copy(update={"samples": samples})
+    digests = {"examples_digest": "e", "model_digest": "", "prompt_digest": "p", "asked": asked, "settings": {}}
+    sweep = Sweep(**names, **summarize(right.mean(axis=2), placements, 0), **digests)
+    write_folder(sweep, rows, [], folder, explored_sweep(sweep, rows, examples, build))
+    return folder
+
+
+@given(st.data())
+def test_the_pieces_of_a_prompt_are_the_prompt(data):
+    text = st.text('ab[](): \n"1', max_size=6)
+    documents = [Document(title=data.draw(text), text=data.draw(text)) for _ in range(4)]
+    example = Example(id="e", question=data.draw(text), answers=[], gold=documents[:1], distractors=documents[1:])
+    task, order = TASKS[data.draw(st.sampled_from(["qa", "kv"]))], Order("both", data.draw(st.integers(0, 2)))
+    build = TextPromptBuilder(task, 8, order)
+    prompts = {p.positions: _pieces(build, example, p) for p in swept_placements(4, 1)}
+    lists = _expanded(json.loads(_prompts_line(0, list(prompts.values()))))
+    for placement, pieces in zip(swept_placements(4, 1), lists, strict=True):
+        assert "".join(pieces) == build.text(example, placement) and len(pieces) == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("task", ["qa", "kv", "multihop-cot"])
+def test_the_gold_is_the_piece_at_its_position(task):
+    example = {"qa": asking(3), "kv": kv_example(3), "multihop-cot": next(two_hop_examples(1, 6, 0))}[task]
+    build = TextPromptBuilder(TASKS[task], 8)
+    for placement in swept_placements(5, TASKS[task].n_gold):
+        pieces = _pieces(build, example, placement)
+        for position, gold in zip(placement.positions, example.gold):
+            assert pieces[2 * position - 1].startswith(gold.title) and pieces[2 * position - 1].endswith(gold.text)
+
+
+def test_a_page_gives_back_what_it_was_made_of(tmp_path):
+    examples = [asking(i) for i in range(5)]
+    folder = swept_folder(tmp_path / "a", examples, 4, [0.9, 0.5, 0.5, 0.7], "a")
+    texts = read_texts(folder)
+    assert texts == read_texts(folder / "sweep.json") and list(texts) != []
+    for example in examples:
+        assert texts[example.id].question == example.question and texts[example.id].answers == example.answers
+        for placement in swept_placements(4, 1):
+            assert "".join(texts[example.id].prompts[placement.positions]) == QA.text(example, placement)
+    assert read_texts(tmp_path) == {}
+    for wrong in ("", "<html>", (folder / "sweep.html").read_text().replace('id="data-map">H4', 'id="data-map">H5')):
+        (folder / "sweep.html").write_text(wrong)
+        assert read_texts(folder) == {}
+
+
+def test_what_does_not_fit_is_left_out_those_that_depend_on_the_position_last(tmp_path, monkeypatch):
+    letters = random.Random(0)
+    answers = ["".join(letters.choices("abcdefghij", k=9000)) for _ in range(40)]
+    examples = [asking(i) for i in range(40)]
+    folder = swept_folder(tmp_path / "a", examples, 4, [0.9, 0.5, 0.5, 0.9], "a", said=lambda at, _: answers[at])
+    sweep, rows = read_sweep(folder), read_predictions(folder)
+    mixed = {e.id for e in examples if len({row["correct"] for row in rows if row["id"] == e.id}) == 2}
+    monkeypatch.setattr(module, "MOST", 100_000)
+    some = explored_sweep(sweep, rows, examples, QA)
+    assert 15 < some.n_answers < len(mixed) and some.n_prompts > 5
+    assert len(some.answers) + len(some.prompts) < 100_100 * 4 / 3
+    write_page([sweep], folder / "sweep.html", "some", some)
+    assert mixed > read_texts(folder).keys() and f"responses of {some.n_answers}" in (folder / "sweep.html").read_text()
+    monkeypatch.setattr(module, "MOST", 1000)
+    assert explored_sweep(sweep, rows, examples, QA).n_answers == 0
+
+
+def test_preact_is_what_the_registry_has(tmp_path):
+    import hashlib
+
+    for name in ("preact.umd.js", "hooks.umd.js"):
+        digest = hashlib.sha256(_file(f"preact/{name}").encode()).hexdigest()
+        assert f"| {name} |" in _file("preact/README.md") and f"| {digest} |" in _file("preact/README.md")
+    page = write_page([read_sweep(write_sweep(tmp_path / "a", [0.9] * 5))], tmp_path / "page.html", "t")
+    assert page is None and "preact" not in (tmp_path / "page.html").read_text(), "a page without a map needs no Preact"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if not program():
+        pytest.skip("no Chromium on PATH: the page is not tried in a browser")
+    with browser() as page:
+        yield page
+
+
+@pytest.fixture
+def page(chromium):
+    """A page that must not complain, nor ask for anything but its own file."""
+    chromium.complaints.clear()
+    chromium.asked_for.clear()
+    yield chromium
+    assert chromium.complaints == []
+    assert all(address.startswith(("file:", "data:", "blob:", "about:")) for address in chromium.asked_for)
+
+
+def explore(page, file, **options):
+    page.open(f"{file.as_uri()}#examples", **options)
+    page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
+    page.settle()
+
+
+COUNT = "document.querySelector('.count').innerText"
+SHOWN = "[...document.querySelectorAll('.grid-row')].map((row) => row.querySelector('bdi').innerText)"
+ACCURACIES = "[...document.querySelectorAll('.column')].map((column) => Number(column.dataset.accuracy))"
+SPOKEN = "document.querySelector('.unseen').innerText"
+
+
+def cell(page, row, column):
+    return page.js(f"document.getElementById('cell-{row}-{column}').className")
+
+
+def opened(page):
+    page.wait("document.querySelector('dialog[open] .answers') !== null")
+    return page.js("document.querySelector('dialog').innerText")
+
+
+@pytest.mark.parametrize("n_examples", [200, 2000])
+def test_figures_filters_clicks_and_keys(page, tmp_path, n_examples):
+    skill = np.linspace(1, 0.3, 10).tolist() + np.linspace(0.3, 0.9, 10).tolist()
+    examples = [asking(i, 24) for i in range(n_examples)]
+    folder = swept_folder(tmp_path / "a", examples, 20, skill, "base")
+    sweep, evidence = read_sweep(folder), Evidence(folder)
+    correct, ids = evidence.correct, evidence.ids
+    explore(page, folder / "sweep.html")
+
+    # The figures are those of sweep.json, read back from the cells and from the text.
+    assert page.js(ACCURACIES) == pytest.approx(sweep.accuracy, abs=1e-9)
+    text = page.js("document.querySelector('.figures').innerText")
+    assert all(f"{figure:.1f}" in text for figure in (sweep.gap, sweep.mean, *sweep.gap_ci95, *sweep.mean_ci95))
+    assert page.js(COUNT) == f"{n_examples:,} examples of {n_examples:,}"
+    # However many examples there are, those in sight are drawn.
+    assert page.js("document.querySelectorAll('.grid-row').length") < 60
+    assert page.js("document.querySelector('[role=grid]').getAttribute('aria-rowcount')") == str(n_examples + 1)
+    hardest = int(np.lexsort((np.arange(n_examples), correct.mean(axis=1)))[0])
+    assert correct[ids.index(page.js(SHOWN)[0])].mean() == correct[hardest].mean()
+
+    # Filters and order.
+    page.choose("Outcome", "flips")
+    mixed = [i for i in range(n_examples) if 0 < correct[i].mean() < 1]
+    assert page.js(COUNT).startswith(f"{len(mixed):,} examples of")
+    assert page.js(ACCURACIES) == pytest.approx((100 * correct[mixed].mean(axis=0)).tolist())
+    page.choose("Sort", "file")
+    assert page.js(SHOWN)[:5] == [ids[i] for i in mixed[:5]]
+    page.choose("Outcome", "wrong")
+    page.choose("At position", "9")
+    wrong = [i for i in range(n_examples) if not correct[i, 9]]
+    assert page.js(COUNT).startswith(f"{len(wrong):,} examples of") and page.js(SHOWN)[:3] == [
+        ids[i] for i in wrong[:3]
+    ]
+    page.choose("At position", "")
+    page.choose("Part", "middle")
+    wrong = [i for i in range(n_examples) if not correct[i, 6:14].any()]
+    assert page.js(COUNT).startswith(f"{len(wrong):,} example") and len(page.js(ACCURACIES)) == 8
+    page.choose("Outcome", "any")
+    page.choose("Part", "")
+    page.choose("Sort", "flips")
+    turns = np.abs(np.diff(correct, axis=1)).sum(axis=1)
+    assert turns[ids.index(page.js(SHOWN)[0])] == turns.max()
+    page.choose("Text", examples[7].question)
+    page.wait(f"{COUNT}.startsWith('1 example ')")
+    assert page.js(SHOWN) == ["qa-7"]
+    page.choose("Text", "nobody said this")
+    page.wait("document.querySelector('.empty') !== null")
+    page.choose("Text", "")
+    page.wait(f"{COUNT}.startsWith('{n_examples:,}')")
+
+    # A click opens prompt and response, an arrow goes to the next position, Escape closes.
+    page.choose("Sort", "file")
+    page.click("#cell-2-4")
+    said = opened(page)
+    assert "qa-2" in said and "gold at 5" in said and examples[2].question in said
+    page.click("dialog details summary")
+    page.wait("document.querySelector('dialog pre mark') !== null")
+    placement = swept_placements(20, 1)
+    prompt = "document.querySelector('dialog details pre').textContent"
+    assert page.js(prompt) == QA.text(examples[2], placement[4])
+    page.js("document.querySelector('dialog .steps button').focus()")
+    page.press("ArrowRight")
+    page.wait(f"document.querySelector('dialog h2').innerText.includes('gold at 6') && {prompt} !== ''")
+    page.wait("document.querySelector('dialog pre mark') !== null")
+    assert page.js(prompt) == QA.text(examples[2], placement[5])
+    assert page.js("document.querySelector('dialog mark').innerText").endswith(examples[2].gold[0].text)
+    page.press("Escape")
+    assert page.js("document.querySelector('dialog')") is None
+    assert page.js("document.activeElement.className") == "map", "the map has the keyboard again"
+
+    # The keyboard alone, with what a screen reader says.
+    page.choose("Sort", "id")
+    page.js("document.querySelector('.map').focus()")
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.press(key)
+    word = "right" if correct[1, 2] else "wrong"
+    assert page.js(SPOKEN) == f"qa-1, position 3: {word}"
+    active = page.js("document.querySelector('.map').getAttribute('aria-activedescendant')")
+    assert page.js(f"document.getElementById('{active}').getAttribute('aria-label')") == f"position 3: {word}"
+    page.press("End", modifiers=2)
+    assert page.js(SPOKEN).startswith(f"qa-{n_examples - 1}, position 20")
+    assert page.js("document.querySelector('.current').getBoundingClientRect().bottom") <= page.js(
+        "document.querySelector('.map').getBoundingClientRect().bottom"
+    )
+    page.press("Enter")
+    assert f"qa-{n_examples - 1}" in opened(page)
+    page.press("Escape")
+
+
+def saved(page, kind):
+    """What the button saves, as bytes."""
+    page.js(
+        "window.kept = []; window.made ??= URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { window.kept.push(blob); return 'about:blank#kept'; };"
+        "HTMLAnchorElement.prototype.click = function () {};"
+    )
+    page.click(f"js:[...document.querySelectorAll('.downloads button')].find((x) => x.innerText === '{kind}')")
+    page.wait("window.kept.length === 1")
+    return bytes(page.js("window.kept[0].arrayBuffer().then((buffer) => [...new Uint8Array(buffer)])"))
+
+
+def test_downloads_are_the_answers_as_csv_and_parquet(page, tmp_path):
+    examples = [asking(i) for i in range(6)]
+    said = ['a "quoted", text', "two\r\nlines", "=1+1", "é 漢 😀", "", "ordinary"]
+    folder = swept_folder(tmp_path / "a", examples, 4, [1, 0.5, 0.5, 1], "a, b", said=lambda at, _: said[at], samples=2)
+    explore(page, folder / "sweep.html")
+    page.choose("Sort", "file")
+    rows = read_predictions(folder)
+    table = pd.read_parquet(io.BytesIO(saved(page, "Parquet")))
+    lines = list(csv.DictReader(io.StringIO(saved(page, "CSV").decode(), newline="")))
+    assert len(table) == len(lines) == len(rows) == 48
+    for row, of_parquet, of_csv in zip(rows, table.to_dict("records"), lines):
+        score, sample = float(row["correct"]), row.get("sample", 0)
+        position = str(row["placement"][0])
+        assert (of_parquet["id"], of_parquet["position"], of_parquet["sample"]) == (row["id"], position, sample)
+        assert (of_csv["id"], of_csv["position"], of_csv["sample"]) == (row["id"], position, str(sample))
+        assert of_parquet["score"] == score == float(of_csv["score"])
+        assert of_parquet["response"] == row["response"] == of_csv["response"]
+        assert of_parquet["model"] == of_csv["model"] == "a, b"
+        assert of_parquet["outcome"] == ("answered" if row["response"] else "empty")
+    assert list(table.dtypes.astype(str))[4:6] == ["int32", "float64"]
+    page.choose("Text", ["two", "\nlines"][0])
+    page.wait(f"{COUNT}.startsWith('1 example ')")
+    assert set(pd.read_parquet(io.BytesIO(saved(page, "Parquet")))["id"]) == {"qa-1"}
+
+
+def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
+    examples = [asking(i) for i in range(60)]
+    base = swept_folder(tmp_path / "base", examples, 5, [1, 0.5, 0.2, 0.5, 0.9], "base")
+    new = swept_folder(tmp_path / "new", examples[::-1], 5, [0.95] * 5, "new", seed=1)
+    # The same examples in another order: they are paired by what they ask.
+    rows = [row | {"content": f"{int(row['id'].split('-')[1]):016x}"} for row in read_predictions(new)]
+    write_jsonl(new / "predictions.jsonl", rows)
+    out = compare(CompareConfig(sweeps=[base, new], out=tmp_path / "out"))
+    old, other = Evidence(base), Evidence(new).in_order_of(Evidence(base))
+    explore(page, out / "comparison.html")
+    change = 100 * (other.correct - old.correct).mean(axis=0)
+    wanted = [*read_sweep(base).accuracy, *read_sweep(new).accuracy, *change]
+    assert page.js(ACCURACIES) == pytest.approx(wanted, abs=1e-9)
+    page.choose("Sort", "file")
+    words = {(0, 1): "gained", (1, 0): "lost", (1, 1): "both-right", (0, 0): "both-wrong"}
+    for at in range(8):
+        for column in range(5):
+            before, after = old.correct[at, column], other.correct[at, column]
+            assert cell(page, at, 5 + column).split()[1] == ("full" if after else "zero")
+            assert cell(page, at, 10 + column).split()[1] == words[before, after]
+    page.choose("Change", "worse")
+    worse = [i for i in range(60) if (other.correct[i] < old.correct[i]).any()]
+    assert page.js(COUNT) == f"{len(worse)} examples of 60"
+    page.choose("Change", "any")
+    page.choose("Sort", "losses")
+    losses = (other.correct - old.correct).mean(axis=1)
+    assert losses[old.ids.index(page.js(SHOWN)[0])] == losses.min()
+    page.choose("Sort", "file")
+    page.click("#cell-3-12")
+    said = opened(page)
+    rows = {(row["id"], *row["placement"]): row["response"] for row in read_predictions(new)}
+    assert "base" in said and "new" in said and "gold at 3" in said and rows["qa-3", 3] in said
+    page.click("dialog details summary")
+    page.wait("document.querySelector('dialog pre mark') !== null")
+    assert page.js("document.querySelector('dialog details pre').textContent") == QA.text(
+        examples[3], swept_placements(5, 1)[2]
+    )
+    page.press("Escape")
+    page.choose("Show", "change")
+    assert page.js(ACCURACIES) == pytest.approx(change.tolist(), abs=1e-9)
+
+
+def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path):
+    examples = [asking(i) for i in range(210)]
+    base = swept_folder(tmp_path / "base", examples, 5, [1, 0.6, 0.3, 0.6, 0.9], "base")
+    new = swept_folder(tmp_path / "new", examples, 5, [0.995] * 5, "new")
+    out = gate(GateConfig(candidate=new, base=base, out=tmp_path / "gate"))
+    page.open((out / "gate.html").as_uri())
+    tabs = "[...document.querySelectorAll('[role=tab]')]"
+    assert page.js(f"{tabs}.map((tab) => tab.innerText)") == ["Verdict", "Positions", "Examples", "Evidence"]
+    visible = "[...document.querySelectorAll('[role=tabpanel]')].filter((x) => !x.hidden).map((x) => x.id)"
+    assert page.js(visible) == ["part-verdict"] and "new: admitted" in page.js("document.body.innerText")
+    page.js(f"{tabs}[0].focus()")
+    page.press("ArrowRight")
+    page.press("ArrowRight")
+    assert page.js(visible) == ["part-examples"]
+    assert page.js("document.activeElement.getAttribute('aria-selected')") == "true"
+    page.settle()
+    titles = page.js("[...document.querySelectorAll('.panel-title')].map((x) => x.innerText)")
+    assert titles == ["base", "new (candidate)", "difference"]
+    page.press("End")
+    assert page.js(visible) == ["part-evidence"]
+
+
+def test_pairs_are_filtered_by_category(page, tmp_path):
+    examples = list(two_hop_examples(20, 6, 0))
+    placements = swept_placements(6, 2)
+    skill = [0.9 if b > a else 0.1 for a, b in (p.positions for p in placements)]
+    folder = swept_folder(tmp_path / "pairs", examples, 6, skill, "pairs", task="multihop-cot")
+    sweep = read_sweep(folder)
+    explore(page, folder / "sweep.html")
+    page.choose("Category", "reversed")
+    wanted = [a for a, name in zip(sweep.accuracy, sweep.categories) if name == "reversed"]
+    assert page.js(ACCURACIES) == pytest.approx(wanted, abs=1e-9)
+
+
+def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
+    examples = [asking(i, 40) for i in range(12)]
+    examples[0] = examples[0].model_copy(update={"id": "i" * 100_000, "question": "q" * 100_000})
+    folder = swept_folder(tmp_path / "a", examples, 30, [0.5] * 30, "a")
+    sweep = read_sweep(folder).model_copy(update={"label": "名" * 50_000 + "x" * 50_000})
+    explored = explored_sweep(sweep, read_predictions(folder), examples, QA)
+    write_page([sweep, sweep], folder / "sweep.html", sweep.label, explored)
+    for width, dark in ((1400, False), (1400, True), (390, False), (390, True)):
+        page.open((folder / "sweep.html").as_uri(), width=width, dark=dark)
+        page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
+        for tab in ("result", "examples", "settings"):
+            page.click(f"#tab-part-{tab}")
+            assert page.js("document.documentElement.scrollWidth") <= width, tab
+        page.click("#tab-part-examples")
+        page.choose("Sort", "file")
+        page.click("#cell-0-1")
+        opened(page)
+        assert page.js("document.querySelector('dialog').scrollWidth") <= width
+        assert page.js("document.documentElement.scrollWidth") <= width
+        page.press("Escape")
+
+
+def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
+    examples = [asking(i) for i in range(len(HOSTILE))]
+    for at, text in enumerate(HOSTILE):
+        changes = {"question": text[:500], "answers": [text[:50]], "id": f"{text[:40]} {at}"}
+        examples[at] = examples[at].model_copy(update=changes)
+    folder = tmp_path / "a"
+    swept = swept_folder(tmp_path / "plain", [asking(i) for i in range(len(HOSTILE))], 3, [1, 0, 1], "plain")
+    rows = read_predictions(swept)
+    for row in rows:
+        at = int(row["id"].split("-")[1])
+        row["id"], row["response"] = examples[at].id, HOSTILE[at]
+    folder.mkdir()
+    sweep = read_sweep(swept).model_copy(update={"label": HOSTILE[0] + HOSTILE[1]})
+    write_page([sweep], folder / "sweep.html", sweep.label, explored_sweep(sweep, rows, examples, QA))
+    explore(page, folder / "sweep.html")
+    page.choose("Sort", "file")
+    for at, text in enumerate(HOSTILE):
+        page.click(f"#cell-{at}-1")
+        opened(page)
+        shown = page.js("document.querySelector('dialog .answers pre').textContent.length")
+        assert shown == min(len(text.encode("utf-16-le", "surrogatepass")) // 2, 20_000)
+        if len(text) > 20_000:
+            page.click(".answers button")
+            assert page.js("document.querySelector('dialog .answers pre').textContent.length") == len(text)
+        assert page.js("document.querySelector('dialog .answers pre').dir") == "auto"
+        page.press("Escape")
+    assert page.js("document.title") != "taken" and page.js("document.querySelectorAll('img').length") == 0
+
+
+def test_without_scripts_the_figures_and_the_curve_are_there(page, tmp_path):
+    folder = swept_folder(tmp_path / "a", [asking(i) for i in range(8)], 4, [1, 0.5, 0.5, 0.9], "a")
+    sweep = read_sweep(folder)
+    page.open((folder / "sweep.html").as_uri(), script=False)
+    page.call("Emulation.setScriptExecutionDisabled", value=False)
+    text = page.js("document.body.innerText")
+    assert f"{sweep.gap:.1f}" in text and "needs JavaScript" in text and "Settings" in text
+    assert page.js("[...document.querySelectorAll('section')].every((x) => x.checkVisibility())")
+    assert page.js("document.querySelector('svg.broad').getBoundingClientRect().height") > 200
+
+
+def test_in_a_sandbox_as_mlflow_and_kfp_show_it_nothing_complains(page, tmp_path):
+    folder = swept_folder(tmp_path / "a", [asking(i) for i in range(8)], 4, [1, 0.5, 0.5, 0.9], "a")
+    tell = "<script>setInterval(() => parent.postMessage(document.querySelectorAll('.cell').length, '*'), 50)</script>"
+    inner = html.escape((folder / "sweep.html").read_text() + tell)
+    listen = "<script>addEventListener('message', (event) => { window.heard = event.data; });</script>"
+    frame = f'{listen}<iframe sandbox="allow-scripts" width="1000" height="800" srcdoc="{inner}"></iframe>'
+    (tmp_path / "frame.html").write_text(frame)
+    page.open(f"{(tmp_path / 'frame.html').as_uri()}#examples")
+    page.wait("window.heard === 32")
+    page.settle()
+
+
+def test_an_evidence_without_pages_is_explored_without_prompts(tmp_path):
+    plain = write_sweep(tmp_path / "plain", [0.9, 0.5, 0.5, 0.5, 0.9])
+    seen = explored_folders([Evidence(plain)])
+    assert (seen.n_examples, seen.n_answers, seen.n_prompts) == (200, 200, 0)
