@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from posgap.measurement.explored import Swept
     from posgap.tasks.examples import AnyExample
     from posgap.tasks.prompts import TextPromptBuilder
 
@@ -49,9 +50,10 @@ class SweepResult:
         learnt: Sequence[str] = (),
         examples: "Sequence[AnyExample]" = (),
         build: "TextPromptBuilder | None" = None,
+        folder: Path | None = None,
     ):
         self.figures, self.predictions = figures, list(predictions)
-        self._learnt, self._examples, self._build = sorted(learnt), examples, build
+        self._learnt, self._examples, self._build, self._folder = sorted(learnt), examples, build, folder
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
@@ -60,7 +62,7 @@ class SweepResult:
         Raises `PosgapError` where it holds none.
         """
         folder = Path(folder)
-        return cls(read_sweep(folder), read_predictions(folder), sorted(training_examples(folder)))
+        return cls(read_sweep(folder), read_predictions(folder), sorted(training_examples(folder)), folder=folder)
 
     @property
     def gap(self) -> Estimate:
@@ -115,11 +117,12 @@ class SweepResult:
 
     def report(self, path: str | Path) -> Path:
         """Writes the sweep as one HTML page, which needs nothing beside itself, and returns its path."""
+        from posgap.measurement.explored import explored_together
         from posgap.measurement.report import write_page
 
         path = Path(path)
         title = f"{self.figures.label}: position gap {self.figures.gap:.1f} points"
-        write_page([self.figures], path, title, self._cases())
+        write_page([self.figures], path, title, explored_together([self._swept()]))
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
@@ -128,13 +131,15 @@ class SweepResult:
         `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` where more is.
         """
         evidence = named_apart([self._evidence("this"), other._evidence("other")])
-        return ComparisonResult(compare_sweeps(evidence, allow), [each.sweep for each in evidence])
+        swept = [each._swept()._replace(evidence=own) for each, own in zip((self, other), evidence)]
+        return ComparisonResult(compare_sweeps(evidence, allow), swept)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.
 
         Raises `PosgapError` where the folder holds anything.
         """
+        from posgap.measurement.explored import explored_together
         from posgap.measurement.sweep_folder import write_sweep
 
         folder = Path(folder)
@@ -145,16 +150,19 @@ class SweepResult:
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
             partial = Path(place) / "sweep"
             partial.mkdir()
-            write_sweep(self.figures, self.predictions, self._learnt, partial, self._cases())
+            explored = explored_together([self._swept()])
+            write_sweep(self.figures, self.predictions, self._learnt, partial, explored)
             partial.replace(folder)
         return folder
 
-    def _cases(self):
-        from posgap.measurement.cases import mixed_cases
+    def _swept(self) -> "Swept":
+        from posgap.measurement.explored import Swept, read_texts, texts_of
 
-        if self._build is None:
-            return []
-        return mixed_cases(self._examples, self.predictions, self.figures.n_docs, self._build)
+        if self._build:
+            texts = texts_of(self.figures, self._examples, self._build)
+        else:
+            texts = (read_texts(self._folder) if self._folder else {}).get
+        return Swept(self._evidence("this"), self.predictions, texts)
 
     def _evidence(self, name: str) -> Evidence:
         return Evidence(Path(name), self.figures, self.predictions)
@@ -173,8 +181,8 @@ class SweepResult:
 class ComparisonResult:
     """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
 
-    def __init__(self, figures: Comparison, sweeps: Sequence[Sweep]):
-        self.figures, self._sweeps = figures, sweeps
+    def __init__(self, figures: Comparison, swept: "Sequence[Swept]"):
+        self.figures, self._swept = figures, swept
 
     @property
     def gap(self) -> Estimate:
@@ -211,11 +219,13 @@ class ComparisonResult:
 
     def report(self, path: str | Path) -> Path:
         """Writes both sweeps and their difference as one HTML page, and returns its path."""
+        from posgap.measurement.explored import explored_together
         from posgap.measurement.report import write_page
 
         path = Path(path)
         title = f"{self.figures.differences[0].label} against {self.figures.reference}"
-        write_page(self._sweeps, path, title, comparison=self.figures)
+        sweeps = [each.evidence.sweep for each in self._swept]
+        write_page(sweeps, path, title, explored_together(self._swept), comparison=self.figures)
         return path
 
     def __repr__(self) -> str:

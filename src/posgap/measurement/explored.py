@@ -36,7 +36,15 @@ class ExampleTexts(NamedTuple):
     prompts: dict[tuple[int, ...], list[str]]
 
 
-Texts = Callable[[int], ExampleTexts | None]  # by the example's index on the page; None where nobody knows
+Texts = Callable[[str], ExampleTexts | None]  # by an example's id; None where nobody knows
+
+
+class Swept(NamedTuple):
+    """A sweep's evidence and predictions, and what is known of its examples."""
+
+    evidence: Evidence
+    predictions: Sequence[Prediction]
+    texts: Texts
 
 
 class Shown(NamedTuple):
@@ -57,10 +65,10 @@ class Explored(NamedTuple):
     n_prompts: int
 
 
-def explored(shown: Sequence[Shown], texts: Texts) -> Explored:
+def explored(shown: Sequence[Shown], texts: Callable[[int], ExampleTexts | None]) -> Explored:
     """What the page of these sweeps embeds; all are over the same examples at the same placements.
 
-    The difference shown is the second sweep minus the first.
+    `texts` says what is known of an example, by its index. The difference shown is the second sweep minus the first.
     """
     scores = [_scores(each) for each in shown]
     order = sorted(range(len(shown[0].rows)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
@@ -90,29 +98,39 @@ def explored_sweep(
     sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample], build: TextPromptBuilder
 ) -> Explored:
     """What the page of a sweep embeds, with prompts of this builder; `examples` are those of the predictions."""
-    rows = _by_id(predictions)
+    rows, texts = _by_id(predictions), texts_of(sweep, examples, build)
+    ids = [example.id for example in examples]
+    return explored([Shown(sweep, [rows[id] for id in ids])], lambda at: texts(ids[at]))
+
+
+def texts_of(sweep: Sweep, examples: Sequence[AnyExample], build: TextPromptBuilder) -> Texts:
+    """What a sweep asked of these examples, by this builder."""
+    by_id = {example.id: example for example in examples}
     placements = [Placement(tuple(positions), sweep.n_docs) for positions in sweep.placements]
 
-    def texts(at: int) -> ExampleTexts:
-        prompts = {placement.positions: _pieces(build, examples[at], placement) for placement in placements}
-        return ExampleTexts(examples[at].question, examples[at].answers, prompts)
+    def texts(id: str) -> ExampleTexts:
+        prompts = {placement.positions: _pieces(build, by_id[id], placement) for placement in placements}
+        return ExampleTexts(by_id[id].question, by_id[id].answers, prompts)
 
-    return explored([Shown(sweep, [rows[example.id] for example in examples])], texts)
+    return texts
+
+
+def explored_together(sweeps: Sequence[Swept]) -> Explored:
+    """What a page about several sweeps of the same examples embeds."""
+    first = sweeps[0].evidence
+    paired = [first, *(each.evidence.in_order_of(first) for each in sweeps[1:])]
+    by_id = [_by_id(each.predictions) for each in sweeps]
+    shown = [Shown(each.sweep, [rows[id] for id in each.ids]) for each, rows in zip(paired, by_id)]
+
+    def texts(at: int) -> ExampleTexts | None:
+        return next(filter(None, (each.texts(of.ids[at]) for each, of in zip(sweeps, paired))), None)
+
+    return explored(shown, texts)
 
 
 def explored_folders(evidence: Sequence[Evidence]) -> Explored:
-    """What a page about finished sweeps embeds; their prompts are those on the sweeps' own pages, where these are."""
-    paired = [evidence[0], *(each.in_order_of(evidence[0]) for each in evidence[1:])]
-    shown = []
-    for each in paired:
-        rows = _by_id(read_predictions(each.path))
-        shown.append(Shown(each.sweep, [rows[id] for id in each.ids]))
-    known = [read_texts(each.path) for each in paired]
-
-    def texts(at: int) -> ExampleTexts | None:
-        return next((of[each.ids[at]] for each, of in zip(paired, known) if each.ids[at] in of), None)
-
-    return explored(shown, texts)
+    """The same of finished sweeps; their prompts are those on the sweeps' own pages, where these are."""
+    return explored_together([Swept(each, read_predictions(each.path), read_texts(each.path).get) for each in evidence])
 
 
 def explored_parts(sweep: Sweep, predictions: Sequence[Prediction], parts: Sequence[Path]) -> Explored:
