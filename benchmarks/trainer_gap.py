@@ -24,7 +24,7 @@ import posgap
 from posgap.config import DemoConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model
 from posgap.demo.run import examples
-from posgap.distillation.batches import Collator, Pair, Row, pair_up, plan
+from posgap.distillation.batches import Collator, Pair, Row, advantageous, pair_up, plan
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
@@ -54,7 +54,7 @@ class R1Trainer(Trainer):
         out: Path,
         **options: Any,
     ):
-        self.objective = R1(pairs[0].response.at.positions, "paper", OVERRIDES["anchoring"])
+        self.objective = R1(advantageous(pairs), "paper", OVERRIDES["anchoring"])
         states = TeacherStates(out / "states", {"model": "base"})
         reader = Teacher(states, frozen_head(model, False, torch.device("cpu")), collate)
         self.student = Student(model, self.objective, reader)
@@ -88,12 +88,12 @@ def main() -> None:
 
     pairs = pair_up(read_examples(train_file), read_responses(responses))
     collate = Collator(pairs, prompt_builder("kv", str(folder), OVERRIDES["max_new_tokens"]))
-    at = pairs[0].response.at
-    places = [placement.positions for placement in all_placements(at.n_docs, 1) if placement != at]
+    best_places = advantageous(pairs)
+    places = [placement.positions for placement in all_placements(pairs[0].response.n_docs, 1)]
     model = posgap.load_model(str(folder), "float32")
-    objective = R1(at.positions, "paper", OVERRIDES["anchoring"])
+    objective = R1(best_places, "paper", OVERRIDES["anchoring"])
     epochs, batch = OVERRIDES["epochs"], OVERRIDES["batch_size"]
-    steps = plan(len(pairs), places, objective.rows, K, epochs, batch, arguments.seed)
+    steps = plan(len(pairs), places, objective.rows, K, epochs, batch, arguments.seed, teachers=best_places)
     options = TrainingArguments(
         output_dir=str(out / "trainer"),
         max_steps=len(steps),
