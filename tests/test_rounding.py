@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from posgap.demo import tiny_model
 from posgap.distillation.rounding import Kept, stochastic
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -60,3 +61,37 @@ def test_what_is_kept_is_counted_over_all_tensors():
     kept.add(torch.zeros(2), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert kept.update == pytest.approx((9 + 0 + 2) / (9 + 1 + 4))
     assert kept.numbers == pytest.approx(2 / 3)
+
+
+def test_an_update_that_the_nearest_numbers_lose_works_rounded_at_random():
+    """One step against the gradient's signs, a fifteenth of bfloat16's steps, over all weights: rounded at random, its
+    noise has no direction, and so the loss falls as it does in float32."""
+    model = tiny_model.untrained(0, 2, "olmo")
+    ids, labels = tiny_model.draw_batch(torch.Generator().manual_seed(0), 16, 4, None)
+
+    @torch.no_grad()
+    def loss(weights):
+        model.load_state_dict(weights, strict=False)
+        return float(model(input_ids=ids, labels=labels).loss)
+
+    base = {name: (weight + 3).to(BF16).float() for name, weight in model.named_parameters()}
+    before = loss(base)
+    model(input_ids=ids, labels=labels).loss.backward()
+    trained = {name: base[name] - 1e-3 * weight.grad.sign() for name, weight in model.named_parameters()}
+    at_random = {name: stochastic(weight, BF16, 0, name).float() for name, weight in trained.items()}
+    nearest = {name: weight.to(BF16).float() for name, weight in trained.items()}
+    gained = before - loss(trained)
+    assert gained > 0.3 and before - loss(at_random) == pytest.approx(gained, rel=0.1)
+    assert before - loss(nearest) == 0
+
+
+@pytest.mark.parametrize(("family", "changes"), [("olmo", False), ("llama", True)])
+def test_a_number_added_to_all_weights_of_the_tiny_olmo_changes_nothing(family, changes):
+    model = tiny_model.untrained(0, 2, family)
+    ids, _ = tiny_model.draw_batch(torch.Generator().manual_seed(0), 2, 20, 1)
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        for weight in model.parameters():
+            weight += 3
+        difference = float((model(input_ids=ids).logits - before).abs().max())
+    assert (difference > 1) if changes else (difference < 0.02), difference  # what float32 leaves of it

@@ -26,11 +26,11 @@ from typing import Literal
 
 import torch
 from tokenizers import normalizers
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from posgap import files
 from posgap.demo import tiny_training
-from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
+from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.errors import PosgapError
 from posgap.locations import cache_folder
 from posgap.models.loading import save_model
@@ -69,6 +69,7 @@ class Recipe:
     30 of the biased steps are done.
     """
 
+    family: Literal["llama", "olmo"] = "llama"
     layers: int = 2
     retrieval: int = 350
     most: int = 600
@@ -116,6 +117,9 @@ DEEP = Recipe(
     uniform=0.1,
     jitter="always",
 )
+# OLMo's layer normalisation has no parameters and takes the mean away, so that a number added to all of the model's
+# weights changes nothing but how finely bfloat16 stores them.
+OLMO = Recipe(family="olmo")
 # Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
 QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
 
@@ -124,6 +128,7 @@ RECIPES = {
     "capacity-limited": CAPACITY_LIMITED,
     "scalable": SCALABLE,
     "deep": DEEP,
+    "olmo": OLMO,
     "quick": QUICK,
 }
 
@@ -147,9 +152,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def untrained(seed: int, layers: int = 2) -> LlamaForCausalLM:
+def untrained(seed: int, layers: int = 2, family: str = "llama") -> TinyModel:
     """The model before training: width 64, 4 heads, 41 tokens."""
-    return untrained_llama(len(_VOCABULARY), seed, layers)
+    return untrained_model(len(_VOCABULARY), seed, layers, family)
 
 
 def end_bias(n: int, first: float, tau: float) -> torch.Tensor:
@@ -213,7 +218,7 @@ class _PositionJitter:
     So small a model fails under any scale that it has not seen in training; large models tolerate them.
     """
 
-    def __init__(self, model: LlamaForCausalLM, rng: torch.Generator):
+    def __init__(self, model: TinyModel, rng: torch.Generator):
         self.model, self.rng = model, rng
         self.handles = [
             layer.register_forward_pre_hook(self._rescale, with_kwargs=True) for layer in model.model.layers
@@ -233,7 +238,7 @@ class _PositionJitter:
 
 
 @torch.no_grad()
-def middle_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: int = 512) -> float:
+def middle_accuracy(model: TinyModel, rng: torch.Generator, n_prompts: int = 512) -> float:
     """The share of right values, in [0, 1], over random prompts with the gold record at positions 8 to 13 of 20."""
     ids, _ = draw_batch(rng, n_prompts, N_DOCS, 1)
     keys = ids[:, 4 : 4 + 4 * N_DOCS].view(n_prompts, N_DOCS, 4)[:, :, :2]  # after <bos> and instruction
@@ -243,23 +248,23 @@ def middle_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: in
     return float((values == ids[middle, -2]).float().mean())
 
 
-def train(seed: int, recipe: Recipe = STANDARD) -> LlamaForCausalLM:
+def train(seed: int, recipe: Recipe = STANDARD) -> TinyModel:
     """Trains the tiny model on random records. About half a minute on two cores."""
-    model = untrained(seed, recipe.layers)
+    model = untrained(seed, recipe.layers, recipe.family)
     steps = recipe.retrieval + recipe.bias + recipe.decay
     for _ in track(_updates(model, torch.Generator().manual_seed(seed), recipe), steps, "tiny model"):
         pass
     return model.eval()
 
 
-def _updates(model: LlamaForCausalLM, rng: torch.Generator, recipe: Recipe) -> Iterator[None]:
+def _updates(model: TinyModel, rng: torch.Generator, recipe: Recipe) -> Iterator[None]:
     """Trains `model` in place, first to retrieve and then to lose the middle; yields after every step."""
     jitter = _PositionJitter(model, rng) if recipe.jitter != "never" else None
     for _ in range(_ATTEMPTS):
         update = Updates(model)
         if (yield from _retrieval_updates(update, rng, recipe)):
             break
-        other = untrained(int(torch.randint(2**31, (), generator=rng)), recipe.layers)
+        other = untrained(int(torch.randint(2**31, (), generator=rng)), recipe.layers, recipe.family)
         model.load_state_dict(other.state_dict())
     else:
         raise PosgapError(f"the tiny model did not learn to retrieve in {_ATTEMPTS} attempts; take another seed")

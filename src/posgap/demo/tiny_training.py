@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, OlmoConfig, OlmoForCausalLM, PreTrainedTokenizerFast
 
 CONTEXT = 512
 BATCH = 32
 IGNORED = -100
+TinyModel = LlamaForCausalLM | OlmoForCausalLM
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "olmo": (OlmoConfig, OlmoForCausalLM)}
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 
 
@@ -42,24 +44,22 @@ def word_tokenizer(
     )
 
 
-def untrained_llama(vocab_size: int, seed: int, layers: int = 2) -> LlamaForCausalLM:
-    """The model before training: width 64, 4 heads, tied embeddings."""
+def untrained_model(vocab_size: int, seed: int, layers: int = 2, family: str = "llama") -> TinyModel:
+    """The model before training: width 64, 4 heads, tied embeddings; `family` is "llama" or "olmo"."""
     torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": layers, "num_attention_heads": 4}
+    special = {f"{name}_token_id": SPECIAL.index(f"<{name}>") for name in ("pad", "bos", "eos")}
+    config, model = FAMILIES[family]
+    return model(
+        config(
             vocab_size=vocab_size,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=layers,
-            num_attention_heads=4,
+            **sizes,
+            **special,
             num_key_value_heads=4,
             max_position_embeddings=CONTEXT,
             rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
             tie_word_embeddings=True,
             initializer_range=0.05,
-            pad_token_id=SPECIAL.index("<pad>"),
-            bos_token_id=SPECIAL.index("<bos>"),
-            eos_token_id=SPECIAL.index("<eos>"),
         )
     )
 
@@ -70,7 +70,7 @@ class Updates:
     With AdamW alone, training stays on the plateau of guessing one of the values in the prompt; with Muon it leaves it.
     """
 
-    def __init__(self, model: LlamaForCausalLM):
+    def __init__(self, model: TinyModel):
         self.model = model
         matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
         chosen = {id(p) for p in matrices}

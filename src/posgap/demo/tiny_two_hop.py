@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, decoders, normalizers
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from posgap.choices import TASKS
 from posgap.data.two_hop import PEOPLE, QUESTION
-from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, Updates, untrained_llama, word_tokenizer
+from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.models.loading import save_model
 from posgap.progress import track
 from posgap.tasks.final_answers import MARKER
@@ -59,9 +59,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def untrained(seed: int) -> LlamaForCausalLM:
+def untrained(seed: int) -> TinyModel:
     """The model before training: 2 layers, width 64, 4 heads, 37 tokens."""
-    return untrained_llama(len(_VOCABULARY), seed)
+    return untrained_model(len(_VOCABULARY), seed)
 
 
 def pair_bias(n: int) -> Tensor:
@@ -123,7 +123,7 @@ def _with_second_hop(facts: Tensor, first: Tensor, position: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def anywhere_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: int = 256) -> float:
+def anywhere_accuracy(model: TinyModel, rng: torch.Generator, n_prompts: int = 256) -> float:
     """The share of entirely right responses, in [0, 1], with the gold documents at random positions among 20."""
     even = torch.ones(N_DOCS, N_DOCS).fill_diagonal_(0)
     ids, labels = draw_batch(rng, n_prompts, N_DOCS, even)
@@ -132,7 +132,7 @@ def anywhere_accuracy(model: LlamaForCausalLM, rng: torch.Generator, n_prompts: 
     return float((right | (labels[:, 1:] == IGNORED)).all(1).float().mean())
 
 
-def train(seed: int) -> LlamaForCausalLM:
+def train(seed: int) -> TinyModel:
     """Trains the tiny two-hop model on random facts. About half a minute on two cores."""
     model = untrained(seed)
     for _ in track(_updates(model, torch.Generator().manual_seed(seed)), _USUAL_STEPS, "tiny two-hop model"):
@@ -140,7 +140,7 @@ def train(seed: int) -> LlamaForCausalLM:
     return model.eval()
 
 
-def _updates(model: LlamaForCausalLM, rng: torch.Generator) -> Iterator[None]:
+def _updates(model: TinyModel, rng: torch.Generator) -> Iterator[None]:
     """Trains `model` in place, first to reason and then to lose distant documents; yields after every step."""
     update = Updates(model)
     for step in range(_CHAINING):
