@@ -9,6 +9,7 @@ takes half a minute (a minute and more with eight layers); every step is a stage
 
 import argparse
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -103,6 +104,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.WARNING)
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{options.out.absolute()}/mlflow.db")
     options.out.mkdir(parents=True, exist_ok=True)
     benches = {
         recipe: [retrieval_bench(options.out, options.data, recipe, seed) for seed in seeds]
