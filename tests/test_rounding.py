@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posgap.demo import tiny_model
-from posgap.distillation.rounding import Kept, stochastic
+from posgap.models.rounding import Kept, stochastic
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posgap.distillation.rounding import LEAST_KEPT, rounded
 from posgap.errors import PosgapError
 from posgap.files import digest_of, read_object, write_json
 from posgap.locations import Location, is_registered, is_uri, merged_cache, with_uris
 from posgap.models import ADAPTER
 from posgap.models.loading import commit_on_hub, load_model, load_tokenizer, save_model
+from posgap.models.rounding import LEAST_KEPT, rounded
 from posgap.storage.cache import Snapshot, look, made_once
 from posgap.storage.inputs import OnDisk, Source
 from posgap.storage.lineage import training_examples, write_training_examples

@@ -16,11 +16,11 @@ from posgap.adapters import merged_in_float32, named
 from posgap.config import DistillConfig
 from posgap.distillation.lora import merged, write_adapter
 from posgap.distillation.processes import trained_parameters
-from posgap.distillation.rounding import LEAST_KEPT, Rounded, name_of, rounded
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.launch import is_main_process
 from posgap.models.loading import load_model, save_model, without_flash_attention
+from posgap.models.rounding import LEAST_KEPT, Rounded, name_of, rounded
 
 log = logging.getLogger(__name__)
 FILE = "export.json"
