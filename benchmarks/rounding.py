@@ -20,9 +20,9 @@ from torch import Tensor
 from posgap import files
 from posgap.demo import tiny_model
 from posgap.distillation.export import LEAST_KEPT
-from posgap.distillation.rounding import Kept, stochastic
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.models.loading import load_model, save_model
+from posgap.models.rounding import Kept, stochastic
 from posgap.tables import markdown
 
 OFFSETS = (0, 4, 8, 12)
