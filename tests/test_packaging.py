@@ -104,6 +104,8 @@ def test_the_wheel_holds_every_file_of_the_packages_and_the_project(wheel):
         expected |= {f"{inside}/{file.as_posix()}" for file in files if "__pycache__" not in file.parts}
     assert {name for name in contents(wheel) if ".dist-info/" not in name} == expected
     assert {f"posgap/components/{name}/metadata.yaml" for name in names()} < expected
+    licences = {Path(name).name for name in contents(wheel) if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "NOTICE"} and "posgap/measurement/templates/preact/LICENSE" in expected
 
 
 def test_the_source_distribution_holds_all_that_makes_the_wheel(tree, wheel, distributions, tmp_path):
