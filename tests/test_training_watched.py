@@ -71,6 +71,21 @@ def test_the_curve_of_held_out_examples_stands_in_the_history_and_changes_no_ste
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_the_last_examples_can_be_watched_and_are_then_not_learnt(config, tmp_path):
+    config = config.model_copy(update={"epochs": 1, "watch": None, "watch_last": 2})
+    watched = history(distill(config))
+    assert "held_out_gap" in watched[-1]
+    # As if they stood in files of their own.
+    examples = [kv_example(i) for i in range(6)]
+    write_examples(tmp_path / "rest.jsonl", examples[:4])
+    write_examples(tmp_path / "last.jsonl", examples[4:])
+    apart = {"examples": tmp_path / "rest.jsonl", "responses": responses(tmp_path / "r.jsonl", examples[:4])}
+    apart |= {"watch": tmp_path / "last.jsonl", "watch_last": 0, "out": tmp_path / "apart"}
+    assert history(distill(config.model_copy(update=apart))) == watched
+    with pytest.raises(PosgapError, match="watch_last: 6 of 6 examples leave no response to learn; watch fewer"):
+        distill(config.model_copy(update={"watch_last": 6, "out": tmp_path / "none"}))
+
+
 def test_training_ends_when_the_gap_is_closed(config, caplog):
     with caplog.at_level("INFO", logger="posgap"):
         out = distill(config.model_copy(update={"epochs": 60, "stop_gap": 5.0}))

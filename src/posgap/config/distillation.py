@@ -151,6 +151,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         description="held-out examples by which training is watched, neither trained on nor the gate's; the model of "
         "the best step is written; empty: none",
     )
+    watch_last: int = Field(
+        0, ge=0, description="so many of `examples`, the last ones, are watched instead and not trained on; 0: none"
+    )
     watch_every: int = Field(10, ge=1, description="steps between two sweeps of the held-out examples")
     watch_placements: Placements = Field(
         [], description="placements to watch beside the teacher's, like 5,10,20; empty: five that are spread evenly"
@@ -163,6 +166,12 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         "0: with its last step",
     )
     max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
+
+    @model_validator(mode="after")
+    def _watches_by_one_set(self) -> Self:
+        if self.watch and self.watch_last:
+            raise ValueError("`watch` and `watch_last` exclude each other; leave one out")
+        return self
 
     @model_validator(mode="after")
     def _adapters_can_be_written(self) -> Self:

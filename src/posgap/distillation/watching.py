@@ -41,20 +41,21 @@ _BEST = "best.json"
 
 
 def watched_examples(config: DistillConfig, pairs: Sequence[Pair]) -> list[AnyExample]:
-    """The held-out examples of `config.watch`, none where it is empty.
+    """The held-out examples of `config.watch`, or the last of `config.examples`; none where neither is asked for.
 
     Raises `PosgapError` where the model learns any of them, or has learnt it before, and where there is nothing by
     which to end as the config asks.
     """
-    if not config.watch:
+    if not config.watch and not config.watch_last:
         if config.stop_gap:
             raise PosgapError("stop_gap: the gap is that of held-out examples; give them with --watch")
         return []
-    examples = read_examples(config.watch)
+    file = config.watch or config.examples
+    examples = read_examples(file)[-config.watch_last :]
     learnt = training_examples(config.model).union(contents(pair.example for pair in pairs))
     if same := among(examples, learnt):
         raise PosgapError(
-            f"{config.watch}: {len(same)} of {len(examples)} examples are trained on, the first of them {same[0].id}; "
+            f"{file}: {len(same)} of {len(examples)} examples are trained on, the first of them {same[0].id}; "
             "watch others, which are neither these nor those of the gate"
         )
     return examples

@@ -130,7 +130,15 @@ def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
     if len(kinds := {(response.n_docs, len(response.placement)) for response in responses}) > 1:
         unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
         raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
-    pairs = pair_up(read_examples(config.examples), responses)
+    examples = read_examples(config.examples)
+    pairs = pair_up(examples, responses)
+    if config.watch_last:
+        watched = set(contents(examples[-config.watch_last :]))
+        pairs = [pair for pair in pairs if pair.response.content not in watched]
+        if not pairs:
+            raise PosgapError(
+                f"watch_last: {config.watch_last} of {len(examples)} examples leave no response to learn; watch fewer"
+            )
     longest = max(len(pair.response.token_ids) for pair in pairs)
     build = builder_of(config, longest)
     require_prompts(config.responses, build.digest())
