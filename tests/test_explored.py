@@ -386,8 +386,8 @@ def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
     sweep = read_sweep(folder).model_copy(update={"label": "名" * 50_000 + "x" * 50_000})
     explored = explored_sweep(sweep, read_predictions(folder), examples, QA)
     write_page([sweep, sweep], folder / "sweep.html", sweep.label, explored)
-    for width, dark in ((1400, False), (1400, True), (390, False), (390, True)):
-        page.open((folder / "sweep.html").as_uri(), width=width, dark=dark)
+    for width in (1400, 390):
+        page.open((folder / "sweep.html").as_uri(), width=width, dark=width == 390)
         page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
         for tab in ("result", "examples", "settings"):
             page.click(f"#tab-part-{tab}")

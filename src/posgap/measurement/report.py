@@ -24,6 +24,7 @@ from posgap.tasks.placements import CATEGORIES
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _SOURCE_MAP = re.compile(r"//# sourceMappingURL=\S+\s*$")
+_MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, each of which knows those before it
 _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
 
 
@@ -99,9 +100,12 @@ def rendered(package: str, template: str, sweeps: Sequence[Sweep], explored: Exp
 @cache
 def _scripts(explored: bool) -> list[str]:
     """What runs in a page: its tabs and, where there are examples to explore, Preact and their map."""
-    names = ["tabs.js", *(["preact/preact.umd.js", "preact/hooks.umd.js", "explorer.js"] if explored else [])]
+    if not explored:
+        return [_file("tabs.js")]
     # The last lines of Preact's files name source maps, which no page has beside it.
-    return [_SOURCE_MAP.sub("", _file(name)) for name in names]
+    preact = [_SOURCE_MAP.sub("", _file(f"preact/{name}.umd.js")) for name in ("preact", "hooks")]
+    of_map = "\n".join(_file(f"{name}.js") for name in _MAP)
+    return [_file("tabs.js"), *preact, f'(() => {{\n"use strict";\n{of_map}}})();']
 
 
 def _file(name: str) -> str:

@@ -1,0 +1,243 @@
+// A cell of the map, opened.
+
+const LONG = 20000; // characters of a text that are shown at once
+
+// A text as somebody or some model wrote it: in its own direction, and long ones not at once.
+function Text({ text, label, parts }) {
+  const [whole, setWhole] = useState(false);
+  const length = parts ? parts.reduce((sum, [piece]) => sum + piece.length, 0) : text.length;
+  let left = whole ? Infinity : LONG;
+  const cut = (piece) => {
+    const shown = piece.slice(0, left);
+    left -= shown.length;
+    return shown;
+  };
+  return h(
+    "div",
+    null,
+    h(
+      "pre",
+      { dir: "auto", tabIndex: 0, role: "region", "aria-label": label },
+      parts
+        ? parts.map(([piece, gold]) => {
+            const shown = cut(piece);
+            return shown && (gold ? h("mark", null, shown) : shown);
+          })
+        : cut(text),
+    ),
+    length > LONG &&
+      !whole &&
+      h(
+        "button",
+        { type: "button", onClick: () => setWhole(true) },
+        `Show all ${length.toLocaleString("en")} characters`,
+      ),
+  );
+}
+
+function Answer({ one, label }) {
+  return h(
+    "div",
+    null,
+    one.outcome && h("p", null, h("strong", { class: "wrong" }, one.outcome), one.reason ? `: ${one.reason}` : ""),
+    (one.text || !one.outcome) && h(Text, { text: one.text, label }),
+    one.score !== undefined && h("p", { class: "soft" }, inWords(one.score)),
+    one.cut && h("p", { class: "soft" }, "The limit of tokens ended this answer."),
+    one.thoughts &&
+      h("details", null, h("summary", null, "Thoughts"), h(Text, { text: one.thoughts, label: "Thoughts" })),
+  );
+}
+
+function Cell({ data, lines, at, column, columns, models, close, go }) {
+  const dialog = useRef(),
+    texts = lines && answersOf(lines, at),
+    [prompt, setPrompt] = useState(),
+    [unfolded, setUnfolded] = useState(false);
+  useEffect(() => {
+    dialog.current.showModal();
+  }, []);
+  useEffect(() => {
+    let here = true;
+    setPrompt();
+    if (unfolded) promptOf(at, column).then((found) => here && setPrompt(found));
+    return () => {
+      here = false;
+    };
+  }, [at, column, unfolded]);
+  const name = data.names[column],
+    place = columns.indexOf(column);
+  const key = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step || event.target.closest("pre, summary")) return;
+    event.preventDefault();
+    go(place + step);
+  };
+  const golds = new Set(data.placements[column].map((position) => 2 * position - 1));
+  return h(
+    "dialog",
+    {
+      ref: dialog,
+      onClose: close,
+      onKeyDown: key,
+      "aria-labelledby": "cell-title",
+      onClick: (event) => event.target === dialog.current && dialog.current.close(),
+    },
+    h(
+      "div",
+      { class: "opened" },
+      h(
+        "header",
+        null,
+        h("h2", { id: "cell-title" }, h("bdi", null, data.ids[at]), h("small", null, ` gold at ${name}`)),
+        h(
+          "div",
+          { class: "steps" },
+          h(
+            "button",
+            { type: "button", disabled: place === 0, onClick: () => go(place - 1), "aria-label": "Position before" },
+            "←",
+          ),
+          h(
+            "button",
+            {
+              type: "button",
+              disabled: place === columns.length - 1,
+              onClick: () => go(place + 1),
+              "aria-label": "Position after",
+            },
+            "→",
+          ),
+          h("button", { type: "button", onClick: () => dialog.current.close(), "aria-label": "Close" }, "✕"),
+        ),
+      ),
+      texts === undefined
+        ? h("p", { class: "soft" }, "Unpacking …")
+        : texts === null
+          ? h(
+              "p",
+              null,
+              "What was asked and answered here is in predictions.jsonl: the page holds some MB of texts, of the examples that depend on the position first.",
+            )
+          : [
+              texts.q && h("p", { class: "question", dir: "auto" }, texts.q),
+              texts.a.length > 0 &&
+                h(
+                  "p",
+                  { class: "soft accepted" },
+                  "Accepted: ",
+                  texts.a.map((answer, i) => [i ? ", " : "", h("code", null, h("bdi", null, answer))]),
+                ),
+              h(
+                "div",
+                { class: `answers of-${models.length}` },
+                models.map((m) => {
+                  const score = data.models[m].scores[at][column],
+                    outcome = data.outcome(m, at, column);
+                  return h(
+                    "section",
+                    { key: m },
+                    h(
+                      "h3",
+                      null,
+                      h("bdi", { class: "model" }, data.models[m].label),
+                      " ",
+                      h("span", { class: `badge ${cssOf(score, outcome)}` }, inWords(score, outcome)),
+                    ),
+                    said(texts, m, column).map((one, i) =>
+                      h(Answer, { key: `${at}-${column}-${i}`, one, label: `Response of ${data.models[m].label}` }),
+                    ),
+                  );
+                }),
+              ),
+            ],
+      h(
+        "details",
+        { open: unfolded, onToggle: (event) => setUnfolded(event.target.open) },
+        h("summary", null, "Prompt"),
+        unfolded &&
+          (prompt === undefined
+            ? h("p", { class: "soft" }, "Unpacking …")
+            : prompt === null
+              ? h(
+                  "p",
+                  { class: "soft" },
+                  "The page has no prompts of this example; posgap makes them of the examples’ file.",
+                )
+              : h(Text, {
+                  key: `${at}-${column}`,
+                  label: "Prompt",
+                  parts: prompt.map((piece, i) => [piece, golds.has(i)]),
+                })),
+      ),
+      texts &&
+        h(
+          "details",
+          { open: true },
+          h("summary", null, "Every position"),
+          h(
+            "div",
+            { class: "scroll", tabIndex: 0, role: "region", "aria-label": "Every position" },
+            h(
+              "table",
+              { class: "wide" },
+              h(
+                "thead",
+                null,
+                h(
+                  "tr",
+                  null,
+                  h("th", { scope: "col" }, "position"),
+                  models.map((m) => h("th", { scope: "col", class: "text" }, h("bdi", null, data.models[m].label))),
+                ),
+              ),
+              h(
+                "tbody",
+                null,
+                data.names.map((other, c) =>
+                  h(
+                    "tr",
+                    { key: c, class: c === column ? "here" : "" },
+                    h(
+                      "th",
+                      { scope: "row" },
+                      h(
+                        "button",
+                        {
+                          type: "button",
+                          class: "plain",
+                          disabled: !columns.includes(c),
+                          onClick: () => go(columns.indexOf(c)),
+                        },
+                        other,
+                      ),
+                    ),
+                    models.map((m) => {
+                      const score = data.models[m].scores[at][c],
+                        outcome = data.outcome(m, at, c),
+                        one = said(texts, m, c)[0];
+                      return h(
+                        "td",
+                        { class: "text" },
+                        h("span", {
+                          class: `dot ${cssOf(score, outcome)}`,
+                          role: "img",
+                          "aria-label": inWords(score, outcome),
+                        }),
+                        " ",
+                        h(
+                          "code",
+                          null,
+                          h("bdi", null, outcome ? one.reason.slice(0, 200) || outcome : one.text.slice(0, 200)),
+                          one.text.length > 200 && " …",
+                        ),
+                      );
+                    }),
+                  ),
+                ),
+              ),
+            ),
+          ),
+        ),
+    ),
+  );
+}
