@@ -8,12 +8,14 @@ import resource
 import shutil
 import time
 from datetime import timedelta
+from threading import Event
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from botocore.exceptions import ClientError
 from hypothesis import given
@@ -21,14 +23,21 @@ from hypothesis import strategies as st
 from s3 import elsewhere, keys, put
 from torch import nn
 from torch.multiprocessing import start_processes
+from transformers import LlamaConfig
 
 from posgap import files
 from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, _rename, shares
+from posgap.distillation.sharding import Sharded
 from posgap.errors import PosgapError
 from posgap.files import read_object
 from posgap.storage.folders import Kept
 from posgap.storage.manifests import recorded
 
+# Of the first process; the other kinds of tensors are in files like them.
+PARAMETERS = "shard-00001-model-00001-of-00004.safetensors"
+STATE = [PARAMETERS.replace("model-00001", f"model-0000{kind}") for kind in (1, 2, 3, 4)]
+# Of two processes that train alike each writes its share.
+SHARED = [STATE[0], STATE[2], *(STATE[kind].replace("shard-00001", "shard-00002") for kind in (0, 1, 3))]
 HISTORY = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25}]
 
 
@@ -52,6 +61,7 @@ class Training:
 
     def save(self, step: int, history=HISTORY) -> None:
         self.checkpoints.save(step, self.accelerator, self.model, self.optimizer, history)
+        self.checkpoints.wait()
 
     def load(self) -> list:
         return self.checkpoints.load(self.accelerator, self.model, self.optimizer)
@@ -81,23 +91,6 @@ def test_the_random_numbers_of_every_gpu_go_on_too(checkpoints, monkeypatch):
     training.save(1)
     training.load()
     assert [state.tolist() for state in restored] == [[1, 2], [3, 4]]
-
-
-def test_what_a_gpu_had_is_loaded_into_main_memory(checkpoints, monkeypatch):
-    """Saved as if from a GPU, of which there need be none where it is loaded."""
-    save = torch.save
-
-    def saved(state, file):
-        with monkeypatch.context() as patched:
-            if file.name == "training.pt":
-                patched.setattr("torch.serialization.location_tag", lambda storage: "cuda:0")
-            save(state, file)
-
-    monkeypatch.setattr("torch.save", saved)
-    training = Training(checkpoints, 2)
-    training.save(2)
-    again = Training(checkpoints)
-    assert again.load() == HISTORY and torch.equal(again.go_on(0), training.go_on(0))
 
 
 def test_what_another_node_has_deleted_or_renamed_already_is_no_fault(tmp_path):
@@ -132,7 +125,7 @@ def test_the_newest_two_are_kept_and_one_alone_while_another_is_written(checkpoi
         assert checkpoints.latest() == step
     assert seen[-1] == {"step-9", ".partial-10"} and max(map(len, seen)) == 2
     assert sorted(path.name for path in (checkpoints.folder / "step-10").iterdir()) == [
-        FILES, "history.jsonl", "random-0.pt", "training.pt"
+        FILES, "history.jsonl", "random-0.pt", *STATE
     ]  # fmt: skip
     checkpoints.remove()
     assert checkpoints.latest() == 0 and not checkpoints.folder.exists()
@@ -148,7 +141,7 @@ def two_steps(checkpoints) -> torch.Tensor:
     return at_nine
 
 
-@pytest.mark.parametrize("missing", [FILES, "history.jsonl", "random-0.pt", "training.pt"])
+@pytest.mark.parametrize("missing", [FILES, "history.jsonl", "random-0.pt", PARAMETERS])
 def test_a_checkpoint_that_lacks_a_file_does_not_count(missing, checkpoints):
     at_nine = two_steps(checkpoints)
     assert checkpoints.latest() == 10
@@ -166,11 +159,11 @@ def flip(file) -> None:
 
 
 DAMAGE = {
-    "truncated": lambda folder: os.truncate(folder / "training.pt", 1000),
+    "truncated": lambda folder: os.truncate(folder / PARAMETERS, 100),
     "emptied": lambda folder: os.truncate(folder / "random-0.pt", 0),
-    "one bit": lambda folder: flip(folder / "training.pt"),
+    "one bit": lambda folder: flip(folder / PARAMETERS),
     "no list": lambda folder: (folder / FILES).write_text("{"),
-    "a list of before": lambda folder: (folder / FILES).write_text('["training.pt"]'),
+    "a list of before": lambda folder: (folder / FILES).write_text('["history.jsonl"]'),
 }
 
 
@@ -180,7 +173,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(damage, check
     DAMAGE[damage](checkpoints.folder / "step-10")
     training = Training(checkpoints)
     assert training.load() == HISTORY[:1] and torch.equal(training.go_on(0), at_nine)
-    assert ("step-10: training.pt is damaged; this checkpoint is passed over" in caplog.text) == (damage == "one bit")
+    assert (f"step-10: {PARAMETERS} is damaged; this checkpoint is passed over" in caplog.text) == (damage == "one bit")
     DAMAGE[damage](checkpoints.folder / "step-9")
     assert Training(checkpoints).load() == []
 
@@ -189,7 +182,7 @@ def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
     training = Training(Checkpoints(Kept(remote)), 3)
     training.save(3)
     expected = training.go_on(2)
-    flip(training.checkpoints.folder / "step-3" / "training.pt")
+    flip(training.checkpoints.folder / "step-3" / PARAMETERS)
     again = Training(Checkpoints(Kept(remote)))
     assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
 
@@ -197,9 +190,9 @@ def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
 def test_what_is_damaged_in_s3_too_is_deleted_there_and_training_goes_on_from_the_one_before(remote):
     checkpoints = Checkpoints(Kept(remote))
     at_nine = two_steps(checkpoints)
-    file = checkpoints.folder / "step-10" / "training.pt"
+    file = checkpoints.folder / "step-10" / PARAMETERS
     flip(file)
-    put(f"{remote}/step-10/training.pt", file.read_bytes())
+    put(f"{remote}/step-10/{PARAMETERS}", file.read_bytes())
     put(f"{remote}/step-2/history.jsonl")
     again = Training(Checkpoints(Kept(remote)))
     assert again.load() == HISTORY[:1] and torch.equal(again.go_on(0), at_nine)
@@ -208,7 +201,7 @@ def test_what_is_damaged_in_s3_too_is_deleted_there_and_training_goes_on_from_th
 
 def test_where_no_checkpoint_is_whole_a_warning_says_so(checkpoints, caplog):
     Training(checkpoints).save(3)
-    (checkpoints.folder / "step-3" / "training.pt").unlink()
+    (checkpoints.folder / "step-3" / PARAMETERS).unlink()
     assert Training(checkpoints).load() == []
     assert "no whole checkpoint; without a shared disk `work` must be in S3" in caplog.text
 
@@ -246,46 +239,16 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-@pytest.mark.parametrize("name", ["training.pt", "random-0.pt"])
+@pytest.mark.parametrize("name", [PARAMETERS, "random-0.pt"])
 def test_loading_a_checkpoint_runs_no_code(name, checkpoints, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Training(checkpoints).save(1)
     folder = checkpoints.folder / "step-1"
     torch.save({"model": Evil()}, folder / name)
     (folder / FILES).write_text(json.dumps(recorded(folder, set(read_object(folder / FILES)))))
-    with pytest.raises(Exception, match="[Ww]eights.only"):
+    with pytest.raises(Exception, match="[Ww]eights.only|cannot be gone on from .*header"):
         Training(checkpoints).load()
     assert not (tmp_path / "evil").exists()
-
-
-class Engine:
-    """A stand-in for DeepSpeed's engine, which writes and reads folders itself; test_processes has the real one."""
-
-    state: str = "new"
-    file: str = "shard.pt"
-
-    def save_checkpoint(self, folder: str, tag: str) -> None:
-        with open(f"{folder}/{tag}/{self.file}", "w") as file:  # as DeepSpeed does, where the folder is there
-            file.write(self.state)
-
-    def load_checkpoint(self, folder: str, tag: str) -> None:
-        with open(f"{folder}/{tag}/{self.file}") as file:
-            self.state = file.read()
-
-
-DEEPSPEED = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=object()))
-
-
-def test_deepspeed_s_engine_keeps_its_state_itself(checkpoints):
-    engine = Engine()
-    engine.state = "trained"
-    checkpoints.save(5, DEEPSPEED, engine, None, HISTORY)
-    names = {path.relative_to(checkpoints.folder).as_posix() for path in checkpoints.folder.rglob("*.*")}
-    assert names == {f"step-5/{name}" for name in (FILES, "history.jsonl", "random-0.pt", "engine/shard.pt")}
-    other = Engine()
-    assert checkpoints.load(DEEPSPEED, other, None) == HISTORY and other.state == "trained"
-    (checkpoints.folder / "step-5" / "engine" / "shard.pt").unlink()
-    assert checkpoints.latest() == 0
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_counts(checkpoints, monkeypatch):
@@ -302,12 +265,47 @@ def test_a_checkpoint_is_on_the_disk_before_it_counts(checkpoints, monkeypatch):
 
     monkeypatch.setattr("os.fsync", flushed)
     monkeypatch.setattr("os.rename", renamed)
-    checkpoints.save(5, DEEPSPEED, Engine(), None, HISTORY)
+    Training(checkpoints).save(5)
     before, after = steps[: steps.index("renamed")], steps[steps.index("renamed") + 1 :]
     assert after == ["."]
     listed = next(i for i, name in enumerate(before) if name.endswith(FILES))
-    assert {f".partial-5/{name}" for name in ("engine/shard.pt", "history.jsonl", "random-0.pt")} <= {*before[:listed]}
-    assert {".partial-5", ".partial-5/engine"} <= {*before[listed:]}
+    assert {f".partial-5/{name}" for name in (*STATE, "history.jsonl", "random-0.pt")} <= {*before[:listed]}
+    assert ".partial-5" in before[listed:]
+
+
+# Beside training
+
+
+def test_a_checkpoint_has_what_was_saved_though_training_went_on_while_it_was_written(checkpoints, monkeypatch):
+    write, goes_on = dcp.save, Event()
+
+    def later(*arguments, **named):
+        assert goes_on.wait(20)
+        write(*arguments, **named)
+
+    monkeypatch.setattr("torch.distributed.checkpoint.save", later)
+    training = Training(checkpoints, 3)
+    checkpoints.save(3, training.accelerator, training.model, training.optimizer, HISTORY)
+    expected = training.go_on(4)
+    assert checkpoints.latest() == 0
+    goes_on.set()
+    checkpoints.wait()
+    again = Training(checkpoints)
+    assert again.load() == HISTORY and torch.equal(again.go_on(4), expected)
+
+
+def test_what_ends_a_block_is_said_before_a_checkpoint_that_could_not_be_written(checkpoints, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.save", full)
+    training = Training(checkpoints)
+    with pytest.raises(ZeroDivisionError), checkpoints:
+        checkpoints.save(3, training.accelerator, training.model, training.optimizer, HISTORY)
+        raise ZeroDivisionError
+    assert "step-3: the checkpoint could not be written (No space left on device)" in caplog.text
+    with pytest.raises(PosgapError, match="No space left on device"), checkpoints:
+        checkpoints.save(3, training.accelerator, training.model, training.optimizer, HISTORY)
 
 
 # In S3
@@ -326,7 +324,7 @@ def test_on_another_machine_training_goes_on_from_s3(remote, tmp_path, monkeypat
     training = Training(Checkpoints(Kept(remote)), 3)
     for step in (3, 5):
         training.save(step)
-        assert in_s3(remote) == [f"step-{step}/{n}" for n in (FILES, "history.jsonl", "random-0.pt", "training.pt")]
+        assert in_s3(remote) == [f"step-{step}/{n}" for n in (FILES, "history.jsonl", "random-0.pt", *STATE)]
     expected = training.go_on(2)
     elsewhere(tmp_path, monkeypatch)
     again = Training(Checkpoints(Kept(remote)))
@@ -385,7 +383,7 @@ def refused(*_) -> ClientError:
     return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "PutObject")
 
 
-@pytest.mark.parametrize("name", ["training.pt", FILES])
+@pytest.mark.parametrize("name", [PARAMETERS, FILES])
 def test_what_cannot_be_uploaded_is_told_and_the_older_one_in_s3_stays(name, remote, s3_calls, caplog):
     training = Training(Checkpoints(Kept(remote)), 1)
     training.save(1)
@@ -430,15 +428,15 @@ def test_every_process_finds_the_same_shares():
 # Two processes
 
 
-def two_processes(folder, body, apart=False, slow=None) -> None:
-    """Runs `body(rank)` in two processes that can meet; `apart`: each on a machine of its own. The disk is `slow` for
-    the process of that rank."""
+def two_processes(folder, body, apart=False, slow=None, world=2) -> None:
+    """Runs `body(rank)` in two processes (or `world`) that can meet; `apart`: each on a machine of its own. The disk is
+    `slow` for the process of that rank."""
 
     def run(rank):
         os.environ |= {"LOCAL_RANK": "0" if apart else str(rank), "AWS_SDK_UA_APP_ID": str(rank)}  # a client of its own
         if apart:
             os.environ["POSGAP_CACHE"] = str(folder / f"machine-{rank}")
-        meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": 2}
+        meeting = {"init_method": f"file://{folder}/meeting", "rank": rank, "world_size": world}
         dist.init_process_group("gloo", timeout=timedelta(seconds=20), **meeting)
         if rank == slow:
             slow_down()
@@ -446,7 +444,7 @@ def two_processes(folder, body, apart=False, slow=None) -> None:
         dist.destroy_process_group()
 
     (folder / "meeting").unlink(missing_ok=True)
-    start_processes(run, nprocs=2, start_method="fork")
+    start_processes(run, nprocs=world, start_method="fork")
 
 
 def slow_down() -> None:
@@ -465,7 +463,7 @@ def slow_down() -> None:
 
 
 def goes_on(training: Training, rank: int) -> None:
-    """Asserts that this process's random numbers, and the first one's parameters, are those of the checkpoint."""
+    """Asserts that this process's random numbers and parameters are those of the checkpoint."""
     torch.manual_seed(rank)
     drawn = torch.randn(3)
     torch.manual_seed(7)
@@ -475,7 +473,7 @@ def goes_on(training: Training, rank: int) -> None:
 
 
 def saves(training: Training, rank: int, step: int) -> None:
-    nn.init.constant_(training.model.weight, 1.0 + rank)  # the first process's parameters are everyone's
+    nn.init.constant_(training.model.weight, 1.0)
     torch.manual_seed(rank)
     training.save(step)
     nn.init.constant_(training.model.weight, 9.0)
@@ -494,7 +492,7 @@ def test_processes_that_share_a_disk_write_one_checkpoint(apart, slow, tmp_path)
     two_processes(tmp_path, body, apart, slow)
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step-2", "step-4"}
     last = sorted(path.name for path in (tmp_path / "c" / "step-4").iterdir())
-    assert last == [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
+    assert last == [FILES, "history.jsonl", "random-0.pt", "random-1.pt", *SHARED]
     (tmp_path / "c" / "step-4" / "random-1.pt").unlink()
     assert Checkpoints(tmp_path / "c").latest() == 2  # a checkpoint is not whole without every process's part
 
@@ -515,18 +513,8 @@ def test_each_file_is_hashed_by_one_process(tmp_path):
 
     two_processes(tmp_path, body)
     hashed = [(tmp_path / f"hashed-{rank}").read_text().split() for rank in (0, 1)]
-    assert sorted(hashed[0] + hashed[1]) == sorted(["history.jsonl", "random-0.pt", "random-1.pt", "training.pt"] * 2)
+    assert sorted(hashed[0] + hashed[1]) == sorted(["history.jsonl", "random-0.pt", "random-1.pt", *SHARED] * 2)
     assert not set(hashed[0]) & set(hashed[1])
-
-
-def test_the_engines_of_two_processes_write_into_one_folder(tmp_path):
-    def body(rank):
-        engine = Engine()
-        engine.file = f"shard-{rank}.pt"
-        Checkpoints(tmp_path / "c").save(2, DEEPSPEED, engine, None, HISTORY)
-
-    two_processes(tmp_path, body)
-    assert {path.name for path in (tmp_path / "c" / "step-2" / "engine").iterdir()} == {"shard-0.pt", "shard-1.pt"}
 
 
 def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_path):
@@ -542,11 +530,55 @@ def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_pa
         assert training.checkpoints.latest() == 4
 
     two_processes(tmp_path, save, apart=True)
-    expected = [FILES, "history.jsonl", "random-0.pt", "random-1.pt", "training.pt"]
+    expected = [FILES, "history.jsonl", "random-0.pt", "random-1.pt", *SHARED]
     assert in_s3(remote) == [f"step-4/{name}" for name in expected]
     two_processes(tmp_path, load, apart=True)
     shutil.rmtree(tmp_path / "machine-1")
     two_processes(tmp_path, load, apart=True)  # one machine has it, the other one not
+
+
+class InPieces(Training):
+    """The same with FSDP2: of three processes one has no row of the two."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self.checkpoints, self.accelerator, self.model = checkpoints, Sharded(cpu=True), nn.Linear(2, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.model.model = SimpleNamespace(config=LlamaConfig(num_hidden_layers=1), modules=list)
+        self.accelerator.prepare(self.model, self.optimizer)
+
+    def go_on(self, steps: int) -> torch.Tensor:
+        for _ in range(steps):
+            self.model(torch.randn(4, 2)).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return torch.cat([piece.full_tensor().flatten() for piece in self.model.parameters()]).detach()
+
+
+def test_any_number_of_processes_goes_on_from_pieces(tmp_path):
+    """Saved by three in pieces, gone on from by one that has all, and by two in pieces."""
+
+    def save(rank):
+        training = InPieces(Checkpoints(tmp_path / "c"))
+        before = training.go_on(3)
+        moments = [kept["exp_avg"].full_tensor() for kept in training.optimizer.state.values()]
+        training.save(3)
+        if rank == 0:
+            torch.save((before, moments), tmp_path / "expected")
+
+    def load(rank):
+        training = InPieces(Checkpoints(tmp_path / "c"))
+        assert training.load() == HISTORY and torch.equal(training.go_on(0), expected)
+        assert all(torch.equal(kept["exp_avg"].full_tensor(), moment) for kept, moment in kept_by(training))
+
+    def kept_by(training):
+        return zip(training.optimizer.state.values(), moments, strict=True)
+
+    two_processes(tmp_path, save, world=3)
+    expected, moments = torch.load(tmp_path / "expected")
+    alone = Training(Checkpoints(tmp_path / "c"))
+    assert alone.load() == HISTORY and torch.equal(alone.go_on(0), expected)
+    assert all(torch.equal(kept["exp_avg"], moment) and kept["step"] == 3 for kept, moment in kept_by(alone))
+    two_processes(tmp_path, load)
 
 
 @pytest.mark.parametrize("slow", [0, 1])

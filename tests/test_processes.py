@@ -116,6 +116,7 @@ def require_the_same_training(one: Path, two: Path, base: Path) -> None:
 
 LAUNCHES = {
     "data parallel": (ACCELERATE, {}),
+    "fsdp": (TORCHRUN, {"fsdp": True, "micro_batch_tokens": 150, "gradient_checkpointing": True}),
     "zero2": (DEEPSPEED, {"deepspeed": "zero2", "micro_batch_tokens": 150}),
     "zero3": (None, {"deepspeed": "zero3", "micro_batch_tokens": 150, "gradient_checkpointing": True}),
 }
@@ -150,7 +151,7 @@ def test_two_processes_train_like_one(how, config, tmp_path, monkeypatch):
     """Data parallel, and with optimizer states (ZeRO-2) and parameters (ZeRO-3) in pieces, in micro-batches, watched
     where each has all parameters; the model's weights are hashed once."""
     launcher, more = LAUNCHES[how]
-    if how != "zero3":  # which watches nothing
+    if how not in ("zero3", "fsdp"):  # which watch nothing
         write_examples(tmp_path / "held-out.jsonl", [kv_example(100 + i) for i in range(5)])
         config = config.model_copy(update={"watch": tmp_path / "held-out.jsonl", "watch_every": 2})
     distill(config)

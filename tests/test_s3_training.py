@@ -10,6 +10,7 @@ import torch
 from botocore.exceptions import ClientError
 from conftest import kv_example
 from s3 import Killed, elsewhere, keys
+from test_checkpoints import PARAMETERS
 from test_processes import TORCHRUN, command, environment, history, parameters
 from test_rollout_experiment import TINY, trials
 
@@ -61,7 +62,7 @@ def test_on_another_machine_training_goes_on_and_ends_the_same(config, tmp_path,
         distill(config)
     s3_calls.fail = lambda op, key: None
     # All of the second is there but the last word.
-    assert kept(config) >= {f"{FIRST}/{FILES}", f"{SECOND}/training.pt", f"{SECOND}/random-0.pt"}
+    assert kept(config) >= {f"{FIRST}/{FILES}", f"{SECOND}/{PARAMETERS}", f"{SECOND}/random-0.pt"}
     elsewhere(tmp_path, monkeypatch)
     with caplog.at_level(logging.INFO, logger="posgap"):
         distill(config)
@@ -71,7 +72,7 @@ def test_on_another_machine_training_goes_on_and_ends_the_same(config, tmp_path,
     assert {name.partition("-")[0] for name in kept(config)} == {"states"}  # checkpoints are removed
 
 
-@pytest.mark.parametrize("dies_at", ["training.pt", "random-0.pt", "history.jsonl"])
+@pytest.mark.parametrize("dies_at", [PARAMETERS, "random-0.pt", "history.jsonl"])
 def test_whatever_of_an_upload_is_missing_the_checkpoint_does_not_count(
     config, tmp_path, monkeypatch, s3_calls, dies_at
 ):

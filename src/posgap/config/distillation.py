@@ -139,6 +139,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         False, description="save memory: compute activations again in the backward pass"
     )
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
+    fsdp: bool = Field(
+        False, description="spread parameters, gradients and optimizer over the processes by torch's FSDP2"
+    )
     save_steps: int = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"
     )
@@ -182,6 +185,12 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
                 "`export_dtype` and `export_rounding` are of whole models; leave them out: adapters are written in "
                 "float32, and rounded to the base's precision where they are merged"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _either_deepspeed_or_fsdp(self) -> Self:
+        if self.deepspeed and self.fsdp:
+            raise ValueError("`deepspeed` and `fsdp` exclude each other; leave one empty")
         return self
 
 

@@ -2,25 +2,36 @@
 
 A checkpoint is a folder `step-<n>` with parameters, optimizer and random number generators of every
 process, and the history so far; the plan of steps and the learning rate are functions of the config
-and the step, so the step stands for sampler and scheduler. `files.json` has the size and sha256 of
-all its files, and is written when they are on the disk: a checkpoint is whole where each has its size,
-and is gone on from where each has its sha256. Nodes without a shared disk have each their own
-processes' files, and need S3 to put them together.
+and the step, so the step stands for sampler and scheduler. Parameters and optimizer are written by
+torch's distributed checkpointing as safetensors, by every process its share, so that any other number
+of processes can go on. `files.json` has the size and sha256 of all files, and is written when they are
+on the disk: a checkpoint is whole where each has its size, and is gone on from where each has its
+sha256. Nodes without a shared disk have each their own processes' files, and need S3 to put them
+together.
 """
 
+import functools
 import logging
 import random
 import shutil
+import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import DeviceMesh
 
 from posgap import files
+from posgap.distillation import training_state
 from posgap.distillation.processes import gather, meet, rank_and_world
+from posgap.distillation.training_state import KINDS, State
 from posgap.errors import PosgapError
 from posgap.launch import first_of_its_node
 from posgap.storage import manifests
@@ -35,11 +46,45 @@ class Checkpoints:
     """The checkpoints of one run in `folder`; the newest two are kept. Every process saves and loads.
 
     While one is written only the one before it is kept beside it, so that there is never room for more than two.
+
+    Saving copies the state into main memory; it is written while training goes on. `wait` ends when it is there; so
+    does a block `with checkpoints:`, however the block ends.
     """
 
     def __init__(self, folder: Kept | Path):
         self.kept = folder if isinstance(folder, Kept) else Kept(folder)
         self.folder = self.kept.folder
+        self.writer = ThreadPoolExecutor(1, "checkpoints")
+        self.writing: Future[None] | None = None
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # said for a single process
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except PosgapError as error:
+            if kind is None:
+                raise
+            log.warning("%s", error)  # what ended the block is what has to be said
+
+    def wait(self) -> None:
+        """Ends when what was saved is written; raises `PosgapError` where it could not be."""
+        writing, self.writing = self.writing, None
+        if writing:
+            writing.result()
+
+    @functools.cached_property
+    def _mesh(self) -> DeviceMesh | None:
+        """The main memories of all processes, which meet there in a group of their own, beside those that train."""
+        if rank_and_world()[1] == 1:
+            return None
+        return DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return self._mesh.get_group() if self._mesh else None
 
     def latest(self) -> int:
         """The step of the newest checkpoint that is whole on this machine, 0 where there is none."""
@@ -58,49 +103,53 @@ class Checkpoints:
     ) -> None:
         """Writes the checkpoint of `step`, and keeps the newest of those before it.
 
-        Where it cannot be written (a full disk), the older one stays and `PosgapError` is raised.
-        Where it cannot be uploaded, a warning says so and training goes on.
+        What of it takes time is done later, in a thread. Where the one before this could not be written (a full disk),
+        `PosgapError` is raised, and the one before that stays. Where it cannot be uploaded, a warning says so and
+        training goes on.
         """
+        self.wait()
+        state = training_state.taken(accelerator, model, optimizer, self._mesh)
+        self.writing = self.writer.submit(self._write, step, state, _random_states(), list(history))
+
+    def _write(self, step: int, state: State, random_states: dict, history: History) -> None:
         partial, complete = self.folder / f".partial-{step}", self.folder / f"step-{step}"
-        rank, _ = rank_and_world()
+        rank, group = rank_and_world()[0], self._group
         try:
             if first_of_its_node():
                 last = max((earlier for earlier in self._here() if earlier != step), default=0)
                 for other in self.folder.glob("*"):
                     if other.name != f"step-{last}":
                         _remove(other)
-            meet()
+            meet(group)
             partial.mkdir(parents=True, exist_ok=True)
-            if _is_deepspeed(accelerator):
-                (partial / "engine").mkdir(exist_ok=True)
-                model.save_checkpoint(str(partial), tag="engine")
-            elif rank == 0:
-                parameters = _without_frozen(accelerator.unwrap_model(model))
-                torch.save({"model": parameters, "optimizer": optimizer.state_dict()}, partial / "training.pt")
-            torch.save(_random_states(), partial / f"random-{rank}.pt")
+            # A file for each kind of tensors, since one that is written is in memory twice.
+            index = {name: KINDS.index(name.partition(".")[0]) + 1 for name in state}
+            writer = dcp.HuggingFaceStorageWriter(str(partial), index, save_distributed=True)
+            dcp.save(state, storage_writer=writer, process_group=group, no_dist=group is None)
+            torch.save(random_states, partial / f"random-{rank}.pt")
             if rank == 0:
                 files.write_jsonl(partial / "history.jsonl", history)
-            meet()
-            own_files = _shares(partial)[rank]
+            meet(group)
+            own_files = _shares(partial, group)[rank]
             for name in own_files:
                 files.flush(partial / name)
             recorded = manifests.recorded(partial, own_files)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, CheckpointException) as error:
             _remove(partial)
             kept = f"the checkpoint of step {self.latest()} is kept" if self.latest() else "there is no older one"
             raise PosgapError(
-                f"{complete}: the checkpoint could not be written ({str(error).splitlines()[0]}); {kept}. Make room "
+                f"{complete}: the checkpoint could not be written ({_reason(error)}); {kept}. Make room "
                 "and run the same command again"
             ) from None
-        everybody_s = gather(recorded)
+        everybody_s = gather(recorded, group)
         if first_of_its_node():
             files.write_json(partial / FILES, {name: known for part in everybody_s for name, known in part.items()})
             files.flush(partial)
-        meet()
+        meet(group)
         if first_of_its_node():
             _rename(partial, complete)
             files.flush(self.folder, deep=False)
-        meet()
+        meet(group)
         self._upload(complete, recorded)
 
     def _upload(self, complete: Path, own_files: Mapping[str, Mapping[str, Any]]) -> None:
@@ -114,7 +163,7 @@ class Checkpoints:
             self.kept.push({complete / name: known["sha256"] for name, known in own_files.items()})
         except PosgapError as error:
             failed = str(error)
-        failures = [reason for reason in gather(failed) if reason]
+        failures = [reason for reason in gather(failed, self._group) if reason]
         if rank:
             return
         try:
@@ -176,14 +225,16 @@ class Checkpoints:
             return []
         folder = self.folder / f"step-{step}"
         log.info("going on from the checkpoint of step %d in %s", step, self.folder)
-        if _is_deepspeed(accelerator):
-            model.load_checkpoint(str(folder), tag="engine")
-        else:
-            state = torch.load(folder / "training.pt", map_location="cpu", weights_only=True)
-            student = accelerator.unwrap_model(model)
-            student.load_state_dict(student.state_dict() | state["model"])  # what is not trained it has already
-            optimizer.load_state_dict(state["optimizer"])
-        _set_random_states(torch.load(folder / f"random-{rank}.pt", weights_only=True))
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+        group = self._group
+        fill = functools.partial(dcp.load, storage_reader=reader, process_group=group, no_dist=group is None)
+        try:
+            training_state.put(accelerator, model, optimizer, self._mesh, fill)
+        except CheckpointException as error:
+            raise PosgapError(f"{folder}: cannot be gone on from ({_reason(error)}); delete it") from None
+        # A process that was not there then goes on with those that it has.
+        if (states := folder / f"random-{rank}.pt").is_file():
+            _set_random_states(torch.load(states, weights_only=True))
         return [row for _, row in files.read_jsonl(folder / "history.jsonl")]
 
 
@@ -198,10 +249,10 @@ def _whole(folder: Path) -> bool:
     return bool(record) and not manifests.damage({"files": record}, sizes)
 
 
-def _shares(folder: Path) -> list[list[str]]:
+def _shares(folder: Path, group: dist.ProcessGroup | None = None) -> list[list[str]]:
     """The files of a checkpoint that each process reads, hashes and uploads: all of them once."""
     names_by_process = gather(
-        sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()), group
     )
     return shares([[name for name in names if name != FILES] for names in names_by_process])
 
@@ -229,14 +280,11 @@ def _rename(partial: Path, complete: Path) -> None:
             raise
 
 
-def _without_frozen(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The state of a model without parameters that are not trained: of adapters, that is without their base."""
-    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
-
-
-def _is_deepspeed(accelerator: Accelerator) -> bool:
-    return accelerator.state.deepspeed_plugin is not None
+def _reason(error: BaseException) -> str:
+    """What went wrong first, in a line; torch has it by process."""
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
+    return str(error).splitlines()[0]
 
 
 def _random_states() -> dict:

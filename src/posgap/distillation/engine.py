@@ -7,7 +7,7 @@ import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,7 @@ def train(
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
     loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens)
     rest = range(len(history), len(steps))
-    with deferred_termination() as termination:
+    with deferred_termination() as termination, checkpoints or nullcontext():
         for step in track(rest, len(rest), "distillation steps"):
             if watch and (reason := watch.over(history)):
                 log.info("training ends after step %d of %d: %s", step, len(steps), reason)
@@ -142,6 +142,8 @@ def train(
             due = save_steps and ((step + 1) % save_steps == 0 or ends)
             if checkpoints and (stopping or due):
                 checkpoints.save(step + 1, accelerator, wrapped, optimizer, history)
+            if checkpoints and stopping:
+                checkpoints.wait()
             if stopping:
                 raise Stopped(f"stopped by SIGTERM after step {step + 1} of {len(steps)}")
     return wrapped, history
@@ -255,7 +257,7 @@ class Loop:
     @contextmanager
     def _noting_exhaustion(self) -> Iterator[None]:
         """Within the block running out of memory is noted, for all processes to go back together."""
-        if self.gradient.by_deepspeed:  # its processes wait for each other within a pass
+        if self.gradient.in_pieces:  # then processes wait for each other within a pass
             with _naming_exhaustion(f"{self.micro_batch_tokens} tokens at once; give a smaller micro_batch_tokens"):
                 yield
             return

@@ -15,7 +15,8 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from posgap.adapters import merged_in_float32, named
 from posgap.config import DistillConfig
 from posgap.distillation.lora import merged, write_adapter
-from posgap.distillation.processes import trained_parameters
+from posgap.distillation.processes import in_pieces, trained_parameters
+from posgap.distillation.sharding import callable_by_itself
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.launch import is_main_process
@@ -36,7 +37,7 @@ class Trained:
     """What came of training: the parameters that it changed, by name, in float32 as the optimizer has them, and the
     `logits` that the model in training gives to the tokens `probe [1, T]`, in arithmetic of the precision `arithmetic`.
 
-    Where DeepSpeed has the parameters, they are gathered on the first process.
+    Where DeepSpeed or FSDP has the parameters, they are gathered on the first process.
     """
 
     parameters: Mapping[str, Tensor]
@@ -54,10 +55,11 @@ class Trained:
         without_flash_attention(model.eval())  # which computes in 16 bits only
         probe = ids[:1, :PROBE_TOKENS]
         parameters = trained_parameters(model, accelerator)
-        # ZeRO-3 needs them all for one forward pass.
-        together = accelerator.state.deepspeed_plugin is not None
-        logits = _logits(model, probe) if together or is_main_process() else torch.empty(0)
-        return cls(best or parameters, probe, logits, model.dtype)
+        # Where parameters are in pieces, all processes are needed for one forward pass.
+        with callable_by_itself(accelerator):
+            logits = _logits(model, probe) if in_pieces(accelerator) or is_main_process() else torch.empty(0)
+            arithmetic = model.dtype
+        return cls(best or parameters, probe, logits, arithmetic)
 
 
 def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, float]:

@@ -133,9 +133,8 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     prompts = config.epochs * config.n_examples * (config.k + 1)
     operations = (prompts + config.n_examples / 3) * best.operations  # the teacher reads forwards alone
     hours = operations / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
-    # Parameters (of LoRA the adapters, but for DeepSpeed's) and Adam's two means in float32; two checkpoints are kept.
-    whole = not best.way.lora_rank or best.way.strategy.startswith("zero")
-    checkpoints = 2 * 4 * ((size.parameters if whole else size.trained) + 2 * size.trained)
+    # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
+    checkpoints = 2 * 4 * 3 * size.trained
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
     plan: dict[str, Any] = {
         "options": options,

@@ -16,28 +16,41 @@ import torch.distributed as dist
 from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.state import AcceleratorState
 from accelerate.utils import is_deepspeed_available
+from torch.distributed.tensor import DTensor
 
+from posgap.distillation.sharding import Sharded
 from posgap.errors import PosgapError
 from posgap.files import read_object
-from posgap.launch import of_all
+from posgap.launch import launched, of_all
 
 T = TypeVar("T")
+# What a launcher may ask of FSDP: the variable, the one value that is as posgap trains, and what there is instead.
+_FSDP = (
+    ("FSDP_VERSION", "2", ""),
+    ("FSDP_OFFLOAD_PARAMS", "false", ", or take a DeepSpeed file that offloads"),
+    ("FSDP_RESHARD_AFTER_FORWARD", "true", ", or take --deepspeed zero2"),
+    ("FSDP_ACTIVATION_CHECKPOINTING", "false", ", and with --gradient-checkpointing"),
+)
 _DIVIDED = "and each gradient would be divided by it: posgap parts a step by --micro-batch-tokens"
 
 
-def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0) -> Accelerator:
-    """The Accelerator of this launch: for one process, for several, or for DeepSpeed.
+def accelerator(
+    mixed: bool = False, deepspeed: str = "", max_grad_norm: float = 1.0, fsdp: bool = False
+) -> Accelerator:
+    """The Accelerator of this launch: for one process, for several, for DeepSpeed, or for torch's FSDP2.
 
-    `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if empty, DeepSpeed
-    is used only if `accelerate launch` asks for it. Raises `PosgapError`, on every process, if DeepSpeed is needed but
-    not installed, and for what launcher or file ask for that posgap would not train under as they mean it.
+    `mixed` means arithmetic in bfloat16. `deepspeed` is `zero2`, `zero3` or a DeepSpeed JSON file; if it is empty and
+    `fsdp` false, DeepSpeed or FSDP2 are used only if `accelerate launch` asks for them. Raises `PosgapError`, on every
+    process, if DeepSpeed is needed but not installed, and for what launcher or file ask for that posgap would not train
+    under as they mean it.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise DeepSpeed probes for accelerators and logs about it
     by_launcher = _is_asked_for("DEEPSPEED")
     if by_launcher:
         deepspeed = deepspeed or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm))[0]
+    fsdp = fsdp or _is_asked_for("FSDP")
+    settings = of_all(lambda: _settings(deepspeed, mixed, max_grad_norm, fsdp))[0]
     # gloo's threads can abort a process that exits while they run, so the group is destroyed first.
     atexit.unregister(_leave)
     atexit.register(_leave)
@@ -50,7 +63,12 @@ def accelerator(mixed: bool = False, deepspeed: str = "", max_grad_norm: float =
         warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
         return Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings), mixed_precision=precision)
     # With `cpu`, Accelerate connects processes through gloo, but ignores DeepSpeed.
-    return Accelerator(cpu=not torch.cuda.is_available() and not by_launcher, mixed_precision=precision)
+    cpu = not torch.cuda.is_available() and not by_launcher
+    if fsdp and launched()[1] > 1:
+        # As asked for by the launcher, the model would be loaded by the first process alone.
+        os.environ.pop("ACCELERATE_USE_FSDP", None)
+        return Sharded(cpu=cpu, mixed_precision=precision)
+    return Accelerator(cpu=cpu, mixed_precision=precision)
 
 
 def _is_asked_for(what: str) -> bool:
@@ -58,14 +76,20 @@ def _is_asked_for(what: str) -> bool:
     return os.environ.get(f"ACCELERATE_USE_{what}", "false").lower() in ("1", "true", "yes")
 
 
-def _settings(deepspeed: str, mixed: bool, max_grad_norm: float) -> dict:
+def _settings(deepspeed: str, mixed: bool, max_grad_norm: float, fsdp: bool) -> dict:
     """DeepSpeed's settings, empty without it; `PosgapError` for a launch that would not be what it says."""
-    for variable, name in (("FSDP", "FSDP"), ("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "parallelism")):
+    for variable, name in (("MEGATRON_LM", "Megatron-LM"), ("PARALLELISM_CONFIG", "parallelism")):
         if _is_asked_for(variable):
             raise PosgapError(
                 f"ACCELERATE_USE_{variable}: the launcher asks for {name}, which posgap does not train under; launch "
-                "without it, and with --deepspeed zero3 to spread parameters over processes"
+                "without it, and with --fsdp or --deepspeed zero3 to spread parameters over processes"
             )
+    if fsdp and deepspeed:
+        raise PosgapError(f"deepspeed: is {deepspeed}, and FSDP is asked for too; take one of them")
+    if _is_asked_for("FSDP"):
+        for variable, ours, other in _FSDP:
+            if (value := os.environ.get(variable, ours).lower()) != ours:
+                raise PosgapError(f"{variable}: is {value}, and posgap has it {ours}; launch with that{other}")
     steps = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
     if steps not in ("1", "auto"):
         raise PosgapError(f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS: is {steps}, {_DIVIDED}; launch with 1")
@@ -136,12 +160,15 @@ def rank_and_world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def gather(value: T) -> list[T]:
-    """The values of all processes, in the order of their ranks, on every process."""
+def gather(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The values of all processes, in the order of their ranks, on every process.
+
+    They meet in `group`, if it is given: threads that meet at the same time need groups of their own.
+    """
     _, world = rank_and_world()
     everyone: list[T] = [value] * world
     if world > 1:
-        dist.all_gather_object(everyone, value)
+        dist.all_gather_object(everyone, value, group)
     return everyone
 
 
@@ -163,29 +190,43 @@ def arithmetic(accelerator: Accelerator) -> str:
     casts what each operation reads."""
     if accelerator.mixed_precision != "bf16":
         return "float32"
+    if isinstance(accelerator, Sharded):
+        return "bfloat16 parameters by FSDP"  # which leaves buffers as they are
     return "bfloat16 parameters" if accelerator.state.deepspeed_plugin else "bfloat16 by autocast"
 
 
-def meet() -> None:
+def meet(group: dist.ProcessGroup | None = None) -> None:
     """Waits until every process has called this."""
     if rank_and_world()[1] > 1:
-        dist.barrier()
+        dist.barrier(group)
 
 
 def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
     """The parameters of `model` that are trained, by name, in the optimizer's precision. Every process calls this.
 
-    Those that DeepSpeed has, in pieces and in float32 where the model's own are in 16 bits, are gathered, for the first
-    process alone; without DeepSpeed they are the model's own.
+    Those that DeepSpeed or FSDP have, in pieces, and DeepSpeed in float32 where the model's own are in 16 bits, are
+    gathered, for the first process alone; else they are the model's own.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if accelerator.state.deepspeed_plugin is None:
+    if not in_pieces(accelerator):
         return {name: parameter.detach() for name, parameter in parameters.items()}
-    from deepspeed.utils import safe_get_full_fp32_param
-
     whole = {}
     for name, parameter in parameters.items():
-        kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
+        gathered = _gathered(parameter)
         if rank_and_world()[0] == 0:
-            whole[name] = (parameter.detach() if kept is None else kept).cpu()
+            whole[name] = gathered.cpu()
     return whole
+
+
+def in_pieces(accelerator: Accelerator) -> bool:
+    """Whether processes share what training keeps, and so wait for each other in every forward and backward pass."""
+    return isinstance(accelerator, Sharded) or accelerator.state.deepspeed_plugin is not None
+
+
+def _gathered(parameter: torch.nn.Parameter) -> torch.Tensor:
+    if isinstance(parameter, DTensor):
+        return parameter.detach().full_tensor()
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
+    return parameter.detach() if kept is None else kept

@@ -70,7 +70,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     held_out = watched_examples(config, pairs)
     steps, objective = _plan(config, pairs)
 
-    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm)
+    accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp)
     model = _model(config)
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
@@ -208,11 +208,15 @@ def _model_digest(config: DistillConfig) -> str:
 
 def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     """Identifies a training run: checkpoints of another one are not gone on from."""
-    # So a run that is out of memory can go on, and one whose model could not be written as it was to be.
-    without_effect = {"micro_batch_tokens", "gradient_checkpointing", "export_dtype", "export_rounding", "lora_export"}
+    # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
+    # written as it was to be.
+    without_effect = {
+        "micro_batch_tokens", "gradient_checkpointing", "deepspeed", "fsdp", "export_dtype", "export_rounding",
+        "lora_export",
+    }  # fmt: skip
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]
-    return files.digest_of([parameters, _model_digest(config), read, processes.rank_and_world()[1]])[:16]
+    return files.digest_of([parameters, _model_digest(config), read])[:16]
 
 
 def _at_fault(error: NotFinite, pairs: list[Pair]) -> dict:

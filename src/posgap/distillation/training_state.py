@@ -1,0 +1,172 @@
+"""What training goes on from: each trained parameter and what AdamW keeps of it, by name, whoever holds which piece.
+
+The names and shapes are those of the model on one process, in whatever way processes share it: whole, in DTensors
+(FSDP2) or in DeepSpeed's flat partitions, of which each process shows some rows. So a checkpoint that was written in
+one way, by any number of processes, is read in any other.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from posgap.errors import PosgapError
+
+PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
+KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name
+State = dict[str, Tensor]
+# What ZeRO's stages and its optimizer for bfloat16 call their flat partitions.
+_FLAT = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+
+
+def taken(accelerator: Accelerator, model: Any, optimizer: torch.optim.Optimizer, mesh: DeviceMesh | None) -> State:
+    """A copy of the state in main memory, of which this process has all, or with DTensors its rows.
+
+    `mesh` is of all processes' main memories, `None` for a single one. Every process calls this.
+    """
+    student = accelerator.unwrap_model(model)
+    if zero := _zero(accelerator, model):
+        return dict(_of_zero(student, zero, mesh))
+    return {name: _copy(tensor, mesh) for name, tensor in _live(student, optimizer).items()}
+
+
+def put(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    mesh: DeviceMesh | None,
+    read: Callable[[State], None],
+) -> None:
+    """Puts a state into model and optimizer. `read` fills the tensors of the state that it is given, in place."""
+    student = accelerator.unwrap_model(model)
+    zero = _zero(accelerator, model)
+    if zero is None:
+        read(_live(student, optimizer))
+        return
+    _begin(zero)
+    state = dict(_of_zero(student, zero, mesh))
+    read(state)
+    _into_zero(student, zero, state)
+
+
+def _trained(student: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    return ((name, parameter) for name, parameter in student.named_parameters() if parameter.requires_grad)
+
+
+def _unmoved(parameter: Tensor, step: Any) -> dict[str, Any]:
+    """What AdamW keeps of a parameter before its first step."""
+    return {"step": step, **{kind: torch.zeros_like(parameter) for kind in MEANS}}
+
+
+def _live(student: torch.nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """The numbers that the model and torch's AdamW work with themselves."""
+    state: State = {}
+    for name, parameter in _trained(student):
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = _unmoved(parameter.detach(), torch.tensor(0.0))
+        of_parameter = optimizer.state[parameter] | {PARAMETERS: parameter.detach()}
+        for kind in KINDS:
+            tensor = of_parameter[kind]
+            state[f"{kind}.{name}"] = tensor if tensor.dim() else tensor.view(1)
+    return state
+
+
+def _copy(tensor: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    if not isinstance(tensor, DTensor):
+        return tensor.to("cpu", copy=True).contiguous()
+    rows = tensor.to_local().to("cpu", copy=True).contiguous()
+    return DTensor.from_local(
+        rows, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+# DeepSpeed's ZeRO
+
+
+def _zero(accelerator: Accelerator, model: Any) -> Any:
+    """DeepSpeed's optimizer, if it has partitions; `None` where torch's own is at work."""
+    if accelerator.state.deepspeed_plugin is None or not hasattr(model.optimizer, "optimizer"):
+        return None
+    if not any(hasattr(model.optimizer, name) for name in _FLAT):
+        raise PosgapError(
+            "deepspeed: this file trains without ZeRO, of which no checkpoints are kept; write stage 1 to 3"
+        )
+    return model.optimizer
+
+
+def _of_zero(student: torch.nn.Module, zero: Any, mesh: DeviceMesh | None) -> Iterator[tuple[str, Tensor]]:
+    """This process's rows of each tensor, which is gathered for that."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    step = next(float(kept["step"]) for kept in zero.optimizer.state.values() if "step" in kept)
+    for name, parameter in _trained(student):
+        yield f"{PARAMETERS}.{name}", _rows(safe_get_full_fp32_param(parameter), mesh)
+        for kind in MEANS:
+            yield f"{kind}.{name}", _rows(safe_get_full_optimizer_state(parameter, kind), mesh)
+        yield f"step.{name}", torch.tensor([step])
+
+
+def _rows(whole: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    whole = whole.cpu()
+    if mesh is None:
+        return whole
+    placement = Shard(0) if whole.dim() else Replicate()
+    return distribute_tensor(whole, mesh, [placement], src_data_rank=None)
+
+
+def _begin(zero: Any) -> None:
+    """Gives ZeRO the state that its first step would."""
+    base = zero.optimizer
+    for flat in _flat(zero):
+        if not base.state[flat]:  # torch counts in a tensor, DeepSpeed's Adam in an integer
+            base.state[flat] = _unmoved(flat.detach(), torch.tensor(0.0) if type(base) is torch.optim.AdamW else 0)
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state"):
+        zero._lazy_init_hp_params_optimizer_state()
+
+
+def _flat(zero: Any) -> list[Tensor]:
+    """The flat partitions that this process's optimizer works with."""
+    return next(getattr(zero, name) for name in _FLAT if hasattr(zero, name))
+
+
+def _into_zero(student: torch.nn.Module, zero: Any, state: State) -> None:
+    from deepspeed.utils import (
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_optimizer_state,
+    )
+
+    for name, parameter in _trained(student):
+        values = {kind: _whole(state[f"{kind}.{name}"]).to(parameter.device) for kind in (PARAMETERS, *MEANS)}
+        if hasattr(parameter, "ds_id"):  # ZeRO-3
+            values = {kind: _partition(value, parameter) for kind, value in values.items()}
+            safe_set_local_fp32_param(parameter, values[PARAMETERS])
+            for kind in MEANS:
+                safe_set_local_optimizer_state(parameter, values[kind], kind)
+            parameter.ds_tensor.data.copy_(values[PARAMETERS])
+        else:
+            safe_set_full_fp32_param(parameter, values[PARAMETERS])
+            for kind in MEANS:
+                safe_set_full_optimizer_state(parameter, values[kind], kind)
+            parameter.data.copy_(values[PARAMETERS])
+    step = next(float(tensor) for name, tensor in state.items() if name.startswith("step."))
+    for kept in zero.optimizer.state.values():
+        kept["step"] = torch.tensor(step) if isinstance(kept["step"], Tensor) else int(step)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _partition(whole: Tensor, parameter: Any) -> Tensor:
+    """This process's part of a parameter as ZeRO-3 parts it: in order, equally long, the last one filled up."""
+    size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()
+    part = torch.zeros(size, dtype=whole.dtype, device=whole.device)
+    own = whole.flatten()[rank * size : (rank + 1) * size]
+    part[: len(own)] = own
+    return part
