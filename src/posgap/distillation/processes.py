@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -223,7 +223,7 @@ def in_pieces(accelerator: Accelerator) -> bool:
     return isinstance(accelerator, Sharded) or accelerator.state.deepspeed_plugin is not None
 
 
-def _gathered(parameter: torch.nn.Parameter) -> torch.Tensor:
+def _gathered(parameter: Any) -> torch.Tensor:
     if isinstance(parameter, DTensor):
         return parameter.detach().full_tensor()
     from deepspeed.utils import safe_get_full_fp32_param
