@@ -4,7 +4,7 @@
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
-# make screenshot   docs/sweep-report.png, of the demo's report, by a headless Chromium
+# make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -19,11 +19,10 @@ TEST_PROCESSES ?= 3
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
-CHROMIUM ?= chromium
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 screenshot clean
+.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -89,11 +88,9 @@ s3: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest tests/test_storage.py tests/test_versions.py tests/test_s3_*.py \
 		tests/test_server.py
 
-screenshot:
+screenshots: $(VENV)/.installed-test
 	test -f runs/demo/curves.html || $(MAKE) demo
-	profile=$$(mktemp -d) && $(CHROMIUM) --headless --no-sandbox --disable-gpu --no-first-run --user-data-dir=$$profile \
-		--hide-scrollbars --window-size=940,1340 --screenshot=$(CURDIR)/docs/sweep-report.png \
-		file://$(CURDIR)/runs/demo/curves.html; rm -r $$profile
+	$(VENV)/bin/python benchmarks/screenshots.py
 
 clean:
 	rm -rf $(VENV) runs build

@@ -57,13 +57,12 @@ def main() -> None:
                 f"{seen['prompts']:,} | {seen['first_paint']:.0f} | {seen['map']:.0f} |"
             )
             figures[str(n_examples)] = seen
-    text = f"## The report in a browser\n\n`python benchmarks/report_page.py`, {{date}}, two CPU cores.{_explained()}"
+    text = f"## The report in a browser\n\n`python benchmarks/report_page.py`, {{date}}, two CPU cores.\n{_explained()}"
     conclude("report-page", text, lines, figures, options.write)
 
 
 def _explained() -> str:
-    said = (__doc__ or "").split("\n\n")[2]
-    return f" {said}"
+    return (__doc__ or "").split("\n\n")[2]
 
 
 def measured(n_examples: int, file: Path, page: Page) -> dict[str, float | bool]:
