@@ -249,3 +249,14 @@ def test_adapters_are_merged_into_a_plain_model_folder(config, model_folder):
 def test_bad_input(update, message, config):
     with pytest.raises(PosgapError, match=message):
         distill(config.model_copy(update=update))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "deepspeed", "stored", "is_said"),
+    [(True, True, "float32", True), (True, True, "bfloat16", False), (True, False, "float32", False)],
+)
+def test_that_deepspeed_begins_with_rounded_weights_is_said(mixed, deepspeed, stored, is_said, config, tmp_path):
+    folder = tmp_path / stored
+    save_model(load_model(config.model, stored), load_tokenizer(config.model), folder)
+    line = distilling._rounded_at_the_start(str(folder), mixed, deepspeed)
+    assert bool(line) == is_said and ("give --dtype float32" in line) == is_said

@@ -72,6 +72,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
     accelerator = processes.accelerator(mixed, config.deepspeed, config.max_grad_norm, config.fsdp)
     model = _model(config)
+    by_deepspeed = accelerator.state.deepspeed_plugin is not None
+    if is_main_process() and (line := _rounded_at_the_start(config.model, mixed, by_deepspeed)):
+        log.warning("%s", line)
     teacher = _teacher(config, work, collate, model, accelerator) if METHODS[config.method].needs_teacher else None
     student = Student(model, objective, teacher)
     fingerprint = _fingerprint(config, collate)
@@ -200,6 +203,16 @@ def _teacher(
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
     mixed = accelerator.mixed_precision == "bf16"
     return Teacher(states, frozen_head(model, mixed, accelerator.device), collate)
+
+
+def _rounded_at_the_start(model: str, mixed: bool, by_deepspeed: bool) -> str:
+    """A line where DeepSpeed, whose float32 weights are made of those in bfloat16, loses what the model has beyond."""
+    if not (mixed and by_deepspeed) or load_config(model).dtype not in (None, torch.float32):
+        return ""
+    return (
+        "deepspeed: the model is stored in float32, and training begins with its weights rounded to bfloat16, the "
+        "teacher's too; give --dtype float32 to keep every bit"
+    )
 
 
 def _model_digest(config: DistillConfig) -> str:
