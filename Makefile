@@ -4,6 +4,7 @@
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
+# make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
 # make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
@@ -22,7 +23,7 @@ IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 screenshots clean
+.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -87,6 +88,18 @@ containers: $(VENV)/.installed-test
 s3: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 POSGAP_S3=$(S3) $(VENV)/bin/python -m pytest tests/test_storage.py tests/test_versions.py tests/test_s3_*.py \
 		tests/test_server.py
+
+inspect: build/inspect/.installed
+	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest tests/test_inspect.py
+
+# Everything but what Inspect wants older is as elsewhere.
+build/inspect/.installed: pyproject.toml setup.py constraints.txt
+	test -x build/inspect/bin/python || $(PYTHON) -m venv build/inspect
+	grep -vE '^(boto3|botocore|s3transfer|fsspec)==' constraints.txt > build/inspect/constraints.txt
+	build/inspect/bin/python -m pip install --quiet --constraint build/inspect/constraints.txt torch \
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	build/inspect/bin/python -m pip install --quiet --constraint build/inspect/constraints.txt --editable '.[test,inspect]'
+	@touch $@
 
 screenshots: $(VENV)/.installed-test
 	test -f runs/demo/curves.html || $(MAKE) demo

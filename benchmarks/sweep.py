@@ -6,7 +6,7 @@ All sides answer the same prompts greedily with the same random-weight Llama, `b
 `examples` examples with their gold document at each of `n_docs` positions among distractors that keep their order.
 
 - theirs: `model.generate` for each `batch_size` prompts.
-- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[bench]'; left out where it is missing).
+- lm_eval: `HFLM.generate_until` of lm-evaluation-harness (pip install 'posgap[harness]'; left out where it is missing).
 - ours: `posgap.generation.transformers`, as `posgap sweep` uses it.
 - vllm: `posgap.generation.vllm`, as `posgap sweep --backend vllm` uses it, with vLLM's own prefix cache, emptied
   before each turn (in an environment with vLLM; left out where it is missing). Its hit rate stands beside that of vLLM

@@ -24,10 +24,10 @@ tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 def llama(**options):
     """A model with grouped queries; sharp enough that greedy tokens differ."""
-    return _made(LlamaConfig, **options)
+    return random_model(LlamaConfig, **options)
 
 
-def _made(config, **options):
+def random_model(config, **options):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"vocab_size": 41, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -140,7 +140,7 @@ def test_reuse_serves_pairs_and_documents_too(tokenizer):
     ],
 )
 def test_models_whose_cache_cannot_be_reused_answer_as_before(tokenizer, config, options, reused):
-    model, groups = _made(config, **options), groups_of(tokenizer)
+    model, groups = random_model(config, **options), groups_of(tokenizer)
     assert can_reuse_prefixes(model) == reused
     assert answers(model, tokenizer, groups, 10_000) == answers(model, tokenizer, groups, 1, reuse=False)
 

@@ -1,0 +1,97 @@
+"""The tasks of Inspect, `inspect eval posgap/kv`: one for each task of posgap, with the gap among its metrics.
+
+Inspect finds them by the entry point `posgap` of its group `inspect_ai`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import GenerateConfig
+from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer
+from inspect_ai.solver import TaskState
+
+from posgap.choices import TASKS
+from posgap.peers.questions import Figures, Questions, Scoring
+from posgap.positions import parse_positions
+from posgap.tasks.examples import Example
+from posgap.tasks.placements import Placement
+
+_NO_ANSWER = "no_response"  # Inspect's word for it
+
+
+def _task(name: str) -> Callable[..., Task]:
+    """posgap's task of this name, which Inspect then knows too."""
+
+    @task(name=name)
+    def position_task(examples: int | str | Path = 100, **options: Any) -> Task:
+        """Every example at every placement, asked and scored as `posgap sweep` does.
+
+        `-T examples=examples.jsonl -T n_docs=20`: a file, or how many examples are made, and options of `posgap sweep`
+        by their names.
+        """
+        questions = Questions(f"posgap/{name}", name, examples, **options)
+        scoring, names = questions.scoring, list(dict.fromkeys(question.name for question in questions.all))
+        samples = [
+            Sample(
+                id=f"{question.example.id} at {question.name}",
+                input=questions.prompt(question),
+                target=list(question.example.answers),
+                metadata={"example": question.example.id, "placement": question.name},
+            )
+            for question in questions.all
+        ]
+        return Task(
+            dataset=MemoryDataset(samples, name=name),
+            scorer=sweep_score(name, scoring.metric, list(scoring.stop)),
+            metrics=[position_figures(names, questions.config.n_docs)],
+            # What ends a response is cut off afterwards: endpoints stop before any text of the answer too.
+            config=GenerateConfig(temperature=0.0, max_tokens=questions.build.max_new_tokens),
+            name=name,
+        )
+
+    return position_task
+
+
+POSITION_TASKS = {choice.name: _task(choice.name) for choice in TASKS}
+
+
+@scorer(metrics=[])
+def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
+    """Scores a response by a task and a metric of posgap ("": the task's own), up to a string of `stop`."""
+    scoring = Scoring(TASKS[task], metric, tuple(stop))
+
+    async def score(state: TaskState, target: Target) -> Score:
+        response = scoring.response(state.input_text, state.output.completion)
+        example = Example(id=str(state.sample_id), question="", answers=list(target), gold=[], distractors=[])
+        value = scoring.score(response, example)
+        if math.isnan(value):  # Inspect would leave it out of the metrics
+            return Score(value=0.0, answer=response, reason=_NO_ANSWER)
+        return Score(value=value, answer=response)
+
+    return score
+
+
+@metric
+def position_figures(placements: Sequence[str], n_docs: int) -> Metric:
+    """The gap with its 95 % interval, and the accuracy in all, at each part of the prompt and at each placement."""
+    figures = Figures([Placement(parse_positions(name), n_docs) for name in placements])
+
+    def of_scores(scores: list[SampleScore]) -> dict[str, float]:
+        scored = [(*_place(each), _value(each.score)) for each in scores]
+        return {figure: figures.of(figure, scored) for figure in figures.higher_is_better}
+
+    return of_scores
+
+
+def _place(scored: SampleScore) -> tuple[str, str]:
+    """The example's id and the placement."""
+    metadata = scored.sample_metadata or {}
+    return metadata["example"], metadata["placement"]
+
+
+def _value(score: Score) -> float:
+    return math.nan if score.reason == _NO_ANSWER else score.as_float()

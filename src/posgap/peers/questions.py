@@ -1,0 +1,140 @@
+"""Examples at placements as other programs ask them: with the prompts, the limits and the scores of a sweep."""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from posgap.choices import BACKENDS
+from posgap.config import SweepConfig
+from posgap.data.made import made_examples
+from posgap.errors import PosgapError
+from posgap.files import parsed
+from posgap.generation.endings import before_stop
+from posgap.generation.thoughts import split_thoughts
+from posgap.measurement import statistics
+from posgap.measurement.shape import regions
+from posgap.positions import format_positions
+from posgap.storage.inputs import source
+from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.placements import Placement, swept_placements
+from posgap.tasks.task import Task
+
+# The options of `posgap sweep` that say what is asked; how it is asked is the other program's business.
+OPTIONS = ("n_docs", "positions", "limit", "metric", "max_new_tokens", "question", "shuffle", "stop", "seed")
+
+
+class Question(NamedTuple):
+    """An example, and the placement of its gold documents, at which it is asked for."""
+
+    example: AnyExample
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        """The placement as text: "7", or "3+7"."""
+        return format_positions(self.placement.positions)
+
+
+class Scoring(NamedTuple):
+    """How a task scores what a model wrote; `metric` "" means the task's own. A response ends before a string of
+    `stop`."""
+
+    task: Task
+    metric: str
+    stop: tuple[str, ...]
+
+    def response(self, prompt: str, text: str) -> str:
+        """What is scored of the text: without the model's thoughts, and up to a stop string."""
+        return before_stop(split_thoughts(text, None, prompt).answer, self.stop).strip()
+
+    def score(self, response: str, example: AnyExample) -> float:
+        """The score of a response, from 0 to 1; nan without any text, which is no answer and counts as wrong."""
+        return float(self.task.score(response, example, self.metric)) if response else math.nan
+
+
+class Questions:
+    """Every example of a sweep at every placement, an example's one after the other.
+
+    `examples` is a file, a folder, or a number: so many are made for the task, as `posgap.sweep` makes them. `options`
+    are those of `OPTIONS`, by the names and with the defaults of `posgap sweep`. `where` names who asks in errors.
+
+    Raises `PosgapError` for bad input.
+    """
+
+    def __init__(self, where: str, task: str, examples: int | str | Path = 100, **options: Any):
+        if unknown := sorted(set(options) - set(OPTIONS)):
+            raise PosgapError(f"{where}: there is no option {unknown[0]}; choose among examples, {', '.join(OPTIONS)}")
+        # What a sweep has beside these says how a model is reached.
+        reached = {"model": "-", "examples": "-", "out": "-", "backend": "openai", "base_url": "http://localhost"}
+        self.config = parsed(SweepConfig, reached | {"task": task} | options, where)
+        self.build = BACKENDS["openai"].builder(self.config)
+        asked_of, metric = self.build.task, self.config.metric
+        self.scoring = Scoring(asked_of, metric, tuple(self.config.stop) or asked_of.stop(metric))
+        self.placements = swept_placements(self.config.n_docs, asked_of.n_gold, self.config.positions)
+        asked = self._examples(examples)[: self.config.limit or None]
+        self.all = [Question(example, placement) for example in asked for placement in self.placements]
+
+    def prompt(self, question: Question) -> str:
+        """The prompt's text, without any chat template."""
+        return self.build.text(*question)
+
+    def _examples(self, named: int | str | Path) -> list[AnyExample]:
+        if str(named).isdecimal():  # as text, where it comes from a command line
+            return list(made_examples(self.build.task, int(str(named)), self.config.n_docs, self.config.seed))
+        return read_examples(cast(Path, source(Path(named)).fetch()))
+
+
+Scored = tuple[str, str, float]  # an example's id, a placement as text, and the score there, or nan
+
+
+class Figures:
+    """The figures of scores, as fractions from 0 to 1, by the names under which other programs show them.
+
+    They are of the examples that were asked for at every one of the `placements`, as in a sweep; a limit of the other
+    program may have cut the last one.
+    """
+
+    def __init__(self, placements: Iterable[Placement]):
+        self.placements = list(placements)
+        self.names = [format_positions(placement.positions) for placement in self.placements]
+        self._of_regions = regions([placement.positions for placement in self.placements])
+
+    @property
+    def higher_is_better(self) -> dict[str, bool]:
+        """Every figure, in the order in which one reads them, and whether a model is the better the higher it is."""
+        accuracies = ["accuracy", *self._of_regions, *(f"at_{name}" for name in self.names)]
+        return dict.fromkeys(["gap", "gap_low", "gap_high", "unanswered"], False) | dict.fromkeys(accuracies, True)
+
+    def of(self, figure: str, scores: Iterable[Scored]) -> float:
+        """One figure; nan where no example was asked for at every placement."""
+        answers = self._answers(scores)
+        if not len(answers):
+            return math.nan
+        if figure == "unanswered":
+            return float(np.isnan(answers).mean())
+        correct = np.nan_to_num(answers)
+        accuracy = correct.mean(axis=0)
+        if figure == "accuracy":
+            return float(accuracy.mean())
+        if figure == "gap":
+            return float(accuracy.max() - accuracy.min())
+        if figure in ("gap_low", "gap_high"):
+            return statistics.gap_interval(correct)[figure == "gap_high"] / 100
+        columns = self._of_regions.get(figure) or [self.names.index(figure.removeprefix("at_"))]
+        return float(accuracy[columns].mean())
+
+    def _answers(self, scores: Iterable[Scored]) -> np.ndarray:
+        """The scores [E, P], nan without an answer, of the examples that were asked for at every placement."""
+        of_examples: dict[str, dict[str, float]] = {}
+        for example, name, score in scores:
+            of_examples.setdefault(example, {})[name] = score
+        whole = [scored for scored in of_examples.values() if len(scored) == len(self.names)]
+        return np.array([[scored[name] for name in self.names] for scored in whole])
+
+
+def options_among(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The examples and options that are among settings which are for others too."""
+    return {name: value for name, value in given.items() if name in ("examples", *OPTIONS)}
