@@ -79,19 +79,24 @@ def shown(values: Sequence[float]) -> str:
     return f"{mean(values):+.1f}" + (f" ({low:+.1f} to {high:+.1f})" if len(values) > 1 else "")
 
 
-def verdict(gained: Sequence[dict[str, list[float]]]) -> str:
-    """In how many settings the interval of the mean's gain lies above 0, below it, and around it."""
-    intervals = [interval(each["mean"]) for each in gained]
+def verdict(gained: dict[Setting, dict[str, list[float]]]) -> str:
+    """In how many settings the interval of the mean's gain lies above 0, below it, and around it; and the gain over all
+    settings of a kind of model, seed by seed."""
+    intervals = [interval(each["mean"]) for each in gained.values()]
     above, below = sum(low > 0 for low, _ in intervals), sum(high < 0 for _, high in intervals)
-    highest = max(high for _, high in intervals)
-    by_setting = [mean(each["mean"]) for each in gained]
-    said = "never gains" if not above else f"gains in {above}"
-    return (
-        f"Over this grid of {len(gained)} settings alignment {said}: the 95 % interval of what it adds to the mean\n"
-        f"lies above 0 in {above} settings, below 0 in {below} and around 0 in {len(gained) - above - below}. "
-        f"The settings' means go from {min(by_setting):+.1f} to {max(by_setting):+.1f}\n"
-        f"points, and no interval reaches above {highest:+.1f} (the paper: {PAPER:+.1f})."
-    )
+    by_setting = [mean(each["mean"]) for each in gained.values()]
+    lines = [
+        f"Alignment shows a gain in {above or 'none'} of the grid's {len(gained)} settings: the 95 % interval of what "
+        f"it adds to the mean lies\nabove 0 in {above}, below 0 in {below} and around 0 in "
+        f"{len(gained) - above - below}. The settings' means go from {min(by_setting):+.1f} to {max(by_setting):+.1f} "
+        f"points\n(the paper: {PAPER:+.1f})."
+    ]
+    for recipe, layers in LAYERS.items():
+        if of_kind := [each["mean"] for setting, each in gained.items() if setting.recipe == recipe]:
+            lines.append(
+                f"Averaged over the settings with {layers} layers it adds {shown([*map(mean, zip(*of_kind))])}."
+            )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -119,6 +124,7 @@ def main() -> None:
                 print(f"{recipe}, seed {bench.seed}, {updates} updates, K = {k}: {gained}", flush=True)
     settings = [Setting(recipe, updates, k) for recipe in benches for updates, k in GRID[recipe]]
     rows, gains = zip(*(setting.row(benches[setting.recipe]) for setting in settings))
+    gained = dict(zip(settings, gains))
     text = RESULTS.format(
         date=date.today(),
         source=options.data.name,
@@ -126,7 +132,7 @@ def main() -> None:
         prompts=PROMPTS_A_STEP,
         bases="; ".join(base(recipe, each) for recipe, each in benches.items()),
         n=benches[settings[0].recipe][0].base().n_examples,
-        verdict=verdict(gains),
+        verdict=verdict(gained),
         table=markdown([*HEAD, *FIGURES, *(f"{name}: aligned - KL" for name in FIGURES)], list(rows)),
     )
     write_section("results", "alignment", text)
@@ -144,8 +150,8 @@ RESULTS = """\
 Written by `benchmarks/alignment.py` on {date}, one thread. In the paper, weighing placements by their losses
 (alpha, `--alignment paper`) adds 1.6 points to KL's mean. Here each setting is trained twice on the same prompts, by KL
 alone and with alignment, without anchoring: {prompts} prompts a step, learning rate 1e-3. Key-value retrieval on
-{source}: {n} held-out examples at positions {positions} of 20. The positions are of unequal difficulty:
-the bases' means (gaps) are, with {bases}.
+{source}: {n} held-out examples at positions {positions} of 20. The bases' means
+(and gaps: their positions are of unequal difficulty) are, with {bases}.
 
 {verdict}
 

@@ -17,6 +17,9 @@ _HEADS = {
 Every section is written by the script it names; do not edit. Accuracy is in points. The gap is the
 best minus the worst of all placements swept. Where several seeds ran, cells are mean ± standard
 deviation over seeds; each seed is another base model, trained from scratch, with data of its own.
+
+Sections of 21 November 2026 (distillation, scaling, the tiny model in the rollout) are of the training engine before it
+was rewritten on the 22nd, and were not run again since: methods, losses and numbers of updates are the same.
 """,
     "benchmarks": """\
 # Benchmarks

@@ -9,6 +9,7 @@ is a stage, so that what is complete is reused.
 import argparse
 import logging
 import os
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from posgap import files
 from posgap.demo import tiny_model
-from posgap.distillation.export import LEAST_KEPT
+from posgap.distillation.export import FILE, LEAST_KEPT
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.models.loading import load_model, save_model
 from posgap.models.rounding import Kept, stochastic
@@ -60,7 +61,11 @@ def swept(bench: Bench, name: str, weights: State) -> Sweep:
 
 def row(name: list[str], sweep: Sweep, kept: Kept | None = None) -> list[str]:
     shares = [f"{100 * kept.update:.1f} %", f"{100 * kept.numbers:.1f} %"] if kept else ["", ""]
-    return [*name, *shares, *(f"{x:.1f}" for x in (sweep.accuracy[0], sweep.mean, sweep.worst.accuracy, sweep.gap))]
+    return [*name, *shares, *scores(sweep)]
+
+
+def scores(sweep: Sweep) -> list[str]:
+    return [f"{x:.1f}" for x in (sweep.accuracy[0], sweep.mean, sweep.worst.accuracy, sweep.gap)]
 
 
 def rows(bench: Bench) -> list[list[str]]:
@@ -84,6 +89,18 @@ def rows(bench: Bench) -> list[list[str]]:
     return lines
 
 
+def by_the_stage(bench: Bench) -> list[str]:
+    """A row of the model that `distill` makes of the base with the greatest offset, in its precision."""
+    stored = bench.folder / f"model-base-{OFFSETS[-1]}"
+    moved = replace(bench, folder=bench.folder / "by-the-stage", model=stored)
+    made = moved.distilled("bfloat16", count=EXAMPLES, preset={}, **TRAINING)
+    figures = files.read_json(made / FILE)
+    assert (figures["dtype"], figures["rounding"]) == ("bfloat16", "stochastic")
+    kept = [f"{100 * figures[name]:.1f} %" for name in ("kept_update", "kept_numbers")]
+    sweep = read_sweep(moved.swept(made, "bfloat16", positions=POSITIONS))
+    return [str(OFFSETS[-1]), "distill's", "at random", *kept, *scores(sweep)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
@@ -96,6 +113,9 @@ def main() -> None:
     logging.getLogger("posgap").setLevel(logging.WARNING)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{options.out.absolute()}/mlflow.db")
     bench = retrieval_bench(options.out.absolute(), options.data, "olmo", options.seed)
+    lines = rows(bench)
+    base, nearest, at_random = (line[-1] for line in lines[-len(ROUNDINGS) - 1 :])
+    lines.append(by_the_stage(bench))
     head = ["added", "model", "rounded", "update kept", "numbers kept", "pos 1", "mean", "worst", "gap"]
     text = RESULTS.format(
         date=date.today(),
@@ -107,7 +127,11 @@ def main() -> None:
         epochs=TRAINING["epochs"],
         examples=EXAMPLES,
         least=f"{100 * LEAST_KEPT:.0f}",
-        table=markdown(head, rows(bench)),
+        most=OFFSETS[-1],
+        base=base,
+        nearest=nearest,
+        at_random=at_random,
+        table=markdown(head, lines),
     )
     write_section("results", "rounding", text)
 
@@ -119,13 +143,16 @@ Written by `benchmarks/rounding.py` on {date}, one thread, seed {seed}. A model 
 far for its gap to close that bfloat16 holds the steps; one of billions need not, and loses nearly all of its training
 to the nearest numbers ([distillation.md](distillation.md)). What is different there is made here: in OLMo's
 architecture, whose layer normalisation takes the mean away and has no weights, a number added to **all** of the model's
-weights changes nothing but how finely bfloat16 stores them. Around 0.1 its numbers are 0.0005 apart, around 12
-0.06.
+weights changes nothing but how finely bfloat16 stores them: in steps of 0.0005 around 0.1, and of 0.06 around 12.
 
 R1 once, in float32, on {examples} questions ({epochs} epochs, learning rate {rate:g}, K = 4); its update on a base
-that was stored in bfloat16 after the number was added, rounded in both ways. Key-value retrieval on {source},
-{n} held-out examples at positions {positions} of 20. `distill` refuses to write less than {least} % of an update;
-"numbers kept" are those of the weights that differ from the base's.
+that was stored in bfloat16 after the number was added, rounded in both ways. Key-value retrieval on
+{source}, {n} held-out examples at positions {positions} of 20.
+"Numbers kept" are those of the weights that differ from the base's.
+
+With {most} added, rounding to the nearest numbers leaves the gap of {base} at {nearest}, and rounding at random brings
+it to {at_random}. In the last row `posgap distill` itself has trained that base and written it in bfloat16: it writes
+no less than {least} % of an update, and so rounded at random without being asked.
 
 {table}
 """
