@@ -20,7 +20,16 @@ from posgap.config import CompareConfig, GateConfig
 from posgap.data.two_hop import two_hop_examples
 from posgap.files import write_jsonl
 from posgap.measurement import explored as module
-from posgap.measurement.explored import _expanded, _pieces, _prompts_line, explored_folders, explored_sweep, read_texts
+from posgap.measurement.explored import (
+    _expanded,
+    _packed,
+    _pieces,
+    _prompts_line,
+    _PromptsLine,
+    explored_folders,
+    explored_sweep,
+    read_texts,
+)
 from posgap.measurement.report import _file, write_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Evidence, Sweep, read_predictions, read_sweep, summarize
@@ -81,7 +90,7 @@ def test_the_pieces_of_a_prompt_are_the_prompt(data):
     task, order = TASKS[data.draw(st.sampled_from(["qa", "kv"]))], Order("both", data.draw(st.integers(0, 2)))
     build = TextPromptBuilder(task, 8, order)
     prompts = {p.positions: _pieces(build, example, p) for p in swept_placements(4, 1)}
-    lists = _expanded(json.loads(_prompts_line(0, list(prompts.values()))))
+    lists = _expanded(_PromptsLine.model_validate_json(_prompts_line(0, list(prompts.values()))))
     for placement, pieces in zip(swept_placements(4, 1), lists, strict=True):
         assert "".join(pieces) == build.text(example, placement) and len(pieces) == 2 * 4 + 1
 
@@ -100,11 +109,11 @@ def test_a_page_gives_back_what_it_was_made_of(tmp_path):
     examples = [asking(i) for i in range(5)]
     folder = swept_folder(tmp_path / "a", examples, 4, [0.9, 0.5, 0.5, 0.7], "a")
     texts = read_texts(folder)
-    assert texts == read_texts(folder / "sweep.json") and list(texts) != []
+    assert texts.keys() == read_texts(folder / "sweep.json").keys() == {example.id for example in examples}
     for example in examples:
         assert texts[example.id].question == example.question and texts[example.id].answers == example.answers
         for placement in swept_placements(4, 1):
-            assert "".join(texts[example.id].prompts[placement.positions]) == QA.text(example, placement)
+            assert "".join(texts[example.id].prompts()[placement.positions]) == QA.text(example, placement)
     assert read_texts(tmp_path) == {}
     for wrong in ("", "<html>", (folder / "sweep.html").read_text().replace('id="data-map">H4', 'id="data-map">H5')):
         (folder / "sweep.html").write_text(wrong)
@@ -451,6 +460,71 @@ def test_in_a_sandbox_as_mlflow_and_kfp_show_it_nothing_complains(page, tmp_path
     page.open(f"{(tmp_path / 'frame.html').as_uri()}#examples")
     page.wait("window.heard === 32")
     page.settle()
+
+
+def test_what_was_not_answered_is_its_own_outcome(page, tmp_path):
+    examples = [asking(i) for i in range(9)]
+    folder = swept_folder(tmp_path / "a", examples, 4, [1] * 4, "a", said=lambda at, _: "" if at == 3 else "yes")
+    explore(page, folder / "sweep.html")
+    page.choose("Outcome", "none")
+    assert page.js(SHOWN) == ["qa-3"] and cell(page, 0, 2).split()[1] == "none"
+    page.click("#cell-0-2")
+    assert "empty" in opened(page)
+    page.press("Escape")
+    assert page.js("document.querySelector('.legend-line').innerText").count("not answered") == 1
+
+
+def test_everything_that_can_be_used_has_a_name_for_screen_readers(page, tmp_path):
+    examples = [asking(i) for i in range(6)]
+    folder = swept_folder(tmp_path / "a", examples, 4, [1, 0.5, 0.5, 1], "a")
+    explore(page, folder / "sweep.html")
+    page.click("#cell-1-1")
+    opened(page)
+    wanted = {
+        "tab",
+        "combobox",
+        "searchbox",
+        "grid",
+        "row",
+        "rowheader",
+        "gridcell",
+        "columnheader",
+        "button",
+        "dialog",
+    }
+    names: dict[str, list[str]] = {}
+    for closed in (False, True):
+        if closed:
+            page.press("Escape")
+        for node in page.call("Accessibility.getFullAXTree")["nodes"]:
+            if not node["ignored"]:
+                names.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    assert wanted <= names.keys()
+    assert all(name for role in wanted for name in names[role])
+    assert any(name.startswith("position 2: ") for name in names["gridcell"])
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("answers", [{"at": 0, "q": 7, "a": []}]),
+        ("answers", [{"at": 99, "q": "", "a": []}]),
+        ("prompts", [{"at": 0, "t": [[]], "p": []}]),
+        ("prompts", [{"at": 0, "t": ["a"], "p": [[0, 0, 5]] * 4}]),
+        ("map", [{"ids": "no list"}]),
+        ("map", ["[" * 100_000]),
+        ("map", [" " * 100_000_000]),
+    ],
+)
+def test_pages_that_somebody_changed_say_nothing(tmp_path, name, lines):
+    folder = swept_folder(tmp_path / "a", [asking(0)], 4, [1] * 4, "a")
+    text = (folder / "sweep.html").read_text()
+    written = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    begin = text.index(f'id="data-{name}">') + len(f'id="data-{name}">')
+    text = text[:begin] + _packed(written.encode()) + text[text.index("</script>", begin) :]
+    (folder / "sweep.html").write_text(text)
+    assert not any(known.prompts() for known in read_texts(folder).values())
+    assert explored_folders([Evidence(folder)]).n_prompts == 0
 
 
 def test_an_evidence_without_pages_is_explored_without_prompts(tmp_path):

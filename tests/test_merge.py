@@ -13,7 +13,7 @@ from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples
 
-WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "model_card.md")
+WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "sweep.html", "model_card.md")
 
 
 @pytest.fixture

@@ -10,10 +10,13 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from posgap.files import Record
+from posgap.json_text import EXPANSION, FREE
 from posgap.measurement.shape import regions
 from posgap.measurement.sweeps import SWEEP_PAGE, Evidence, Prediction, Sweep, outcome_of, read_predictions
 from posgap.tasks.examples import AnyExample
@@ -22,20 +25,20 @@ from posgap.tasks.prompts import TextPromptBuilder
 
 MOST = 6 << 20  # compressed bytes of answers and prompts on a page, which base64 makes a third more
 _MISSES = 20  # so many examples that do not fit any more, and the page is full
-_EXPANSION = 200  # times its own size that a page's text is read back to
 _TEXTS = ("map", "answers", "prompts")
 _EMBEDDED = re.compile(r'<script type="application/gzip" id="data-(\w+)">([A-Za-z0-9+/=]*)</script>')
 
 
 class ExampleTexts(NamedTuple):
-    """What an example asks. `prompts` has each placement's prompt in pieces: the document at position i is the piece of
-    index 2 i - 1, and what stands between documents are the others."""
+    """What an example asks. `prompts()` makes each placement's prompt in pieces, or nothing where nobody knows it: the
+    document at position i is the piece of index 2 i - 1, and the others are what stands between documents."""
 
     question: str
     answers: list[str]
-    prompts: dict[tuple[int, ...], list[str]]
+    prompts: "Callable[[], Prompts]"
 
 
+Prompts = dict[tuple[int, ...], list[str]]  # pieces of a prompt by its placement
 Texts = Callable[[str], ExampleTexts | None]  # by an example's id; None where nobody knows
 
 
@@ -82,8 +85,8 @@ def explored(shown: Sequence[Shown], texts: Callable[[int], ExampleTexts | None]
     for at in order:
         if prompts.is_full:
             break
-        if (example := asked.get(at) or texts(at)) and example.prompts:
-            prompts.add(_prompts_line(at, list(example.prompts.values())))
+        if (example := asked.get(at) or texts(at)) and (of_example := example.prompts()):
+            prompts.add(_prompts_line(at, list(of_example.values())))
     return Explored(
         map=_packed(json.dumps(_map(shown, scores)).encode()),
         answers=answers.packed(),
@@ -109,8 +112,12 @@ def texts_of(sweep: Sweep, examples: Sequence[AnyExample], build: TextPromptBuil
     placements = [Placement(tuple(positions), sweep.n_docs) for positions in sweep.placements]
 
     def texts(id: str) -> ExampleTexts:
-        prompts = {placement.positions: _pieces(build, by_id[id], placement) for placement in placements}
-        return ExampleTexts(by_id[id].question, by_id[id].answers, prompts)
+        example = by_id[id]
+        return ExampleTexts(
+            example.question,
+            example.answers,
+            lambda: {placement.positions: _pieces(build, example, placement) for placement in placements},
+        )
 
     return texts
 
@@ -123,7 +130,9 @@ def explored_together(sweeps: Sequence[Swept]) -> Explored:
     shown = [Shown(each.sweep, [rows[id] for id in each.ids]) for each, rows in zip(paired, by_id)]
 
     def texts(at: int) -> ExampleTexts | None:
-        return next(filter(None, (each.texts(of.ids[at]) for each, of in zip(sweeps, paired))), None)
+        by_sweep = [known for each, of in zip(sweeps, paired) if (known := each.texts(of.ids[at]))]
+        prompts = lambda: next(filter(None, (known.prompts() for known in by_sweep)), {})  # noqa: E731
+        return by_sweep[0]._replace(prompts=prompts) if by_sweep else None
 
     return explored(shown, texts)
 
@@ -140,11 +149,12 @@ def explored_parts(sweep: Sweep, predictions: Sequence[Prediction], parts: Seque
 
     def texts(at: int) -> ExampleTexts | None:
         of_parts = [of[ids[at]] for of in known if ids[at] in of]
-        prompts = {place: prompt for of in of_parts for place, prompt in of.prompts.items()}
-        if not of_parts:
-            return None
-        whole = {place: prompts[place] for place in placements} if prompts.keys() >= {*placements} else {}
-        return of_parts[0]._replace(prompts=whole)
+
+        def prompts() -> Prompts:
+            together = {place: prompt for of in of_parts for place, prompt in of.prompts().items()}
+            return {place: together[place] for place in placements} if together.keys() >= {*placements} else {}
+
+        return of_parts[0]._replace(prompts=prompts) if of_parts else None
 
     return explored([Shown(sweep, list(rows.values()))], texts)
 
@@ -156,15 +166,38 @@ def read_texts(path: Path) -> dict[str, ExampleTexts]:
     try:
         embedded = dict(_EMBEDDED.findall(page.read_text(encoding="utf-8")))
         of_map, answers, prompts = (_unpacked(embedded[name]) for name in _TEXTS)
-        head = json.loads(of_map)
-        placements = [tuple(placement) for placement in head["placements"]]
-        by_index = {line["at"]: line for line in map(json.loads, prompts.splitlines())}
-        texts = {}
-        for line in map(json.loads, answers.splitlines()):
-            lists = _expanded(by_index[line["at"]]) if line["at"] in by_index else []
-            texts[head["ids"][line["at"]]] = ExampleTexts(line["q"], line["a"], dict(zip(placements, lists)))
-        return texts
-    except (OSError, ValueError, KeyError, IndexError, TypeError, zlib.error):
+        head = _Map.model_validate_json(of_map)
+        placements = [tuple(placement) for placement in head.placements]
+        by_index = {line.at: line for line in map(_PromptsLine.model_validate_json, prompts.splitlines())}
+        return {
+            head.ids[line.at]: ExampleTexts(line.q, line.a, partial(_prompts, by_index.get(line.at), placements))
+            for line in map(_AnswersLine.model_validate_json, answers.splitlines())
+        }
+    except (OSError, ValueError, KeyError, IndexError, zlib.error):
+        return {}
+
+
+class _Map(Record):
+    ids: list[str]
+    placements: list[list[int]]
+
+
+class _AnswersLine(Record):
+    at: int
+    q: str
+    a: list[str]
+
+
+class _PromptsLine(Record):
+    at: int
+    t: list[str]
+    p: list[list[int]]
+
+
+def _prompts(line: _PromptsLine | None, placements: Sequence[tuple[int, ...]]) -> Prompts:
+    try:
+        return dict(zip(placements, _expanded(line), strict=True)) if line else {}
+    except (ValueError, IndexError):
         return {}
 
 
@@ -255,11 +288,11 @@ def _prompts_line(at: int, prompts: Sequence[Sequence[str]]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _expanded(line: Mapping[str, Any]) -> list[list[str]]:
+def _expanded(line: _PromptsLine) -> list[list[str]]:
     prompts: list[list[str]] = []
-    for head, tail, *between in line["p"]:
+    for head, tail, *between in line.p:
         before = prompts[-1] if prompts else []
-        prompts.append([*before[:head], *(line["t"][i] for i in between), *before[len(before) - tail :]])
+        prompts.append([*before[:head], *(line.t[i] for i in between), *before[len(before) - tail :]])
     return prompts
 
 
@@ -318,4 +351,4 @@ def _packed(text: bytes) -> str:
 
 def _unpacked(text: str) -> bytes:
     packed = base64.b64decode(text)
-    return zlib.decompressobj(wbits=31).decompress(packed, _EXPANSION * len(packed) + 1)
+    return zlib.decompressobj(wbits=31).decompress(packed, max(EXPANSION * len(packed), FREE))

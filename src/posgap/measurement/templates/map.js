@@ -1,6 +1,7 @@
 // The map of examples by positions.
 
 const ROW = 24; // height of an example, pixels
+const TALLEST = 4000; // rows of the picture of the whole map
 
 const choice = (label, value, options, set, extra) =>
   h(
@@ -57,14 +58,15 @@ function Overview({ data, pair, panel, rows, columns, scroll, height, go }) {
       colors[css] = style.getPropertyValue(`--cell-${css}`).trim();
     const drawn = Object.assign(canvas.current, {
       width: columns.length,
-      height: Math.max(1, rows.length),
+      height: Math.max(1, Math.min(rows.length, TALLEST)),
     }).getContext("2d");
-    rows.forEach((at, y) =>
+    // Of more examples than there are pixels every so manyth is drawn.
+    const every = Math.max(1, rows.length / TALLEST);
+    for (let y = 0; y < rows.length / every; y++)
       columns.forEach((column, x) => {
-        drawn.fillStyle = colors[cellOf(data, pair, panel, at, column).css];
+        drawn.fillStyle = colors[cellOf(data, pair, panel, rows[Math.floor(y * every)], column).css];
         drawn.fillRect(x, y, 1, 1);
-      }),
-    );
+      });
   }, [rows, columns, panel.model, panel.change, pair.shown, pair.before, dark]);
   const whole = rows.length * ROW || 1,
     drawn = Math.min(height, whole);
