@@ -12,7 +12,7 @@ from conftest import ROOT
 from kfp import dsl
 from pydantic import Field
 
-from posgap.cli import PIPELINE, PLAN, SCHEDULE, STAGES, build, words
+from posgap.cli import HUB, PIPELINE, PLAN, SCHEDULE, STAGES, build, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
@@ -46,7 +46,7 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     assert all(inputs[field].default is not None for field in optional - {*NO_PARAMETERS} - MADE.get(name, set()))
 
 
-@pytest.mark.parametrize("verbs", [PLAN, PIPELINE, SCHEDULE])
+@pytest.mark.parametrize("verbs", [PLAN, PIPELINE, SCHEDULE, HUB])
 def test_every_option_of_other_verbs_says_what_it_is(verbs):
     for config, _ in verbs.values():
         assert config.__doc__

@@ -102,7 +102,9 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
         if ON_HUB in info.metadata:
             options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
 
-    def run(revision: str | None = None, **given: Any) -> None:
+    def run(**given: Any) -> None:
+        # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
+        revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
         values = {k: v for k, v in given.items() if v is not None and v != ()}
         module, function = target.split(":")
         try:
@@ -175,6 +177,8 @@ POLICY: Verbs = {
     "show": (config.PolicyShowConfig, "posgap.gating.policy:show_policy"),
     "keygen": (config.PolicyKeygenConfig, "posgap.gating.signature:keygen"),
 }
+
+HUB: Verbs = {"push": (config.HubPushConfig, "posgap.peers.hub:push")}
 
 PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
@@ -269,6 +273,7 @@ def build() -> click.Group:
     )
     pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
     root.add_command(pipeline)
+    root.add_command(_group("hub", "The Hugging Face hub.", HUB))
     root.add_command(verb("history", config.HistoryConfig, "posgap.tracking.history:show"))
     root.add_command(verb("rollback", config.RollbackConfig, "posgap.tracking.history:rollback"))
     root.add_command(verb("approve", config.ApproveConfig, "posgap.tracking.promotion:approve"))

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from posgap.choices import METRICS, TASKS, Choices, split_commas, unset_if_empty
 from posgap.errors import PosgapError
 from posgap.json_text import parse
-from posgap.locations import Location, as_location, is_uri, split_uri
+from posgap.locations import Location, as_location, is_hub_name, is_uri, split_uri
 from posgap.positions import parse_positions, parse_shard
 
 
@@ -95,6 +95,12 @@ def pairs(value: Any) -> Any:
         if not name or not equals:
             raise ValueError("write NAME=VALUE")
     return {name: text for name, _, text in parts}
+
+
+def _hub_name(text: str) -> str:
+    if not is_hub_name(text) or "@" in text:
+        raise ValueError("write the name of a model on the hub, like someone/model")
+    return text
 
 
 def _placement(text: str) -> str:
@@ -198,6 +204,7 @@ OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location
 InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
 ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
+HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
 Place = Annotated[str, Role.PLACE]
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]

@@ -9,6 +9,7 @@ from posgap.choices import BACKENDS, CHECK_RULES, GATE_RULES, SECRET
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     POSITIONAL,
+    HubName,
     InputPath,
     InputPaths,
     ModelName,
@@ -251,3 +252,20 @@ class SyncConfig(Config):
     folders: Annotated[InputPaths, POSITIONAL] = Field(
         [Path()], description="outputs of stages, or folders that hold outputs; empty: all below this folder"
     )
+
+
+class HubPushConfig(Config):
+    """Pushes a model to the Hugging Face hub, with the figures, the curve and the report of its sweeps on its card.
+
+    One commit holds it all. The token is in HF_TOKEN.
+    """
+
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(
+        min_length=1, description="folders from `sweep`, of this model, the most important first"
+    )
+    model: ModelPath = Field(description="Hugging Face model folder, or models:/NAME@champion in MLflow")
+    to: HubName = Field(description="name that it gets on the hub, like someone/model")
+    private: bool = Field(False, description="make the model private, where it is new there")
+    revision: str = Field("", description="branch that takes it, made if need be; empty: main")
+    report: bool = Field(True, description="push the report too, which shows prompts and responses")
+    dry_run: bool = Field(False, description="only print what would be pushed, and the model card; ask nothing")

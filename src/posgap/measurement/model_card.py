@@ -11,6 +11,9 @@ from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
 from posgap.tables import markdown
 
+TAGS = ["posgap", "position-bias", "long-context"]
+DATASET = "posgap-"  # with which the type of the data begins in `model-index`
+
 
 def write_model_card(sweep: Sweep, path: Path) -> None:
     """Writes `model_card.md`, to be put into a model's README."""
@@ -20,9 +23,16 @@ def write_model_card(sweep: Sweep, path: Path) -> None:
 
 def model_card(sweep: Sweep) -> str:
     """Metadata block and section. Figures are in points, 0 to 100."""
-    data = ModelCardData(
-        model_name=sweep.label, eval_results=_results(sweep), tags=["posgap", "position-bias", "long-context"]
-    )
+    data = ModelCardData(model_name=sweep.label, eval_results=results(sweep), tags=TAGS)
+    return f"""---
+{data.to_yaml()}
+---
+
+{section(sweep)}"""
+
+
+def section(sweep: Sweep, picture: str = "") -> str:
+    """The section alone, with a picture of the curve at that address, if one is given."""
     accuracy = zip(sweep.names, sweep.accuracy, sweep.ci95)
     rows = [
         ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),
@@ -31,12 +41,9 @@ def model_card(sweep: Sweep) -> str:
         *((f"gold at {name}", value, interval) for name, value, interval in accuracy),
     ]
     cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]
-    return f"""---
-{data.to_yaml()}
----
-
-{position_gap(sweep)}
-{markdown(["", "points", "95 % interval"], cells)}
+    shown = picture and f"![Accuracy over the position of the gold document]({picture})\n\n"
+    return f"""{position_gap(sweep)}
+{shown}{markdown(["", "points", "95 % interval"], cells)}
 
 Examples `{sweep.examples_digest[:16]}`, prompts `{sweep.prompt_digest[:16]}` (sha256).
 """
@@ -53,7 +60,8 @@ How much accuracy depends on where in the prompt the answer lies: {sweep.n_examp
 """
 
 
-def _results(sweep: Sweep) -> list[EvalResult]:
+def results(sweep: Sweep) -> list[EvalResult]:
+    """The figures of a sweep in `model-index`."""
     figures = {
         "position_gap": ("Position gap", sweep.gap),
         sweep.metric: ("Mean over positions", sweep.mean),
@@ -63,7 +71,7 @@ def _results(sweep: Sweep) -> list[EvalResult]:
         EvalResult(
             task_type="question-answering",
             task_name="Long-context question answering",
-            dataset_type=f"posgap-{sweep.task}",
+            dataset_type=f"{DATASET}{sweep.task}",
             dataset_name=f"{sweep.task}, {sweep.n_docs} documents, {sweep.n_examples} examples",
             dataset_revision=sweep.examples_digest,
             metric_type=kind,
