@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import posgap
 from posgap import adapters
-from posgap.config import DistillConfig, SweepConfig, TeacherConfig
+from posgap.config import DistillConfig, SweepConfig, TeacherConfig, VerifyConfig
 from posgap.distillation.engine import Loop
 from posgap.errors import PosgapError
 from posgap.files import digest, read_json, read_jsonl, write_jsonl
@@ -24,7 +24,9 @@ from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.cache import locked
-from posgap.storage.inputs import source
+from posgap.storage.inputs import read_manifest, source
+from posgap.storage.lineage import method_of
+from posgap.storage.verification import verify
 from posgap.tasks.content import content
 from posgap.tasks.examples import write_examples
 
@@ -191,7 +193,7 @@ def alone(config: DistillConfig, **more) -> DistillConfig:
     return config.model_copy(update={"lora_export": "adapter", "out": config.out.with_name("alone"), **more})
 
 
-def test_an_adapter_that_was_trained_answers_as_the_merged_model_does(learnt, tmp_path):
+def test_an_adapter_that_was_trained_answers_as_the_merged_model_does(learnt, base, tmp_path):
     merged, adapter = distill(learnt), distill(alone(learnt))
     files = {path.name for path in adapter.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors"} <= files and "model.safetensors" not in files
@@ -209,6 +211,11 @@ def test_an_adapter_that_was_trained_answers_as_the_merged_model_does(learnt, tm
         sweep(SweepConfig(model=str(model), label="m", out=tmp_path / f"swept-{model.name}", **asked))
         for model in (merged, adapter, Path(learnt.model))
     ]
+    # How it came to be is known of both.
+    assert method_of(whole) == method_of(merged) == "seqkd"
+    verify(VerifyConfig(folders=swept))
+    ancestors = [set(read_manifest(out)["ancestors"]) for out in swept[:2]]
+    assert {digest(base), digest(tmp_path / "e.jsonl"), digest(tmp_path / "r.jsonl")} <= ancestors[0] & ancestors[1]
     responses = [[row["response"] for _, row in read_jsonl(out / "predictions.jsonl")] for out in swept]
     assert responses[0] == responses[1] != responses[2]
 

@@ -22,9 +22,10 @@ from posgap.locations import Location, is_registered, is_uri, merged_cache, with
 from posgap.models import ADAPTER
 from posgap.models.loading import commit_on_hub, load_model, load_tokenizer, save_model
 from posgap.models.rounding import LEAST_KEPT, rounded
-from posgap.storage.cache import Snapshot, look, made_once
+from posgap.storage.cache import MANIFEST, Snapshot, look, made_once
 from posgap.storage.inputs import OnDisk, Source
 from posgap.storage.lineage import training_examples, write_training_examples
+from posgap.storage.manifests import read_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,6 +80,10 @@ class Adapter:
         def merge(place: Path) -> Path:
             figures = _merge(base, adapter, merged := place / "model")
             write_json(merged / RECORD, about | figures)
+            if made := read_record(OnDisk(adapter).read(MANIFEST)):
+                # How the adapter came to be; the files that it lists are not those of this folder.
+                own = {"files", "identity"}
+                write_json(merged / MANIFEST, {name: value for name, value in made.items() if name not in own})
             write_training_examples(merged, training_examples(base).union(training_examples(adapter)))
             return merged
 
