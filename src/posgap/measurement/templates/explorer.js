@@ -9,7 +9,7 @@ function Explorer({ data }) {
     region: "",
     words: "",
     sort: several ? "gains" : "worst",
-    view: window.innerWidth < 720 ? "change" : "both",
+    view: window.innerWidth < 720 || data.names.length > 40 ? "change" : "both",
     before: 0,
     shown: several ? 1 : 0,
   });

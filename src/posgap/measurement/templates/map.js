@@ -115,7 +115,7 @@ function Grid({ data, pair, panels, rows, columns, cursor, setCursor, open, line
   const label = narrow ? 92 : Math.max(130, Math.min(view.width * 0.26, 34 + 7 * (data.longest + asked)));
   const n = columns.length,
     room = view.width - label - panels.length * gap;
-  const cell = Math.max(narrow ? 14 : 11, Math.min(60, Math.floor(room / (n * panels.length))));
+  const cell = Math.max(narrow ? 14 : 7, Math.min(60, Math.floor(room / (n * panels.length))));
   const width = label + panels.length * (n * cell + gap);
   const left = (p, c) => label + p * (n * cell + gap) + c * cell;
   const head = 68;
