@@ -327,6 +327,38 @@ def test_where_a_gradient_cannot_be_scaled_all_rows_are_weighed_first(lively, co
     assert (parameters(once) - parameters(twice.model)).norm() < 1e-4 * (parameters(once) - parameters(lively)).norm()
 
 
+def test_a_gradient_that_overflows_by_its_factors_is_computed_again(model, collate, tmp_path, monkeypatch, caplog):
+    """As under ZeRO-2, which then skips the update: its gradient cannot be multiplied before the last pass."""
+    objective, teacher = Means(AT_FIRST, "balanced", 0.5), teacher_of(model, collate, tmp_path / "t")
+    torch.manual_seed(1)
+    moved = type(model)(model.config).double()
+    once, again = copy.deepcopy(moved), Counted(copy.deepcopy(moved), objective, teacher)
+    draws = [Draw(0, ((2,), (3,))), Draw(1, ((3,), (5,))), Draw(3, ((2,), (3,))), Draw(2, ((4,), (3,)))]
+    steps = [objective.rows(draws)] * 2
+    arguments = objective, collate, Optimization(1e-3), Accelerator(cpu=True), 80
+    expected = train(Student(once, objective, teacher), steps, *arguments)[1]
+    apply = Gradient.apply
+
+    def overflows(self) -> float:
+        if self.can_be_scaled:
+            self.clear()
+            return math.inf
+        return apply(self)
+
+    monkeypatch.setattr(Gradient, "apply", overflows)
+    with caplog.at_level("INFO", logger="posgap"):
+        history = train(again, steps, *arguments)[1]
+    for ours, theirs in zip(history, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+    assert [text for text in caplog.messages if "weighed one by one" in text] == [
+        "step 1: positions differ too much to be weighed one by one; from now on it is done beforehand"
+    ]
+    # And one that is not finite all the same is said to be so.
+    monkeypatch.setattr(Gradient, "apply", lambda self: math.inf)
+    with pytest.raises(NotFinite, match="step 1: the gradient is not finite"):
+        train(Student(copy.deepcopy(moved), objective, teacher), steps, *arguments)
+
+
 # Running out of memory
 
 

@@ -174,19 +174,24 @@ class Loop:
     def step(self, number: int, rows: Sequence[Row]) -> dict[str, float]:
         """Makes one update from the global batch `rows` and returns its figures.
 
-        Where a process runs out of memory, micro-batches are halved and the step is begun again.
+        Where a process runs out of memory, micro-batches are halved and the step is begun again. So it is where the
+        gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
             groups = self._groups(rows)
             try:
                 with self.gradient.of_this_process():
                     losses, weights = self._accumulate(number, rows, groups)
-                break
             except _OutOfMemory:
-                pass
-            self._halve(number, [part for group in groups for part in group])
-        with _naming_exhaustion("the optimizer's update; take a machine with more"):
-            norm = self.gradient.apply()
+                self._halve(number, [part for group in groups for part in group])
+                continue
+            with _naming_exhaustion("the optimizer's update; take a machine with more"):
+                norm = self.gradient.apply()
+            if math.isfinite(norm) or not self.gradient.gives_up_scaling():
+                break
+            log.info(
+                "step %d: positions differ too much to be weighed one by one; from now on it is done beforehand", number
+            )
         if not math.isfinite(norm):
             raise NotFinite(
                 f"step {number}: the gradient is not finite; lower learning_rate", number, rows, losses.tolist()

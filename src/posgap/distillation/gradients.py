@@ -25,11 +25,19 @@ class Gradient:
         self.by_deepspeed = accelerator.state.deepspeed_plugin is not None
         self.in_pieces = in_pieces(accelerator)  # then each pass adds up the processes' gradients
         self.factor = 1.0  # the gradient so far is what is accumulated, times this
+        self.least_factor, self.is_scaled = 1.0, True
 
     @property
     def can_be_scaled(self) -> bool:
         """Whether `scale` works: under DeepSpeed it needs an optimizer of ZeRO, which divides by a loss scale."""
-        return not self.by_deepspeed or hasattr(self._zero, "loss_scale")
+        return self.is_scaled and (not self.by_deepspeed or hasattr(self._zero, "loss_scale"))
+
+    def gives_up_scaling(self) -> bool:
+        """Whether the last gradient may not have been finite because factors were small, and none is scaled from now
+        on. So it is once at most."""
+        gives_up = self.is_scaled and self.least_factor < 1e-6
+        self.is_scaled = self.is_scaled and not gives_up
+        return gives_up
 
     @contextmanager
     def of_this_process(self) -> Iterator[None]:
@@ -40,6 +48,7 @@ class Gradient:
     def scale(self, factor: float) -> None:
         """Multiplies what has been accumulated in this step."""
         self.factor *= factor
+        self.least_factor = min(self.least_factor, self.factor)
         if self.factor < 1e-12 and not self.by_deepspeed:  # before what comes next overflows
             self._multiply()
 
