@@ -80,16 +80,19 @@ def shown(values: Sequence[float]) -> str:
 
 
 def verdict(gained: dict[Setting, dict[str, list[float]]]) -> str:
-    """In how many settings the interval of the mean's gain lies above 0, below it, and around it; and the gain over all
-    settings of a kind of model, seed by seed."""
+    """In how many settings the interval of the mean's gain lies above 0, below it, and below the paper's; and the gain
+    over all settings of a kind of model, seed by seed."""
     intervals = [interval(each["mean"]) for each in gained.values()]
     above, below = sum(low > 0 for low, _ in intervals), sum(high < 0 for _, high in intervals)
+    lesser = sum(high < PAPER for _, high in intervals)
     by_setting = [mean(each["mean"]) for each in gained.values()]
+    pairs = [gain for each in gained.values() for gain in each["mean"]]
     lines = [
         f"Alignment shows a gain in {above or 'none'} of the grid's {len(gained)} settings: the 95 % interval of what "
-        f"it adds to the mean lies\nabove 0 in {above}, below 0 in {below} and around 0 in "
-        f"{len(gained) - above - below}. The settings' means go from {min(by_setting):+.1f} to {max(by_setting):+.1f} "
-        f"points\n(the paper: {PAPER:+.1f})."
+        f"it adds to the mean lies\nabove 0 in {above}, below 0 in {below}, and below the paper's {PAPER:+.1f} in "
+        f"{lesser}. The settings' means go from {min(by_setting):+.1f} to {max(by_setting):+.1f} points.\n"
+        f"Of {len(pairs)} pairs of models the aligned one has the higher mean in {sum(gain > 0 for gain in pairs)} and "
+        f"the lower in {sum(gain < 0 for gain in pairs)}. Of a single seed there is no interval."
     ]
     for recipe, layers in LAYERS.items():
         if of_kind := [each["mean"] for setting, each in gained.items() if setting.recipe == recipe]:
@@ -140,7 +143,7 @@ def main() -> None:
 
 def base(recipe: str, benches: Sequence[Bench]) -> str:
     means = ", ".join(f"{bench.base().mean:.0f} ({bench.base().gap:.0f})" for bench in benches)
-    return f"{LAYERS[recipe]} layers, seeds {', '.join(str(bench.seed) for bench in benches)}: {means}"
+    return f"with {LAYERS[recipe]} layers, seeds {', '.join(str(bench.seed) for bench in benches)}: {means}"
 
 
 HEAD = ["layers", "seeds", "updates", "K"]
@@ -151,7 +154,8 @@ Written by `benchmarks/alignment.py` on {date}, one thread. In the paper, weighi
 (alpha, `--alignment paper`) adds 1.6 points to KL's mean. Here each setting is trained twice on the same prompts, by KL
 alone and with alignment, without anchoring: {prompts} prompts a step, learning rate 1e-3. Key-value retrieval on
 {source}: {n} held-out examples at positions {positions} of 20. The bases' means
-(and gaps: their positions are of unequal difficulty) are, with {bases}.
+(and gaps: their positions are of unequal difficulty) are
+{bases}.
 
 {verdict}
 
