@@ -122,6 +122,22 @@ def test_what_cannot_be_pushed_is_refused_in_a_line(hub, model, swept, tmp_path,
     assert "is another model than" in refused(capsys, swept, *given)
 
 
+@pytest.mark.parametrize(
+    ("card", "complaint"),
+    [
+        (b"---\nlicense: [\n---\n", "metadata, between two lines of ---, cannot be read"),
+        (b"---\n- mit\n---\n", "cannot be read: repo card metadata block should be a dict"),
+        (b"\xff\xfe", "is no text in UTF-8"),
+    ],
+)
+def test_a_card_that_cannot_be_read_is_said_before_anything_is_pushed(hub, model, card, complaint, tmp_path, capsys):
+    (model / "README.md").write_bytes(card)
+    swept = posgap.sweep(model, [kv_example()], **OPTIONS).save(tmp_path / "swept")
+    for dry in ([], ["--dry-run"]):
+        assert complaint in refused(capsys, swept, "--model", model, "--to", "someone/pushed", *dry)
+    assert not hub.asked
+
+
 def test_a_hub_that_is_not_there_is_said(model, swept, monkeypatch, capsys):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, kv_example
+from conftest import ROOT, kv_example, qa_example
+from endpoint import Endpoint, served
 from test_framing import CHAT
 from test_generation import random_model
 
@@ -19,6 +20,7 @@ from posgap.tasks.examples import write_examples
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'posgap[harness]'")
 
+import datasets  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from transformers import LlamaConfig, Qwen2Config  # noqa: E402
 
@@ -89,3 +91,23 @@ def test_every_task_of_posgap_has_its_file_which_the_harness_lists():
 def test_the_folder_is_printed_for_the_command_line():
     printed = subprocess.run([sys.executable, "-m", "posgap.peers"], capture_output=True, text=True, check=True)
     assert Path(printed.stdout.strip()) == Path(posgap.__file__).parent / "peers"
+
+
+def test_a_dataset_is_read_as_examples_and_a_sweep_is_one(tmp_path, kv_file):
+    examples = [kv_example(number) for number in range(3)]
+    rows = datasets.Dataset.from_list([example.model_dump(mode="json") for example in examples])
+    assert posgap.examples(rows) == examples
+    questions = [qa_example(number) for number in range(2)]
+    rows.save_to_disk(tmp_path / "rows")
+    assert posgap.examples(datasets.load_from_disk(tmp_path / "rows"), limit=2) == examples[:2]
+    documents = datasets.Dataset.from_list([example.model_dump() for example in questions])
+    assert posgap.examples(documents) == questions
+    # One table of both kinds has empty cells.
+    assert posgap.examples(datasets.concatenate_datasets([documents, rows])) == questions + examples
+    with served(Endpoint()) as endpoint:
+        swept = posgap.sweep(endpoint.url, rows, name="served", n_docs=4, positions=["1", "3"])
+    there = swept.dataset()
+    there.save_to_disk(tmp_path / "swept")
+    again = datasets.load_from_disk(tmp_path / "swept")
+    assert again.to_pandas().equals(swept.frame) and again.info.description == str(swept)
+    assert there.column_names == list(swept.frame.columns) and len(there) == 6

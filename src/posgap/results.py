@@ -15,6 +15,7 @@ from posgap.positions import format_positions
 from posgap.storage.lineage import training_examples
 
 if TYPE_CHECKING:
+    import datasets
     import pandas
     from matplotlib.figure import Figure
 
@@ -110,6 +111,18 @@ class SweepResult:
         if not self.figures.categories:
             frame.insert(2, "position", [row["placement"][0] for row in self.predictions])
         return frame
+
+    def dataset(self) -> "datasets.Dataset":
+        """The rows of `frame` as a `datasets` dataset, whose description says the figures: `push_to_hub` and the like.
+
+        Raises `PosgapError` where the package `datasets` is not installed.
+        """
+        try:
+            import datasets
+        except ImportError:
+            raise PosgapError("a dataset needs the package of that name: pip install datasets") from None
+        info = datasets.DatasetInfo(description=str(self))
+        return datasets.Dataset.from_pandas(self.frame, info=info, preserve_index=False)
 
     def plot(self) -> "Figure":
         """The curve with its intervals, as matplotlib's figure: a notebook shows it, `savefig` writes it."""

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 import httpx2
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from yaml import YAMLError
 
 from posgap.config import HubPushConfig
 from posgap.errors import PosgapError, shortened
@@ -41,9 +42,10 @@ def push(config: HubPushConfig) -> None:
     """
     swept = _sweeps(config)
     files = _files(config, swept)
+    here = card(_card_in(files), config.to, swept)
     if config.dry_run:
         print("\n".join([f"{name}  {path.stat().st_size:,} bytes" for name, path in sorted(files.items())]))
-        print(f"{CARD}:\n\n{card(_card_in(files), config.to, swept)}", end="")
+        print(f"{CARD}:\n\n{here}", end="")
         return
     if not (token := get_token()):
         raise PosgapError("the hub's token: set HF_TOKEN (a token that may write, from huggingface.co/settings/tokens)")
@@ -52,7 +54,8 @@ def push(config: HubPushConfig) -> None:
         api.create_repo(config.to, private=config.private or None, exist_ok=True)
         if config.revision:
             api.create_branch(config.to, branch=config.revision, exist_ok=True)
-        text = card(_card_there(api, config.to, revision, Path(place)) or _card_in(files), config.to, swept)
+        there = _card_there(api, config.to, revision, Path(place))
+        text = card(there, config.to, swept) if there else here
         written: Mapping[str, Path | bytes] = files | {CARD: text.encode()}
         operations = [CommitOperationAdd(name, path) for name, path in sorted(written.items())]
         title = f"Position gap {swept[0].figures.gap:.1f} points, measured by posgap"
@@ -63,9 +66,14 @@ def push(config: HubPushConfig) -> None:
 def card(text: str, name: str, swept: Sequence[_Swept]) -> str:
     """A model's card (README.md) with the figures of sweeps, in its `model-index` and in a part of its own.
 
-    What else the card says stays; an empty one begins with the model's name.
+    What else the card says stays; an empty one begins with the model's name. Raises `PosgapError` where the metadata of
+    the card cannot be read.
     """
-    made = ModelCard(text or f"---\n---\n\n# {name.rpartition('/')[2]}\n", ignore_metadata_errors=True)
+    try:
+        made = ModelCard(text or f"---\nlibrary_name: transformers\n---\n\n# {name.rpartition('/')[2]}\n")
+    except (ValueError, YAMLError) as error:
+        reason = shortened(str(error))
+        raise PosgapError(f"{CARD}: its metadata, between two lines of ---, cannot be read: {reason}") from None
     data: ModelCardData = made.data
     others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(DATASET)]
     data.eval_results = [*others, *(result for sweep in swept for result in results(sweep.figures))]
@@ -124,7 +132,15 @@ def _files(config: HubPushConfig, swept: Sequence[_Swept]) -> dict[str, Path]:
 
 
 def _card_in(files: Mapping[str, Path]) -> str:
-    return files[CARD].read_text(encoding="utf-8") if CARD in files else ""
+    """The card in the model's folder; empty for none."""
+    return _text(files[CARD]) if CARD in files else ""
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise PosgapError(f"{CARD}: is no text in UTF-8; save it as that") from None
 
 
 def _card_there(api: HfApi, name: str, revision: str, place: Path) -> str:
@@ -133,7 +149,7 @@ def _card_there(api: HfApi, name: str, revision: str, place: Path) -> str:
         file = api.hf_hub_download(name, CARD, revision=revision, local_dir=place)
     except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return ""
-    return Path(file).read_text(encoding="utf-8")
+    return _text(Path(file))
 
 
 @contextmanager
