@@ -15,7 +15,9 @@ from test_generation import random_model
 import posgap
 from posgap.choices import TASKS
 from posgap.demo import tiny_model
+from posgap.errors import PosgapError
 from posgap.models.loading import save_model
+from posgap.peers.questions import Questions
 from posgap.tasks.examples import write_examples
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'posgap[harness]'")
@@ -80,6 +82,32 @@ def test_a_limit_of_the_harness_leaves_out_the_example_that_it_cuts(tmp_path, kv
         none = by_harness(tmp_path / "model", "posgap_kv", limit=2, examples=str(kv_file), **options)
     assert math.isnan(none["results"]["posgap_kv"]["gap,none"])
     assert "no example was asked for at all of its 3 placements; give --limit a multiple" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"examples": "missing.jsonl"}, "missing.jsonl: no such file"),
+        ({"examples": ["a"]}, "examples: expected a file, a folder, or how many are to be made"),
+        ({"examples": "0"}, "greater than or equal to 1"),
+        ({"n_docs": 0}, "posgap_kv: field `n_docs`"),
+        ({"n_dcos": 4}, "posgap_kv: there is no option n_dcos; choose among examples, n_docs"),
+        ({"positions": [99]}, "position 99: must lie in 1..20"),
+    ],
+)
+def test_bad_options_get_one_line(options, complaint):
+    with pytest.raises(PosgapError, match=complaint):
+        Questions("posgap_kv", "kv", **options)
+
+
+def test_thoughts_and_what_follows_a_stop_string_count_for_nothing():
+    questions = Questions("posgap_kv", "kv", 1, n_docs=2, stop=["\n"])
+    question, scoring = questions.all[0], questions.scoring
+    value = question.example.answers[0]
+    prompt = questions.prompt(question)
+    assert scoring.response(prompt, f"<think>no</think>\n {value}\nmore") == value
+    assert scoring.score(value, question.example) == 1 and scoring.score("nothing", question.example) == 0
+    assert math.isnan(scoring.score(scoring.response(prompt, "<think>for ever"), question.example))
 
 
 def test_every_task_of_posgap_has_its_file_which_the_harness_lists():

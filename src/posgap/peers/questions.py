@@ -82,7 +82,9 @@ class Questions:
         return self.build.text(*question)
 
     def _examples(self, named: int | str | Path) -> list[AnyExample]:
-        if str(named).isdecimal():  # as text, where it comes from a command line
+        if isinstance(named, bool) or not isinstance(named, int | str | Path):
+            raise PosgapError(f"examples: expected a file, a folder, or how many are to be made, got {named!r}")
+        if isinstance(named, int) or str(named).isdecimal():  # as text, where it comes from a command line
             return list(made_examples(self.build.task, int(str(named)), self.config.n_docs, self.config.seed))
         return read_examples(cast(Path, source(Path(named)).fetch()))
 
