@@ -23,6 +23,7 @@ from posgap.tasks.examples import write_examples
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'posgap[harness]'")
 
 import datasets  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from transformers import LlamaConfig, Qwen2Config  # noqa: E402
 
@@ -37,10 +38,9 @@ def kv_file(tmp_path) -> Path:
 
 def by_harness(folder: Path, task: str, chat: bool = False, limit: int | None = None, **metadata):
     tasks = TaskManager(include_path=str(TASK_FOLDER), include_defaults=False, metadata=metadata)
-    return lm_eval.simple_evaluate(
-        "hf", f"pretrained={folder},dtype=float32", tasks=[task], task_manager=tasks, batch_size=5, device="cpu",
-        apply_chat_template=chat, limit=limit,
-    )  # fmt: skip
+    model = HFLM(str(folder), dtype="float32", batch_size=5, device="cpu")
+    # `simple_evaluate` would look for a second or two what the machine is.
+    return lm_eval.evaluate(model, tasks.load([task]), limit=limit, apply_chat_template=chat)
 
 
 @pytest.mark.parametrize(("family", "chat"), [(LlamaConfig, False), (Qwen2Config, False), (Qwen2Config, True)])

@@ -74,7 +74,7 @@ def card(text: str, name: str, swept: Sequence[_Swept]) -> str:
     except (ValueError, YAMLError) as error:
         reason = shortened(str(error))
         raise PosgapError(f"{CARD}: its metadata, between two lines of ---, cannot be read: {reason}") from None
-    data: ModelCardData = made.data
+    data = cast(ModelCardData, made.data)
     others = [result for result in data.eval_results or [] if not result.dataset_type.startswith(DATASET)]
     data.eval_results = [*others, *(result for sweep in swept for result in results(sweep.figures))]
     data.model_name = data.model_name or name.rpartition("/")[2]
