@@ -19,11 +19,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
 from posgap.cli import main
-from posgap.config import SweepConfig
+from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.layer_scaling import scale_model
 from posgap.models.loading import save_model
+from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
+from posgap.stages.teacher import teacher
+from posgap.tasks.responses import read_responses
 
 FACTORS = [1.0, 1.3, 1.7]
 # vLLM's attention on CPUs wants heads of 32 or more.
@@ -128,6 +131,28 @@ def test_a_sweep_of_a_scaled_model_gives_the_same_predictions_through_every_back
             changes = sweep_options(tmp_path, "tiny", backend="openai", base_url=url, endpoint=endpoint)
             there = sweep(SweepConfig(out=tmp_path / f"{endpoint}-there", **changes | asked[endpoint]))
             assert predictions(there) == predictions(folder)
+
+
+@pytest.mark.slow
+def test_responses_by_vllm_train_as_those_by_transformers_do(vllm_python, tmp_path, tokenizer):
+    """The teacher by vLLM; its states by whoever trains."""
+    save_model(model("llama"), tokenizer, tmp_path / "model")
+    options = sweep_options(tmp_path, tmp_path / "model", advantageous="1,8", keep_incorrect=True)
+    options.pop("max_unanswered")
+    here = teacher(TeacherConfig(out=tmp_path / "here", **options))
+    there = tmp_path / "there"
+    switches = ["--keep-incorrect", "--backend", "vllm", "--out", there]
+    asked = (f"--{name.replace('_', '-')}={value}" for name, value in options.items() if name != "keep_incorrect")
+    in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "teacher", *asked, *switches)
+    assert (there / "responses.jsonl").read_bytes() == (here / "responses.jsonl").read_bytes()
+    assert len({response.response for response in read_responses(here)}) > 6  # of 12
+    learnt = {"examples": options["examples"], "model": options["model"], "epochs": 1, "k": 1}
+    models = [
+        distill(DistillConfig(responses=taught, out=tmp_path / f"of-{taught.name}", **learnt))
+        for taught in (here, there)
+    ]
+    assert len({(out / "model.safetensors").read_bytes() for out in models}) == 1
+    assert len({(out / "history.jsonl").read_bytes() for out in models}) == 1
 
 
 @pytest.mark.slow

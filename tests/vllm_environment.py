@@ -41,7 +41,8 @@ def found_or_made(folder: Path) -> str:
 
 def in_vllm(python: str, *words: object) -> str:
     """Runs a command of that environment, `python` itself or one beside it; returns what it prints."""
-    done = subprocess.run([python, *map(str, words)], env=os.environ | QUIET, capture_output=True, text=True)
+    command = [python, *map(str, words)]
+    done = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

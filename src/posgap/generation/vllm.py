@@ -1,5 +1,6 @@
 """The vLLM backend of the Generator interface, with prefix caching."""
 
+import atexit
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -51,6 +52,8 @@ class VLLMGenerator:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise PosgapError(f"{model}: vLLM cannot serve this model: {str(error).splitlines()[0]}") from None
+        # Python waits at its end for vLLM's process, and may do so before vLLM itself has it end.
+        atexit.register(self.llm.llm_engine.engine_core.shutdown)
 
     def generate(self, groups: Iterable[Group], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         window: list[tuple[int, Group]] = []
