@@ -48,7 +48,7 @@ def watched_examples(config: DistillConfig, pairs: Sequence[Pair]) -> list[AnyEx
     """
     if not config.watch and not config.watch_last:
         if config.stop_gap:
-            raise PosgapError("stop_gap: the gap is that of held-out examples; give them with --watch")
+            raise PosgapError("stop_gap: the gap is that of held-out examples; give them with --watch or --watch-last")
         return []
     file = config.watch or config.examples
     examples = read_examples(file)[-config.watch_last :]
