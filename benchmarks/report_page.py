@@ -51,12 +51,12 @@ def main() -> None:
     figures = {}
     with tempfile.TemporaryDirectory() as folder, browser() as page:
         for n_examples in (20, 200) if options.quick else (200, 2000):
-            seen = measured(n_examples, Path(folder) / f"{n_examples}.html", page)
+            figure = measured(n_examples, Path(folder) / f"{n_examples}.html", page)
             lines.append(
-                f"| {n_examples:,} | {seen['seconds']:.1f} | {seen['megabytes']:.2f} | {seen['in_full']:,.0f} | "
-                f"{seen['prompts']:,} | {seen['first_paint']:.0f} | {seen['map']:.0f} |"
+                f"| {n_examples:,} | {figure['seconds']:.1f} | {figure['megabytes']:.2f} | {figure['in_full']:,.0f} | "
+                f"{figure['prompts']:,} | {figure['first_paint']:.0f} | {figure['map']:.0f} |"
             )
-            figures[str(n_examples)] = seen
+            figures[str(n_examples)] = figure
     text = f"## The report in a browser\n\n`python benchmarks/report_page.py`, {{date}}, two CPU cores.\n{_explained()}"
     conclude("report-page", text, lines, figures, options.write)
 

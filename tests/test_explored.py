@@ -538,11 +538,11 @@ def test_pages_that_somebody_changed_say_nothing(tmp_path, name, lines):
     begin = text.index(f'id="data-{name}">') + len(f'id="data-{name}">')
     text = text[:begin] + _packed(written.encode()) + text[text.index("</script>", begin) :]
     (folder / "sweep.html").write_text(text)
-    assert not any(known.prompts() for known in read_texts(folder).values())
+    assert not any(example.prompts() for example in read_texts(folder).values())
     assert explored_folders([Evidence(folder)]).n_prompts == 0
 
 
 def test_an_evidence_without_pages_is_explored_without_prompts(tmp_path):
     plain = write_sweep(tmp_path / "plain", [0.9, 0.5, 0.5, 0.5, 0.9])
-    seen = explored_folders([Evidence(plain)])
-    assert (seen.n_examples, seen.n_answers, seen.n_prompts) == (200, 200, 0)
+    plain_page = explored_folders([Evidence(plain)])
+    assert (plain_page.n_examples, plain_page.n_answers, plain_page.n_prompts) == (200, 200, 0)

@@ -43,7 +43,7 @@ Texts = Callable[[str], ExampleTexts | None]  # by an example's id; None where n
 
 
 class Swept(NamedTuple):
-    """A sweep's evidence and predictions, and what is known of its examples."""
+    """A sweep's evidence and predictions, and what its examples ask."""
 
     evidence: Evidence
     predictions: Sequence[Prediction]
@@ -71,7 +71,7 @@ class Explored(NamedTuple):
 def explored(shown: Sequence[Shown], texts: Callable[[int], ExampleTexts | None]) -> Explored:
     """What the page of these sweeps embeds; all are over the same examples at the same placements.
 
-    `texts` says what is known of an example, by its index. The difference shown is the second sweep minus the first.
+    `texts` says what an example asks, by its index. The difference shown is the second sweep minus the first.
     """
     scores = [_scores(each) for each in shown]
     order = sorted(range(len(shown[0].rows)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
@@ -130,8 +130,11 @@ def explored_together(sweeps: Sequence[Swept]) -> Explored:
     shown = [Shown(each.sweep, [rows[id] for id in each.ids]) for each, rows in zip(paired, by_id)]
 
     def texts(at: int) -> ExampleTexts | None:
-        by_sweep = [known for each, of in zip(sweeps, paired) if (known := each.texts(of.ids[at]))]
-        prompts = lambda: next(filter(None, (known.prompts() for known in by_sweep)), {})  # noqa: E731
+        by_sweep = [example for each, of in zip(sweeps, paired) if (example := each.texts(of.ids[at]))]
+
+        def prompts() -> Prompts:
+            return next(filter(None, (example.prompts() for example in by_sweep)), {})
+
         return by_sweep[0]._replace(prompts=prompts) if by_sweep else None
 
     return explored(shown, texts)
@@ -144,11 +147,11 @@ def explored_folders(evidence: Sequence[Evidence]) -> Explored:
 
 def explored_parts(sweep: Sweep, predictions: Sequence[Prediction], parts: Sequence[Path]) -> Explored:
     """What the page of a sweep embeds that was merged from these parts."""
-    rows, known = _by_id(predictions), [read_texts(part) for part in parts]
+    rows, by_part = _by_id(predictions), [read_texts(part) for part in parts]
     ids, placements = list(rows), [tuple(placement) for placement in sweep.placements]
 
     def texts(at: int) -> ExampleTexts | None:
-        of_parts = [of[ids[at]] for of in known if ids[at] in of]
+        of_parts = [of[ids[at]] for of in by_part if ids[at] in of]
 
         def prompts() -> Prompts:
             together = {place: prompt for of in of_parts for place, prompt in of.prompts().items()}
@@ -277,7 +280,8 @@ def _prompts_line(at: int, prompts: Sequence[Sequence[str]]) -> bytes:
     """Of the first prompt all pieces; of each other how many it begins and ends with like the one before, and those
     between: indices into the example's own pieces."""
     pieces: dict[str, int] = {}
-    edits, before = [], []
+    edits: list[list[int]] = []
+    before: list[int] = []
     for prompt in prompts:
         now = [pieces.setdefault(piece, len(pieces)) for piece in prompt]
         head = _alike(before, now)
@@ -296,9 +300,9 @@ def _expanded(line: _PromptsLine) -> list[list[str]]:
     return prompts
 
 
-def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+def _alike(first: Sequence[int], second: Sequence[int]) -> int:
     """How many of the first items are equal."""
-    return next((i for i, pair in enumerate(zip(one, other)) if pair[0] != pair[1]), min(len(one), len(other)))
+    return next((i for i, pair in enumerate(zip(first, second)) if pair[0] != pair[1]), min(len(first), len(second)))
 
 
 def _pieces(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[str]:

@@ -35,16 +35,16 @@ function Text({ text, label, parts }) {
   );
 }
 
-function Answer({ one, label }) {
+function Answer({ answer, label }) {
   return h(
     "div",
     null,
-    one.outcome && h("p", null, h("strong", { class: "wrong" }, one.outcome), one.reason ? `: ${one.reason}` : ""),
-    (one.text || !one.outcome) && h(Text, { text: one.text, label }),
-    one.score !== undefined && h("p", { class: "soft" }, inWords(one.score)),
-    one.cut && h("p", { class: "soft" }, "The limit of tokens ended this answer."),
-    one.thoughts &&
-      h("details", null, h("summary", null, "Thoughts"), h(Text, { text: one.thoughts, label: "Thoughts" })),
+    answer.outcome && h("p", null, h("strong", { class: "wrong" }, answer.outcome), answer.reason ? `: ${answer.reason}` : ""),
+    (answer.text || !answer.outcome) && h(Text, { text: answer.text, label }),
+    answer.score !== undefined && h("p", { class: "soft" }, inWords(answer.score)),
+    answer.cut && h("p", { class: "soft" }, "The limit of tokens ended this answer."),
+    answer.thoughts &&
+      h("details", null, h("summary", null, "Thoughts"), h(Text, { text: answer.thoughts, label: "Thoughts" })),
   );
 }
 
@@ -59,7 +59,7 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
   useEffect(() => {
     let here = true;
     setPrompt();
-    if (unfolded) promptOf(at, column).then((found) => here && setPrompt(found));
+    if (unfolded) promptOf(at, column).then((pieces) => here && setPrompt(pieces));
     return () => {
       here = false;
     };
@@ -143,8 +143,8 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
                       " ",
                       h("span", { class: `badge ${cssOf(score, outcome)}` }, inWords(score, outcome)),
                     ),
-                    said(texts, m, column).map((one, i) =>
-                      h(Answer, { key: `${at}-${column}-${i}`, one, label: `Response of ${data.models[m].label}` }),
+                    said(texts, m, column).map((answer, i) =>
+                      h(Answer, { key: `${at}-${column}-${i}`, answer, label: `Response of ${data.models[m].label}` }),
                     ),
                   );
                 }),
@@ -214,7 +214,7 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
                     models.map((m) => {
                       const score = data.models[m].scores[at][c],
                         outcome = data.outcome(m, at, c),
-                        one = said(texts, m, c)[0];
+                        answer = said(texts, m, c)[0];
                       return h(
                         "td",
                         { class: "text" },
@@ -227,8 +227,8 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
                         h(
                           "code",
                           null,
-                          h("bdi", null, outcome ? one.reason.slice(0, 200) || outcome : one.text.slice(0, 200)),
-                          one.text.length > 200 && " …",
+                          h("bdi", null, outcome ? answer.reason.slice(0, 200) || outcome : answer.text.slice(0, 200)),
+                          answer.text.length > 200 && " …",
                         ),
                       );
                     }),

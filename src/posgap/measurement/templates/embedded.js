@@ -44,12 +44,11 @@ async function promptOf(at, column) {
 
 // What a model said to a prompt, once for each sample.
 function said(texts, model, column) {
-  return texts.r[model][column].map((one) => {
-    const { text, thoughts, reason, ...more } = typeof one === "number" ? { text: one } : one;
+  return texts.r[model][column].map((answer) => {
+    const { text, thoughts, reason, ...more } = typeof answer === "number" ? { text: answer } : answer;
     return { ...more, text: texts.t[text], thoughts: texts.t[thoughts] ?? "", reason: texts.t[reason] ?? "" };
   });
 }
-
 
 const number = (value, digits = 1) => value.toFixed(digits);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;

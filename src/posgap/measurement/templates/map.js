@@ -134,9 +134,9 @@ function Grid({ data, pair, panels, rows, columns, cursor, setCursor, open, line
       p = Math.floor(cursor.column / n),
       y = cursor.row * ROW,
       x = left(p, cursor.column % n);
-    const seen = at.clientHeight - head;
+    const inSight = at.clientHeight - head;
     if (y < at.scrollTop) at.scrollTop = y;
-    else if (y + ROW > at.scrollTop + seen) at.scrollTop = y + ROW - seen;
+    else if (y + ROW > at.scrollTop + inSight) at.scrollTop = y + ROW - inSight;
     if (x - label < at.scrollLeft) at.scrollLeft = x - label;
     else if (x + cell > at.scrollLeft + at.clientWidth) at.scrollLeft = x + cell - at.clientWidth;
   }, [cursor]);

@@ -26,16 +26,16 @@ async function table(data, rows, columns) {
         const where = [data.ids[at], model.label, data.names[column], data.regionOf[column]];
         if (!texts) out.push([...where, null, score, outcome, null, null, null, null]);
         else
-          said(texts, m, column).forEach((one, sample) =>
+          said(texts, m, column).forEach((answer, sample) =>
             out.push([
               ...where,
               sample,
-              one.score ?? score,
-              one.outcome ?? "answered",
+              answer.score ?? score,
+              answer.outcome ?? "answered",
               texts.q,
-              one.text,
-              one.thoughts,
-              one.reason,
+              answer.text,
+              answer.thoughts,
+              answer.reason,
             ]),
           );
       }
