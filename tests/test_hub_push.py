@@ -7,6 +7,8 @@ import pytest
 from conftest import kv_example
 from hub import TOKEN, hub_with
 from huggingface_hub import ModelCard, constants
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 import posgap
 from posgap.cli import main
@@ -89,6 +91,15 @@ def test_a_branch_takes_it_and_is_made_if_need_be(hub, model, swept):
         assert push(swept, "--model", model, "--to", "someone/pushed", "--revision", "try/1") == 0
     branches = hub.pushed["someone/pushed"]
     assert "README.md" in branches["try/1"] and not branches["main"]
+
+
+def test_of_an_adapter_the_model_that_it_makes_is_pushed(hub, model_folder, tmp_path):
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(model_folder), LoraConfig(target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = str(model_folder)
+    adapted.save_pretrained(tmp_path / "adapter")
+    swept = posgap.sweep(tmp_path / "adapter", [kv_example()], **OPTIONS).save(tmp_path / "swept")
+    assert push(swept, "--model", tmp_path / "adapter", "--to", "someone/pushed") == 0
+    assert {"model.safetensors", "config.json"} < hub.pushed["someone/pushed"]["main"].keys()
 
 
 def test_a_dry_run_asks_nothing_and_shows_the_card(hub, model, swept, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from posgap.errors import PosgapError, shortened
 from posgap.measurement.model_card import DATASET, TAGS, results, section
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
 from posgap.storage.cache import MANIFEST
-from posgap.storage.inputs import source
+from posgap.storage.inputs import OnDisk, source
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
@@ -120,12 +120,11 @@ def _sweeps(config: HubPushConfig) -> list[_Swept]:
 
 def _files(config: HubPushConfig, swept: Sequence[_Swept]) -> dict[str, Path]:
     """What is pushed, by its name there: the model's files, with its card as it is here, and those of the sweeps."""
-    here = source(config.model)
-    folder = here.fetch()
+    folder = source(config.model).fetch()
     if not isinstance(folder, Path) or not (folder / "config.json").is_file():
         raise PosgapError(f"{config.model}: is no folder of a model, with a config.json")
     hidden = re.compile(r"(^|/)\.")
-    files = {name: folder / name for name in here.sizes() if name != MANIFEST and not hidden.search(name)}
+    files = {name: folder / name for name in OnDisk(folder).sizes() if name != MANIFEST and not hidden.search(name)}
     for sweep in swept:
         files |= {f"{sweep.there}/{name}": path for name, path in sweep.files.items()}
     return files
