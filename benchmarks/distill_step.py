@@ -16,8 +16,9 @@ Each side runs in a process of its own, so that peak memory is its own. The last
 `memory_ratio` (peak, ours / theirs).
 
 `--wide` compares, on a wider model, with the paper's alignment and prompts of unequal length, the step that reads each
-prompt once, in micro-batches of tokens ("ours"), with posgap's own until November 2026 ("weighing first"): prompts in
-the order of their examples, so many at once, each read without gradients before all weights are known and then again.
+prompt once, in micro-batches of tokens, and once for all what prompts of an example share ("ours"), with posgap's own
+until November 2026 ("weighing first"): prompts in the order of their examples, so many at once, each read without
+gradients before all weights are known and then again.
 Both take the teacher's states from disk, and the time is that of the steps alone. `flop_ratio` is by torch's counter.
 """
 
@@ -68,8 +69,8 @@ def clock(options) -> float:
 
 
 class RandomPrompts:
-    """Builds prompts of random tokens, different at every placement; `spread` (percent) is how much shorter or longer
-    than `tokens` the shortest and the longest example's are."""
+    """Builds prompts of random tokens, an example's with its gold document at different places among its others;
+    `spread` (percent) is how much shorter or longer than `tokens` the shortest and the longest example's are."""
 
     def __init__(self, options):
         self.tokens, self.vocabulary, self.spread = options.prompt_tokens, options.vocabulary, options.spread / 100
@@ -78,9 +79,13 @@ class RandomPrompts:
 
     def __call__(self, example, placement) -> list[int]:
         number = int(example.id)
-        rng = torch.Generator().manual_seed(1000 * number + placement.positions[0])
         longer = self.spread * (2 * (number + 0.5) / self.examples - 1)
-        return torch.randint(1, self.vocabulary, (round(self.tokens * (1 + longer)),), generator=rng).tolist()
+        rng = torch.Generator().manual_seed(1000 * number)
+        ids = torch.randint(1, self.vocabulary, (round(self.tokens * (1 + longer)),), generator=rng)
+        # The task, the documents, the gold one first, and the question.
+        task, gold, *others, question = ids.tensor_split(N_DOCS + 2)
+        (before,) = placement.positions
+        return torch.cat([task, *others[: before - 1], gold, *others[before - 1 :], question]).tolist()
 
 
 def setting(options) -> tuple[LlamaForCausalLM, Collator, R1, list]:
@@ -286,10 +291,10 @@ FLAGS = ("gradient_checkpointing", "quick", "wide", "write", "side", "small_voca
 # Of --wide, where nothing else is asked for.
 WIDE = {
     "vocabulary": 32000, "response_tokens": 32, "width": 512, "layers": 2, "heads": 8, "kv_heads": 8, "examples": 2,
-    "epochs": 1, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
+    "epochs": 2, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
 }  # fmt: skip
 QUICK = {"examples": 1, "epochs": 1, "batch_size": 1, "k": 2}
-QUICK_AND_WIDE = {"prompt_tokens": 512, "layers": 2, "examples": 2, "batch_size": 2, "k": 3}
+QUICK_AND_WIDE = {"prompt_tokens": 512, "epochs": 1, "k": 3}
 
 
 def main() -> None:
@@ -354,8 +359,8 @@ TEXT_WIDE = """\
 ## A training step of R1 that reads each prompt once
 
 Written by `benchmarks/distill_step.py --wide --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers}
-layers, width {width}; prompts of {prompt_tokens} tokens, give or take {spread} %, responses of {response_tokens}; one
-step of {batch_size} examples, K = {k}, with the paper's alignment. "Weighing first" is the step as it was: a pass
+layers, width {width}; prompts of {prompt_tokens} tokens, give or take {spread} %, responses of {response_tokens};
+{epochs} steps of {batch_size} examples, K = {k}, with the paper's alignment. "Weighing first" is the step as it was: a pass
 without gradients for the weights, prompts in the order of their examples, {micro_batch_size} at once. "Ours" has as
 many tokens in a micro-batch. Both end with the same loss, and take the teacher's states from disk. Seconds are those
 that a process computed, operations are by torch's counter.

@@ -1,7 +1,7 @@
 """The prompts and responses of each training step, and their tensors."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posgap.distillation.branches import Branches, laid_out
 from posgap.errors import PosgapError
 from posgap.files import digest_of
 from posgap.tasks.content import contents
@@ -146,6 +147,9 @@ class Batch:
     the number of them in each row.
 
     Padding is on the right, so causal attention never reaches it and needs no mask for it.
+
+    Where rows share what they have in common, S is all that is read, in a single row: `positions [1, S]` are those in
+    the prompts, and `branches` says where each lies.
     """
 
     rows: list[Row]
@@ -153,11 +157,13 @@ class Batch:
     predicts: Tensor
     targets: Tensor
     lengths: Tensor
+    positions: Tensor | None = None
+    branches: Branches | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """The batch with its tensors on `device`."""
-        targets, lengths = self.targets.to(device), self.lengths.to(device)
-        return Batch(self.rows, self.input_ids.to(device), self.predicts.to(device), targets, lengths)
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
 
 class Collator:
@@ -169,6 +175,7 @@ class Collator:
 
     def __init__(self, pairs: Sequence[Pair], build: PromptBuilder):
         self.pairs, self.build, self.pad = pairs, build, build.tokenizer.pad_token_id
+        self._kept: dict[Row, list[int]] = {}
 
     def token_ids(self, row: Row) -> tuple[list[int], list[int]]:
         """The token ids of a row's prompt and of its response."""
@@ -180,7 +187,18 @@ class Collator:
         """About the number of tokens of a row's prompt and response: at another placement a few may differ."""
         return len(self._at_best[row.pair]) + len(self.pairs[row.pair].response.token_ids) - 1
 
+    def read(self, row: Row) -> list[int]:
+        """The token ids that are read of a row: all but the response's last, which predicts nothing."""
+        prompt, response = self.token_ids(row)
+        return prompt + response[:-1]
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Builds the prompts of `rows` and keeps them, and no others, until the next call."""
+        self._kept = {row: self.token_ids(row)[0] for row in rows}
+
     def _prompt(self, row: Row) -> list[int]:
+        if row in self._kept:
+            return self._kept[row]
         pair = self.pairs[row.pair]
         build = self.build.shuffled(row.order) if row.order else self.build
         return build(pair.example, Placement(row.positions, pair.response.n_docs))
@@ -195,16 +213,29 @@ class Collator:
         return digest_of(self.token_ids(row))
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
-        prompts, responses = zip(*map(self.token_ids, rows))
-        read = [prompt + response[:-1] for prompt, response in zip(prompts, responses)]
+        read = [self.read(row) for row in rows]
         width = max(map(len, read))
+        targets, lengths = self._targets(rows)
         predicts = torch.zeros(len(rows), width, dtype=torch.bool)
-        for row, (prompt, ids) in enumerate(zip(prompts, read)):
-            predicts[row, len(prompt) - 1 : len(ids)] = True
-        return Batch(
-            rows=list(rows),
-            input_ids=torch.tensor([ids + [self.pad] * (width - len(ids)) for ids in read]),
-            predicts=predicts,
-            targets=torch.tensor([token for response in responses for token in response]),
-            lengths=torch.tensor([len(response) for response in responses]),
+        for row, (ids, n) in enumerate(zip(read, lengths)):
+            predicts[row, len(ids) - n : len(ids)] = True
+        input_ids = torch.tensor([ids + [self.pad] * (width - len(ids)) for ids in read])
+        return Batch(list(rows), input_ids, predicts, targets, lengths)
+
+    def shared(self, bundles: Sequence[Sequence[Row]]) -> Batch:
+        """A batch of all rows of `bundles`, in their order: what a row has in common with the one before it in its
+        bundle is read once."""
+        rows = [row for bundle in bundles for row in bundle]
+        targets, lengths = self._targets(rows)
+        own = [[len(self.pairs[row.pair].response.token_ids) for row in bundle] for bundle in bundles]
+        ids, positions, branches = laid_out([[self.read(row) for row in bundle] for bundle in bundles], own)
+        predicts = torch.zeros(1, len(ids), dtype=torch.bool)
+        for branch, n in zip(branches, lengths):
+            predicts[0, branch.own[1] - n : branch.own[1]] = True
+        return Batch(rows, torch.tensor([ids]), predicts, targets, lengths, torch.tensor([positions]), branches)
+
+    def _targets(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        responses = [self.pairs[row.pair].response.token_ids for row in rows]
+        return torch.tensor([token for response in responses for token in response]), torch.tensor(
+            [*map(len, responses)]
         )

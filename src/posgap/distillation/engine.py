@@ -16,11 +16,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from posgap.distillation.batches import Batch, Collator, Row
+from posgap.distillation.branches import same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
-from posgap.distillation.micro_batches import MicroBatch, in_groups
+from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
+from posgap.distillation.reading import Reading, sharing, singly
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
 from posgap.errors import PosgapError, Stopped
@@ -122,7 +124,7 @@ def train(
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
-    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens)
+    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, student.can_share())
     rest = range(len(history), len(steps))
     with deferred_termination() as termination, checkpoints or nullcontext():
         for step in track(rest, len(rest), "distillation steps"):
@@ -165,9 +167,11 @@ class Loop:
         collate: Collator,
         device: torch.device,
         micro_batch_tokens: int,
+        shares: bool = False,  # whether prompts may share what they have in common
     ):
         self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
         self.device, self.micro_batch_tokens = device, micro_batch_tokens
+        self.shares, self.tried = shares, False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step
 
@@ -178,12 +182,12 @@ class Loop:
         gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
-            groups = self._groups(rows)
+            reading = self._reading(rows)
             try:
                 with self.gradient.of_this_process():
-                    losses, weights = self._accumulate(number, rows, groups)
+                    losses, weights = self._accumulate(number, rows, reading)
             except _OutOfMemory:
-                self._halve(number, [part for group in groups for part in group])
+                self._halve(number, reading)
                 continue
             with _naming_exhaustion("the optimizer's update; take a machine with more"):
                 norm = self.gradient.apply()
@@ -198,40 +202,72 @@ class Loop:
             )
         return {"loss": float((weights * losses).sum()), **self.objective.figures(rows, losses), "grad_norm": norm}
 
-    def _groups(self, rows: Sequence[Row]) -> list[list[MicroBatch]]:
+    def _reading(self, rows: Sequence[Row]) -> Reading:
+        """How to read `rows`: by itself each, or in bundles, whichever takes fewer tokens."""
         together = self.objective.together(rows)
         if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
             together = [key and "by loss" for key in together]
         lengths = [self.collate.length(row) for row in rows]
-        return in_groups(together, lengths, self.world, self.micro_batch_tokens)
+        reading = singly(together, lengths, self.world, self.micro_batch_tokens)
+        examples = [row.pair for row in rows]
+        if not self.shares or len(set(examples)) == len(rows):
+            return reading
+        self.collate.keep(rows)
+        prompts = [self.collate.read(row) for row in rows]
+        shared = sharing(together, examples, prompts, self.world, self.micro_batch_tokens)
+        if shared.tokens >= reading.tokens:
+            return reading
+        if not self.tried:
+            self._try([rows[i] for i in max(shared.bundles, key=len)[-2:]])
+        return shared if self.shares else reading
 
-    def _accumulate(self, number: int, rows: Sequence[Row], groups: list[list[MicroBatch]]) -> tuple[Tensor, Tensor]:
+    def _try(self, some: Sequence[Row]) -> None:
+        """Shares no more if the model reads these rows of an example otherwise together than one by one."""
+        same, tolerance = False, 1e-3 if self.gradient.accelerator.mixed_precision == "no" else 0.05
+        with self._noting_exhaustion(), torch.no_grad():
+            alone = [self.model(self.collate([row]).to(self.device), states_alone=True) for row in some]
+            together = self.collate.shared([some]).to(self.device)
+            read = lambda: self.model(together, states_alone=True)  # noqa: E731
+            same = same_states(read, torch.cat(alone), together.branches, tolerance)
+        if any(gather(self.exhausted)):
+            return  # and tried again with the next micro-batch
+        self.tried, self.shares = True, all(gather(same))
+        if not self.shares:
+            log.info("what prompts have in common is read for each: this model does not read it once as it should")
+
+    def _accumulate(self, number: int, rows: Sequence[Row], reading: Reading) -> tuple[Tensor, Tensor]:
         """Adds up the gradient of a step; returns its rows' losses and weights, `[N]` each, the same everywhere."""
         losses = torch.full((len(rows),), math.nan, dtype=torch.float64)
         weights, added = torch.zeros_like(losses), torch.zeros(len(rows), dtype=torch.bool)
-        for group in groups:
-            *earlier, last = [(part, self._batches(part, rows)) for part in group]
+        for group in reading.groups:
+            ends = group is reading.groups[-1]
+            *earlier, last = [(part, self._batches(part, rows, reading)) for part in group]
             # Rows that are weighed together but do not fit into one micro-batch: all but the last are read twice.
             for part, batches in earlier:
                 with torch.no_grad():
-                    self._share(part, self._read(batches), losses)
+                    self._share(part, self._read(batches), losses, reading)
             own_losses = self._read(last[1])
-            self._share(last[0], own_losses, losses)
-            if group is groups[-1]:
+            self._share(last[0], own_losses, losses, reading)
+            if ends:
                 _require_finite(number, rows, losses)
             before, weights = weights, self.objective.weights(rows, losses)
             if (weighed := float(before[added].sum())) > 0:
                 self.gradient.scale(float(weights[added].sum()) / weighed)
-            self._add(last[0], own_losses, weights, group is groups[-1] and not earlier)
+            self._add(last[0], own_losses, weights, reading, ends and not earlier)
             for part, batches in earlier:
-                self._add(part, self._read(batches), weights, group is groups[-1] and part is earlier[-1][0])
-            added[[row for part in group for row in part.rows]] = True
+                self._add(part, self._read(batches), weights, reading, ends and part is earlier[-1][0])
+            added[[row for part in group for row in reading.rows(part, 0, 1)]] = True
         if any(gather(self.exhausted)):
             raise _OutOfMemory
         return losses, weights
 
-    def _batches(self, part: MicroBatch, rows: Sequence[Row]) -> list[Batch]:
-        return [self.collate([rows[i] for i in call]).to(self.device) for call in part.calls(self.rank, self.world)]
+    def _batches(self, part: MicroBatch, rows: Sequence[Row], reading: Reading) -> list[Batch]:
+        calls = [[reading.bundles[i] for i in call] for call in part.calls(self.rank, self.world)]
+        if reading.shared:
+            batches = [self.collate.shared([[rows[i] for i in bundle] for bundle in call]) for call in calls]
+        else:
+            batches = [self.collate([rows[i] for (i,) in call]) for call in calls]
+        return [batch.to(self.device) for batch in batches]
 
     def _read(self, batches: list[Batch]) -> Tensor | None:
         """The losses of this process's rows; `None` if it is out of memory, now or before in this step."""
@@ -240,20 +276,19 @@ class Loop:
                 return torch.cat([self.model(batch) for batch in batches])
         return None
 
-    def _share(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor) -> None:
+    def _share(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor, reading: Reading) -> None:
         """Enters all processes' losses of a micro-batch into the `losses [N]` of the step."""
-        rows = torch.tensor(part.rows)
         for rank, theirs in enumerate(gather(None if own_losses is None else own_losses.tolist())):
             if theirs is None:
                 raise _OutOfMemory
-            of_rank = rows[rank :: self.world]
+            of_rank = reading.rows(part, rank, self.world)
             losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=losses.dtype)
 
-    def _add(self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, last: bool) -> None:
+    def _add(self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, reading: Reading, last: bool) -> None:
         """Adds the gradient of this process's rows of a micro-batch; copies that fill up its share weigh nothing."""
         if own_losses is None:
             return
-        own = weights[list(part.rows)][self.rank :: self.world].to(own_losses)
+        own = weights[reading.rows(part, self.rank, self.world)].to(own_losses)
         with self._noting_exhaustion():
             self.gradient.add((own * own_losses[: len(own)]).sum(), last)
 
@@ -273,16 +308,17 @@ class Loop:
                 raise
             self.exhausted = True
 
-    def _halve(self, number: int, parts: list[MicroBatch]) -> None:
+    def _halve(self, number: int, reading: Reading) -> None:
         """Forgets the gradient so far and halves the micro-batch; `PosgapError` if it is a single prompt."""
+        divisible = [part.tokens for part in reading.parts if not reading.is_least(part)]
         self.exhausted = False
         self.gradient.clear()
         gc.collect()
         torch.cuda.empty_cache()
-        if all(part.is_least for part in parts):
-            longest = max(part.tokens for part in parts)
+        if not divisible:
+            longest = max(part.tokens for part in reading.parts)
             raise PosgapError(f"out of memory in step {number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
-        self.micro_batch_tokens = max(part.tokens for part in parts if not part.is_least) // 2
+        self.micro_batch_tokens = max(divisible) // 2
         log.log(
             logging.INFO if self.rank else logging.WARNING,  # of the others only warnings are shown
             "step %d: out of memory; from now on micro-batches have at most %d tokens, and the step is done again",

@@ -64,7 +64,12 @@ def response_states(model: PreTrainedModel, batch: Batch) -> Tensor:
         lengths = [(column + 1, max(n, width - column - 1)) for column, n in zip(first, n_new)]
         if reason := rope.against_teacher_forcing(lengths):
             raise PosgapError(f"{type(model).__name__}: {reason}; it cannot be distilled on prompts of such lengths")
-    return model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state[batch.predicts]
+    shared: dict[str, Any] = {}
+    if batch.branches:
+        # No mask is made for a "prepared" one, with four dimensions; attention over branches looks at none.
+        prepared = batch.predicts.new_ones(1, 1, 1, 1)
+        shared = {"position_ids": batch.positions, "attention_mask": prepared, "branches": batch.branches}
+    return model.base_model(input_ids=batch.input_ids, use_cache=False, **shared).last_hidden_state[batch.predicts]
 
 
 @torch.no_grad()

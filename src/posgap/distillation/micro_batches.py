@@ -28,10 +28,16 @@ class MicroBatch:
     tokens: int
 
     @classmethod
-    def of(cls, rows: Sequence[int], lengths: Sequence[int], world: int) -> "MicroBatch":
-        """The micro-batch of `rows` on `world` processes; `lengths` are those of all rows of the step."""
+    def of(cls, rows: Sequence[int], lengths: Sequence[int], world: int, padded: bool = True) -> "MicroBatch":
+        """The micro-batch of `rows` on `world` processes; `lengths` are those of all rows of the step.
+
+        Unless `padded`, all rows of a process are read in one call.
+        """
         ordered = _by_falling_length(rows, lengths)
-        widths = _widths([lengths[row] for row in ordered[::world]])
+        own = [lengths[row] for row in ordered[::world]]
+        if not padded:
+            return cls(tuple(ordered), (len(own),), sum(own))
+        widths = _widths(own)
         return cls(tuple(ordered), tuple(len(list(same)) for _, same in groupby(widths)), sum(widths))
 
     @property
@@ -47,22 +53,25 @@ class MicroBatch:
             start += size
 
 
-def in_micro_batches(rows: Sequence[int], lengths: Sequence[int], world: int, most_tokens: int) -> list[MicroBatch]:
+def in_micro_batches(
+    rows: Sequence[int], lengths: Sequence[int], world: int, most_tokens: int, padded: bool = True
+) -> list[MicroBatch]:
     """Divides `rows` into micro-batches of at most `most_tokens` tokens a process, longest rows first.
 
     A row that is longer than that is read by itself.
     """
     rest, parts = _by_falling_length(rows, lengths), []
     while rest:
-        widths = _widths([lengths[row] for row in rest[::world]])
+        widths = [lengths[row] for row in rest[::world]]
+        widths = _widths(widths) if padded else widths
         count = world * max(1, bisect_right(list(accumulate(widths)), most_tokens))
-        parts.append(MicroBatch.of(rest[:count], lengths, world))
+        parts.append(MicroBatch.of(rest[:count], lengths, world, padded))
         rest = rest[count:]
     return parts
 
 
 def in_groups(
-    together: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int
+    together: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int, padded: bool = True
 ) -> list[list[MicroBatch]]:
     """Divides a step's rows into groups of micro-batches, so that rows of an equal key in `together` are in one group.
 
@@ -77,12 +86,12 @@ def in_groups(
 
     def joined(group: list[MicroBatch], rows: Sequence[int]) -> bool:
         """Whether `rows` fit into a group's last micro-batch beside what is there; if so, they are now there."""
-        both = MicroBatch.of((*group[-1].rows, *rows), lengths, world)
+        both = MicroBatch.of((*group[-1].rows, *rows), lengths, world, padded)
         if both.tokens <= most_tokens:
             group[-1] = both
         return both.tokens <= most_tokens
 
-    divided = [in_micro_batches(rows, lengths, world, most_tokens) for rows in by_key.values()]
+    divided = [in_micro_batches(rows, lengths, world, most_tokens, padded) for rows in by_key.values()]
     # The largest rest first: so they leave the least room unused.
     for *full, rest in sorted(divided, key=lambda parts: len(parts[-1].rows), reverse=True):
         host = next((group for group in groups if joined(group, rest.rows)), None)
@@ -91,7 +100,7 @@ def in_groups(
         else:
             host[:0] = full
     if not groups or not free or not joined(groups[-1], free):
-        groups += [[part] for part in in_micro_batches(free, lengths, world, most_tokens)]
+        groups += [[part] for part in in_micro_batches(free, lengths, world, most_tokens, padded)]
     return groups
 
 

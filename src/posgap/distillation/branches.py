@@ -1,0 +1,184 @@
+"""Reads once what the prompts of an example have in common.
+
+An example's prompts are equal up to the first gold document, and what a causal model computes there is the same for
+all of them. So they are laid out in one sequence, each without the beginning that it shares with the one before, every
+token at the position that it has in its own prompt. What a layer does token by token is then done once. Attention
+alone is computed prompt by prompt: the queries of a prompt's own tokens, over the keys and values of the whole prompt,
+wherever those lie. The gradient with respect to what is shared adds up by itself, also where activations are
+checkpointed, and where the model's parameters are spread over processes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from posgap.models.memory import is_exhaustion
+from posgap.models.rope_lengths import RopeLengths
+
+# Of a branch's queries: each run of them skips the keys that come after it.
+QUERIES_AT_ONCE = 256
+Span = tuple[int, int]
+
+
+class Branch(NamedTuple):
+    """A prompt within a sequence: the columns of its `own` tokens, and those of all its tokens, in their order."""
+
+    own: Span
+    path: tuple[Span, ...]
+
+
+class Branches(tuple[Branch, ...]):
+    """The prompts of a sequence, which cover it; `layers` counts the calls of attention that were given them."""
+
+    layers = 0
+
+
+class Layout(NamedTuple):
+    """Prompts in one sequence: its `ids [S]`, their `positions [S]` in the prompts, and where each prompt lies."""
+
+    ids: list[int]
+    positions: list[int]
+    branches: Branches
+
+
+def in_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of tokens that two prompts begin with alike."""
+    n = min(len(first), len(second))
+    differing = np.flatnonzero(np.asarray(first[:n]) != np.asarray(second[:n]))
+    return int(differing[0]) if len(differing) else n
+
+
+def laid_out(bundles: Sequence[Sequence[Sequence[int]]], own: Sequence[Sequence[int]]) -> Layout:
+    """Lays bundles of prompts out in one sequence.
+
+    Each prompt shares the tokens that it has in common with the one before it in its bundle, but never its last
+    `own` ones (counted for each prompt), so that their hidden states are there for each.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    branches = []
+    for bundle, least in zip(bundles, own):
+        path: tuple[Span, ...] = ()
+        before: Sequence[int] = ()
+        for prompt, n_own in zip(bundle, least):
+            shared = min(in_common(before, prompt), len(prompt) - n_own)
+            start = len(ids)
+            ids += prompt[shared:]
+            positions += range(shared, len(prompt))
+            path = (*_beginning(path, shared), (start, len(ids)))
+            branches.append(Branch(path[-1], path))
+            before = prompt
+    return Layout(ids, positions, Branches(branches))
+
+
+def _beginning(path: Sequence[Span], n: int) -> Iterator[Span]:
+    """The first `n` columns of a path."""
+    for start, end in path:
+        if n > 0:
+            yield start, min(end, start + n)
+        n -= end - start
+
+
+# Attention
+
+
+def _over_branches(
+    attention: Callable[..., Any],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    branches: Branches,
+    masked: bool,
+    **options: Any,
+) -> Tensor:
+    """Attention `[1, S, H, D]` of `query [1, H, S, D]`: of each branch's own tokens over its whole path.
+
+    Where a kernel is `masked`, it takes queries to be those of the first keys unless a mask says otherwise.
+    """
+    branches.layers += 1
+    window = options.get("sliding_window")
+    outputs = []
+    for (_, path), own in zip(branches, query.split([end - start for (start, end), _ in branches], 2)):
+        keys, values = (torch.cat([each[:, :, start:end] for start, end in path], 2) for each in (key, value))
+        length = keys.shape[2]
+        last = length - own.shape[2]  # so many tokens stand in front of its own
+        if not masked or not (last or (window and window < length)):
+            outputs.append(attention(module, own, keys, values, None, **options)[0])
+            continue
+        if (groups := query.shape[1] // keys.shape[1]) > 1:  # once, rather than for each run of queries
+            keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
+        for queries in own.split(QUERIES_AT_ONCE, 2):
+            first, last = last, last + queries.shape[2]
+            mask = torch.ones(last - first, last, dtype=torch.bool, device=query.device).tril(first)
+            if window:
+                mask = mask.triu(first - window + 1)
+            read = keys[:, :, :last], values[:, :, :last]
+            out = F.scaled_dot_product_attention(queries, *read, attn_mask=mask, scale=options.get("scaling"))
+            outputs.append(out.transpose(1, 2))
+    return torch.cat(outputs, 1)
+
+
+def _knowing_branches(attention: Callable[..., Any], masked: bool) -> Callable[..., Any]:
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        branches: Branches | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Any]:
+        if branches is None:
+            return attention(module, query, key, value, attention_mask, **options)
+        options.pop("position_ids", None)  # in which FlashAttention would look for prompts of its own
+        return _over_branches(attention, module, query, key, value, branches, masked, **options), None
+
+    return forward
+
+
+def enable(model: PreTrainedModel) -> bool:
+    """From now on attention takes `branches`; false for a model that cannot share what prompts have in common.
+
+    Whether it does compute the same then is for the caller to try: not every layer of every model mixes tokens by
+    attention alone.
+    """
+    config: Any = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    recurrent = getattr(model, "_is_stateful", False)
+    name = str(model.config._attn_implementation)
+    if (
+        name not in _MASKED
+        or recurrent
+        or kinds - {"full_attention", "sliding_attention"}
+        or RopeLengths.of(model.config)
+    ):
+        return False
+    if name not in _enabled:
+        AttentionInterface.register(name, _knowing_branches(AttentionInterface()[name], _MASKED[name]))
+        _enabled.add(name)
+    return True
+
+
+_MASKED = {"sdpa": True, "flash_attention_2": False}
+_enabled: set[str] = set()
+
+
+def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches, tolerance: float) -> bool:
+    """Whether `read`, which reads `branches`, gives the states `alone [M, D]` of prompts that are read one by one, but
+    for a share `tolerance` of their norm."""
+    try:
+        together = read()
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_exhaustion(error):
+            raise
+        return False  # a model that does not take what it is given
+    if not branches.layers or together.shape != alone.shape:
+        return False
+    distance = torch.linalg.vector_norm(together.float() - alone.float()) / torch.linalg.vector_norm(alone.float())
+    return bool(distance < tolerance)

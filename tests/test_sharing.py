@@ -1,0 +1,185 @@
+"""What the prompts of an example have in common, read once."""
+
+from collections import Counter
+
+import pytest
+import torch
+from accelerate import Accelerator
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconH1Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+)
+
+from posgap.distillation import branches as branches_module
+from posgap.distillation import reading
+from posgap.distillation.batches import Draw, Row
+from posgap.distillation.branches import laid_out
+from posgap.distillation.engine import Loop
+from posgap.distillation.gradients import Gradient
+from posgap.distillation.objectives import R1, CrossEntropy
+from posgap.distillation.reading import sharing, singly
+from posgap.distillation.student import Student
+from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.models.layer_scaling import scale_model
+from posgap.models.loading import checkpoint_activations
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.2,
+}
+GQA = {**SHAPE, "num_key_value_heads": 2}
+DRAWS = [Draw(0, ((2,), (3,), (5,))), Draw(1, ((3,), (5,), (4,))), Draw(3, ((2,), (3,), (5,))), Draw(2, ((4,), (3,)))]
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+
+
+SHARING = {
+    "Llama": lambda: model_of(LlamaConfig(**SHAPE)),
+    "a factor a layer": lambda: scale_model(model_of(LlamaConfig(**GQA)), [1.0, 1.7]),
+    "windows": lambda: model_of(MistralConfig(**GQA, sliding_window=6)),
+    "windows in some layers": lambda: model_of(
+        Gemma3TextConfig(**GQA, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"])
+    ),
+    "experts": lambda: model_of(MixtralConfig(**GQA, num_local_experts=3, experts_implementation="eager")),
+    "positions that are learnt": lambda: model_of(GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4)),
+}
+OTHERS = {
+    "recurrent": lambda: AutoModelForCausalLM.from_config(
+        FalconH1Config(**GQA, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8)
+    ).double(),
+    "ALiBi": lambda: model_of(
+        FalconConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True)
+    ),
+    "eager": lambda: AutoModelForCausalLM.from_config(
+        Gemma2Config(**GQA, head_dim=8), attn_implementation="eager"
+    ).double(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    """As if the tests' short prompts were long ones."""
+    monkeypatch.setattr(reading, "TOKENS_A_BRANCH", 0)
+    monkeypatch.setattr(branches_module, "QUERIES_AT_ONCE", 4)
+
+
+class Counted(Student):
+    """A student that counts the tokens that it reads with and without gradients."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.tokens: Counter[bool] = Counter()
+
+    def forward(self, batch, states_alone=False):
+        self.tokens[torch.is_grad_enabled()] += batch.input_ids.numel()
+        return super().forward(batch, states_alone)
+
+
+def step(student, objective, collate, tokens, rows, shares):
+    """The figures and the gradient of a step."""
+    gradients = []
+    student.zero_grad()
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.0)
+    optimizer.register_step_pre_hook(lambda *_: gradients.extend(p.grad.clone() for p in student.parameters()))
+    gradient = Gradient(accelerator, student, accelerator.prepare(optimizer), max_norm=1e9)
+    loop = Loop(student, gradient, objective, collate, torch.device("cpu"), tokens, shares)
+    return loop.step(1, rows), gradients, loop
+
+
+def student_of(model, objective, collate, tmp_path) -> Counted:
+    teacher = None
+    if isinstance(objective, R1):
+        teacher = Teacher(TeacherStates(tmp_path, {}), frozen_head(model, False), collate)
+        teacher.read(Student(model, objective), torch.device("cpu"), 1000)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    return Counted(model, objective, teacher)
+
+
+def same(one_by_one, together) -> bool:
+    """Whether two gradients are the same to 1e-6 of their norm: the losses are computed in float32."""
+    norm = torch.stack([g.norm() for g in one_by_one]).norm()
+    return torch.stack([(a - b).norm() for a, b in zip(one_by_one, together)]).norm() < 1e-6 * norm
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_sharing_changes_no_gradient(family, collate, tmp_path):
+    objective = R1((1,), "paper", 1.0)
+    student = student_of(SHARING[family](), objective, collate, tmp_path)
+    rows = objective.rows(DRAWS)
+    alone, expected, _ = step(student, objective, collate, 8192, rows, False)
+    read = student.tokens[True]
+    student.tokens.clear()
+    assert student.can_share()
+    figures, gradients, loop = step(student, objective, collate, 8192, rows, True)
+    assert loop.shares and student.tokens[True] < read
+    assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
+
+
+@pytest.mark.parametrize("method", ["paper", "balanced", "none", "last", "cross entropy", "checkpointing"])
+@pytest.mark.parametrize("tokens", [60, 140])
+def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate, tmp_path, monkeypatch):
+    """Whatever fits into a micro-batch."""
+    monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))  # sharing is always taken
+    model = SHARING["Llama"]()
+    if method == "checkpointing":
+        checkpoint_activations(model)
+    best = (5,) if method == "last" else (1,)  # the prompts of the last share most with the others
+    kind = method if method in ("balanced", "none") else "paper"
+    objective = CrossEntropy(pairs) if method == "cross entropy" else R1(best, kind, 0.5)
+    student = student_of(model, objective, collate, tmp_path).train()
+    rows = list(dict.fromkeys(objective.rows(DRAWS)))
+    alone, expected, _ = step(student, objective, collate, tokens, rows, False)
+    assert student.can_share()
+    figures, gradients, loop = step(student, objective, collate, tokens, rows, True)
+    assert loop.shares and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_path):
+    objective = R1((1,), "paper", 1.0)
+    student = student_of(OTHERS[family](), objective, collate, tmp_path)
+    rows = objective.rows(DRAWS)
+    _, expected, _ = step(student, objective, collate, 8192, rows, False)
+    _, gradients, loop = step(student, objective, collate, 8192, rows, student.can_share())
+    assert not loop.shares and same(expected, gradients)
+
+
+prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=5)
+
+
+@given(st.lists(prompts, min_size=1, max_size=3))
+def test_a_layout_has_every_prompt_whole_and_its_last_tokens_for_itself(bundles):
+    layout = laid_out(bundles, [[2] * len(bundle) for bundle in bundles])
+    columns = [[column for span in branch.path for column in range(*span)] for branch in layout.branches]
+    flat = [prompt for bundle in bundles for prompt in bundle]
+    assert [[layout.ids[column] for column in path] for path in columns] == flat
+    assert [[layout.positions[column] for column in path] for path in columns] == [list(range(len(p))) for p in flat]
+    own = [column for branch in layout.branches for column in range(*branch.own)]
+    assert own == list(range(len(layout.ids))) and all(b.own[1] - b.own[0] >= 2 for b in layout.branches)
+
+
+def test_prompts_that_have_little_in_common_are_read_one_by_one():
+    rows, lengths = [("a", 0), ("a", 1), ("b", 0)], [4, 4, 4]
+    prompts = [[0, 1, 2, 3], [4, 1, 2, 3], [0, 1, 2, 3]]
+    shared = sharing(rows, ["a", "a", "b"], prompts, 1, 100)
+    assert shared.tokens >= singly(rows, lengths, 1, 100).tokens
+    assert sorted(shared.bundles) == [(0,), (1,), (2,)]
