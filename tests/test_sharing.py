@@ -21,7 +21,7 @@ from transformers import (
 
 from posgap.distillation import branches as branches_module
 from posgap.distillation import reading
-from posgap.distillation.batches import Draw, Row
+from posgap.distillation.batches import Draw
 from posgap.distillation.branches import laid_out
 from posgap.distillation.engine import Loop
 from posgap.distillation.gradients import Gradient
@@ -122,7 +122,7 @@ def same(one_by_one, together) -> bool:
 
 @pytest.mark.parametrize("family", SHARING)
 def test_sharing_changes_no_gradient(family, collate, tmp_path):
-    objective = R1((1,), "paper", 1.0)
+    objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(SHARING[family](), objective, collate, tmp_path)
     rows = objective.rows(DRAWS)
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
@@ -144,7 +144,7 @@ def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate,
         checkpoint_activations(model)
     best = (5,) if method == "last" else (1,)  # the prompts of the last share most with the others
     kind = method if method in ("balanced", "none") else "paper"
-    objective = CrossEntropy(pairs) if method == "cross entropy" else R1(best, kind, 0.5)
+    objective = CrossEntropy(pairs) if method == "cross entropy" else R1([best] * 4, kind, 0.5)
     student = student_of(model, objective, collate, tmp_path).train()
     rows = list(dict.fromkeys(objective.rows(DRAWS)))
     alone, expected, _ = step(student, objective, collate, tokens, rows, False)
@@ -155,7 +155,7 @@ def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate,
 
 @pytest.mark.parametrize("family", OTHERS)
 def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_path):
-    objective = R1((1,), "paper", 1.0)
+    objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(OTHERS[family](), objective, collate, tmp_path)
     rows = objective.rows(DRAWS)
     _, expected, _ = step(student, objective, collate, 8192, rows, False)

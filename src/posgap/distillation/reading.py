@@ -7,9 +7,9 @@ from itertools import groupby
 from posgap.distillation.branches import in_common
 from posgap.distillation.micro_batches import MicroBatch, in_groups
 
-# What a prompt in a bundle costs beside its own tokens, in tokens: attention is computed for it alone, for which the keys
-# and values of what it shares are laid out once more (a quarter of a token's memory, at most). Prompts that have less in
-# common are not bundled.
+# What a prompt in a bundle costs beside its own tokens, in tokens: attention is computed for it alone, for which the
+# keys and values of what it shares are laid out once more (a quarter of a token's memory, at most). Prompts that have
+# less in common are not bundled.
 TOKENS_A_BRANCH = 64
 A_SHARED_TOKEN = 1 / 4
 
