@@ -153,6 +153,27 @@ def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate,
     assert loop.shares and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
+class Small(Counted):
+    """A student whose machine has memory for the gradient of so many tokens."""
+
+    def forward(self, batch, states_alone=False):
+        if torch.is_grad_enabled() and batch.input_ids.numel() > 40:
+            torch.empty(1 << 52)
+        return super().forward(batch, states_alone)
+
+
+def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, monkeypatch):
+    monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))
+    objective = R1([(1,)] * 4, "paper", 1.0)
+    student = student_of(SHARING["Llama"](), objective, collate, tmp_path)
+    rows = objective.rows(DRAWS)
+    alone, expected, _ = step(student, objective, collate, 8192, rows, False)
+    small = Small(student.model, objective, student.teacher)
+    figures, gradients, loop = step(small, objective, collate, 8192, rows, small.can_share())
+    assert loop.micro_batch_tokens < 60 and loop.shares
+    assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
+
+
 @pytest.mark.parametrize("family", OTHERS)
 def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_path):
     objective = R1([(1,)] * 4, "paper", 1.0)
