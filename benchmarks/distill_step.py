@@ -291,7 +291,7 @@ FLAGS = ("gradient_checkpointing", "quick", "wide", "write", "side", "small_voca
 # Of --wide, where nothing else is asked for.
 WIDE = {
     "vocabulary": 32000, "response_tokens": 32, "width": 512, "layers": 2, "heads": 8, "kv_heads": 8, "examples": 2,
-    "epochs": 2, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
+    "epochs": 3, "batch_size": 2, "micro_batch_size": 4, "spread": 25, "small_vocabulary": 0,
 }  # fmt: skip
 QUICK = {"examples": 1, "epochs": 1, "batch_size": 1, "k": 2}
 QUICK_AND_WIDE = {"prompt_tokens": 512, "epochs": 1, "k": 3}
