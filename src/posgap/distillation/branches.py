@@ -131,11 +131,12 @@ def _knowing_branches(attention: Callable[..., Any], masked: bool) -> Callable[.
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
+        *more: Any,
         branches: Branches | None = None,
         **options: Any,
     ) -> tuple[Tensor, Any]:
         if branches is None:
-            return attention(module, query, key, value, attention_mask, **options)
+            return attention(module, query, key, value, attention_mask, *more, **options)
         options.pop("position_ids", None)  # in which FlashAttention would look for prompts of its own
         return _over_branches(attention, module, query, key, value, branches, masked, **options), None
 
