@@ -225,7 +225,7 @@ def in_pieces(accelerator: Accelerator) -> bool:
 
 def _gathered(parameter: Any) -> torch.Tensor:
     if isinstance(parameter, DTensor):
-        return parameter.detach().full_tensor()
+        return parameter.full_tensor().detach()
     from deepspeed.utils import safe_get_full_fp32_param
 
     kept = safe_get_full_fp32_param(parameter)  # None without ZeRO
