@@ -1,6 +1,6 @@
 """Whether alignment gains anything in the miniature, over a grid: the section `alignment` of docs/results.md.
 
-    python benchmarks/alignment.py --data FILE [--standard 0 1 2] [--deep 0] [--out runs/alignment]
+    python benchmarks/alignment.py --data FILE [--standard 0 1 2 3] [--deep 0] [--out runs/alignment]
 
 FILE is the lost-in-the-middle key-value file (300 lines). `--standard` and `--deep` are seeds of the tiny models of two
 and of eight layers. Each cell of the grid is trained twice on the same prompts, by KL alone and with alignment, and
@@ -105,7 +105,7 @@ def verdict(gained: dict[Setting, dict[str, list[float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--standard", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--standard", type=int, nargs="*", default=[0, 1, 2, 3])
     parser.add_argument("--deep", type=int, nargs="*", default=[0])
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "alignment")
     options = parser.parse_args()
