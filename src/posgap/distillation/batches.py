@@ -99,7 +99,8 @@ def plan(
     Placements are drawn without replacement, anew in each epoch. This is a pure function of its arguments, so that a
     run can be resumed from its config. Raises `PosgapError` if there are fewer than K placements.
     """
-    drawable = [[place for place in placements if place != own] for own in teachers or [None] * n_pairs]
+    apart: Sequence[Positions | None] = teachers or [None] * n_pairs
+    drawable = [[place for place in placements if place != own] for own in apart]
     if k > (least := min(map(len, drawable))):
         raise PosgapError(f"k={k}: there are only {least} placements to draw from")
     steps = []
