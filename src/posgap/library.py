@@ -88,17 +88,17 @@ def sweep(
         raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
-        model, tokenizer = _parts(model, tokenizer)
+        asked_of, tokenizer = _parts(model, tokenizer)
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
-        config = parsed(SweepConfig, _named(model, chosen), "posgap.sweep")
+        config = parsed(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
         rows = _examples(examples, config)[: config.limit or None]
         write_examples(config.examples, rows)
-        if isinstance(model, str | Path):
+        if isinstance(asked_of, str | Path):
             asked = _by_name(config, tokenizer)
         else:
-            stack.enter_context(borrowed(model))
-            asked = _in_memory(model, tokenizer, config, together)
-        refuse_searched(Path(config.model), rows)
+            stack.enter_context(borrowed(asked_of))
+            asked = _in_memory(asked_of, tokenizer, config, together)
+        refuse_searched(Path(asked.config.model), rows)
         placements = shard_of(swept_placements(config.n_docs, asked.build.task.n_gold, config.positions), config.shard)
         digests = {"model_digest": asked.digest, "prompt_digest": asked.build.digest()}
         responses = answered(asked.config, rows, asked.build, placements, digests, generator=asked.generator)

@@ -170,7 +170,7 @@ _MASKED = {"sdpa": True, "flash_attention_2": False}
 _enabled: set[str] = set()
 
 
-def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches, tolerance: float) -> bool:
+def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches | None, tolerance: float) -> bool:
     """Whether `read`, which reads `branches`, gives the states `alone [M, D]` of prompts that are read one by one, but
     for a share `tolerance` of their norm."""
     try:
@@ -179,7 +179,7 @@ def same_states(read: Callable[[], Tensor], alone: Tensor, branches: Branches, t
         if is_exhaustion(error):
             raise
         return False
-    if not branches.layers or together.shape != alone.shape:
+    if branches is None or not branches.layers or together.shape != alone.shape:
         return False
     distance = torch.linalg.vector_norm(together.float() - alone.float()) / torch.linalg.vector_norm(alone.float())
     return bool(distance < tolerance)
