@@ -1,5 +1,7 @@
 """Every prompt ends in an outcome: counted, shown, bounded, and nothing that somebody can write away."""
 
+import base64
+import gzip
 import re
 import shutil
 
@@ -123,13 +125,15 @@ def test_the_counts_stand_wherever_the_figures_do(filtered):
     sentence = "4 of 500 prompts were not answered (refused 3, empty 1), at most 4.0 % at a placement (3)"
     page = (filtered / "sweep.html").read_text()
     assert sentence in page and "How the prompts ended" in page and "The limit of tokens ended 2 of 496" in page
-    assert '<span class="wrong">refused</span>' in page and "content_filter" in page
+    embedded = gzip.decompress(base64.b64decode(re.search(r'id="data-answers">([^<]*)<', page)[1])).decode()
+    assert "refused" in embedded and "content_filter" in embedded
     assert sentence in (filtered / "model_card.md").read_text()
 
 
 def test_a_sweep_that_was_answered_says_nothing_of_it(answered):
     assert read_sweep(answered).outcomes.unanswered == 0
-    assert "not answered" not in (answered / "sweep.html").read_text() + (answered / "model_card.md").read_text()
+    shown = re.sub(r"<script.*?</script>", "", (answered / "sweep.html").read_text(), flags=re.DOTALL)
+    assert "not answered" not in shown + (answered / "model_card.md").read_text()
     usual = {"id", "content", "placement", "response", "correct"}
     assert all(row.keys() == usual for _, row in read_jsonl(answered / "predictions.jsonl"))
 
