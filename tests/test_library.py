@@ -10,12 +10,14 @@ import pytest
 import torch
 from conftest import ROOT, kv_example
 from endpoint import Endpoint, served
+from s3 import put
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import posgap
 from posgap.config import GateConfig, SweepConfig
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
+from posgap.gating.evidence import FILES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.sweep import sweep as sweep_stage
@@ -219,6 +221,27 @@ def test_the_gate_judges_results_as_it_judges_folders(swept, tmp_path):
     assert {rule.name for rule in posgap.gate(swept).rules} < {rule.name for rule in verdict.rules}
     with pytest.raises(PosgapError, match=r"posgap\.gate: .*most_gap"):
         posgap.gate(swept, most_gap=3)
+
+
+def test_what_lies_in_s3_is_read_from_there(swept, rows, bucket, tmp_path):
+    write_examples(tmp_path / "e.jsonl", rows)
+    put(f"{bucket}/e.jsonl", (tmp_path / "e.jsonl").read_bytes())
+    for file in swept.save(tmp_path / "saved").iterdir():
+        put(f"{bucket}/swept/{file.name}", file.read_bytes())
+    assert posgap.examples(f"{bucket}/e.jsonl") == rows
+    assert posgap.load(f"{bucket}/swept").predictions == swept.predictions
+    verdict = posgap.gate(f"{bucket}/swept", swept, least_examples=4)
+    assert verdict.rules == posgap.gate(swept, swept, least_examples=4).rules
+    with pytest.raises(PosgapError, match="s3:///x: write s3://bucket/key"):
+        posgap.load("s3:///x")
+
+
+def test_judging_draws_and_writes_no_page(swept, monkeypatch):
+    def unasked(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr("posgap.measurement.sweep_folder.write_readable", unasked)
+    assert posgap.gate(swept, swept).evidence["candidate"].files.keys() == {*FILES}
 
 
 def test_a_picture_and_a_page_say_the_figures(swept, tmp_path):

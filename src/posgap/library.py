@@ -24,7 +24,7 @@ from posgap.measurement.sweeping import answered, figures
 from posgap.models.factors import config_factors
 from posgap.results import SweepResult
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.storage.inputs import on_this_machine, source, sources
+from posgap.storage.inputs import fetched, on_this_machine, sources
 from posgap.storage.lineage import method_of, training_examples
 from posgap.tasks.examples import AnyExample, Example, KVExample, read_examples, told_apart, write_examples
 from posgap.tasks.placements import shard_of, swept_placements
@@ -49,7 +49,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     Raises `PosgapError` that names the row, and what is wrong with it.
     """
     if isinstance(rows, str | Path):
-        return read_examples(cast(Path, source(Path(rows)).fetch()))[: limit or None]
+        return read_examples(fetched(rows))[: limit or None]
     records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "columns") else rows
     if not isinstance(records, Iterable):
         raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
@@ -120,7 +120,7 @@ def load(folder: str | Path) -> SweepResult:
 
     Raises `PosgapError` where there is none.
     """
-    return SweepResult.read(cast(Path, source(folder if str(folder).startswith("s3://") else Path(folder)).fetch()))
+    return SweepResult.read(fetched(folder))
 
 
 def gate(
@@ -141,9 +141,12 @@ def gate(
     with tempfile.TemporaryDirectory(prefix="posgap-") as place:
 
         def folder(swept: SweepResult | str | Path | None, role: str) -> Path | None:
-            if isinstance(swept, SweepResult):
-                return swept.save(Path(place) / role)
-            return None if swept is None else cast(Path, source(Path(swept)).fetch())
+            if not isinstance(swept, SweepResult):
+                return None if swept is None else fetched(swept)
+            written = Path(place) / role
+            written.mkdir()
+            swept.write_evidence(written)
+            return written
 
         judged = folder(candidate, "candidate")
         if judged is None:

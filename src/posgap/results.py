@@ -134,8 +134,7 @@ class SweepResult:
         from posgap.measurement.report import write_page
 
         path = Path(path)
-        title = f"{self.figures.label}: position gap {self.figures.gap:.1f} points"
-        write_page([self.figures], path, title, explored_together([self._swept()]))
+        write_page([self.figures], path, self.figures.title, explored_together([self._swept()]))
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
@@ -167,6 +166,12 @@ class SweepResult:
             write_sweep(self.figures, self.predictions, self._learnt, partial, explored)
             partial.replace(folder)
         return folder
+
+    def write_evidence(self, folder: Path) -> None:
+        """Writes what a gate reads of the sweep into a folder that is there."""
+        from posgap.measurement.sweep_folder import write_evidence
+
+        write_evidence(self.figures, self.predictions, self._learnt, folder)
 
     def _swept(self) -> "Swept":
         from posgap.measurement.explored import Swept, read_texts, texts_of
@@ -236,9 +241,8 @@ class ComparisonResult:
         from posgap.measurement.report import write_page
 
         path = Path(path)
-        title = f"{self.figures.differences[0].label} against {self.figures.reference}"
         sweeps = [each.evidence.sweep for each in self._swept]
-        write_page(sweeps, path, title, explored_together(self._swept), comparison=self.figures)
+        write_page(sweeps, path, self.figures.title, explored_together(self._swept), comparison=self.figures)
         return path
 
     def __repr__(self) -> str:

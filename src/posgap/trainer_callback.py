@@ -81,7 +81,7 @@ class PositionGapCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        require_whole_parameters(self.trainer.accelerator)
+        require_whole_parameters(self.trainer.accelerator, type(self).__name__)
         self._sweep(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -241,12 +241,13 @@ class Watch:
         return correct
 
 
-def require_whole_parameters(accelerator: Accelerator) -> None:
-    """Raises `PosgapError` where each process holds a part of the parameters only: it could not generate by itself."""
+def require_whole_parameters(accelerator: Accelerator, what: str = "watch") -> None:
+    """Raises `PosgapError`, which begins with `what`, where each process holds a part of the parameters only: it could
+    not generate by itself."""
     plugin = accelerator.state.deepspeed_plugin
     if accelerator.distributed_type == DistributedType.FSDP or (plugin is not None and plugin.zero_stage == 3):
         raise PosgapError(
-            "watch: ZeRO-3 and FSDP spread the parameters over processes, and each must hold them whole to answer; "
+            f"{what}: ZeRO-3 and FSDP spread the parameters over processes, and each must hold them whole to answer; "
             "take --deepspeed zero2, or sweep what is written"
         )
 

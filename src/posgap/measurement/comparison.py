@@ -41,6 +41,11 @@ class Comparison(Record):
     differences: list[Difference]
 
     @property
+    def title(self) -> str:
+        """What stands above the comparison's page."""
+        return f"{', '.join(model.label for model in self.differences)} against {self.reference}"
+
+    @property
     def names(self) -> list[str]:
         """Each placement as text: "7", or "3+7"."""
         return [format_positions(placement) for placement in self.placements]

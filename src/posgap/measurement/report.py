@@ -39,8 +39,7 @@ def write_comparison(
 ) -> None:
     """Writes the picture of the differences between `sweeps` as PNG, and their page."""
     save_picture(placement_differences(comparison), png)
-    title = f"{', '.join(model.label for model in comparison.differences)} against {comparison.reference}"
-    write_page(sweeps, html, title, explored, comparison=comparison)
+    write_page(sweeps, html, comparison.title, explored, comparison=comparison)
 
 
 def write_page(

@@ -17,15 +17,19 @@ def write_sweep(
     """Writes `sweep.json`, `predictions.jsonl`, `training_examples.json`, `sweep.png`, `sweep.html` and
     `model_card.md`. `learnt` are the contents of the examples that the model was trained on, `explored` is what the
     page holds of the examples."""
+    write_evidence(sweep, predictions, learnt, out)
+    write_readable(sweep, out, explored)
+
+
+def write_evidence(sweep: Sweep, predictions: Sequence[Prediction], learnt: Iterable[str], out: Path) -> None:
+    """Writes of these files those that a gate reads: the first three."""
     write_jsonl(out / PREDICTIONS_FILE, predictions)
     write_training_examples(out, learnt)
     # Leave out the category fields where there is one gold document.
     write_json(out / SWEEP_FILE, sweep.model_dump(mode="json", exclude_defaults=True))
-    write_readable(sweep, out, explored)
 
 
 def write_readable(sweep: Sweep, out: Path, explored: Explored) -> None:
     """Writes what people read of a sweep: `sweep.png`, `sweep.html` and `model_card.md`."""
-    title = f"{sweep.label}: position gap {sweep.gap:.1f} points"
-    write_report([sweep], out / "sweep.png", out / SWEEP_PAGE, title, explored)
+    write_report([sweep], out / "sweep.png", out / SWEEP_PAGE, sweep.title, explored)
     write_model_card(sweep, out / "model_card.md")

@@ -176,6 +176,11 @@ class Sweep(Record):
         return self.shape if self.flatness.refuted else None
 
     @property
+    def title(self) -> str:
+        """What stands above the sweep's page."""
+        return f"{self.label}: position gap {self.gap:.1f} points"
+
+    @property
     def advantageous(self) -> list[int]:
         """The placement with the highest accuracy; the first of equals."""
         return self.placements[int(np.argmax(self.accuracy))]

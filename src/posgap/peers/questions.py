@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from posgap.generation.thoughts import split_thoughts
 from posgap.measurement import statistics
 from posgap.measurement.shape import regions
 from posgap.positions import format_positions
-from posgap.storage.inputs import source
+from posgap.storage.inputs import fetched
 from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.task import Task
@@ -86,7 +86,7 @@ class Questions:
             raise PosgapError(f"examples: expected a file, a folder, or how many are to be made, got {named!r}")
         if isinstance(named, int) or str(named).isdecimal():  # as text, where it comes from a command line
             return list(made_examples(self.build.task, int(str(named)), self.config.n_docs, self.config.seed))
-        return read_examples(cast(Path, source(Path(named)).fetch()))
+        return read_examples(fetched(named))
 
 
 Scored = tuple[str, str, float]  # an example's id, a placement as text, and the score there, or nan

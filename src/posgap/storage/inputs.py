@@ -14,7 +14,7 @@ from posgap import files
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.locations import Location, is_hub_name, is_registered, is_uri
+from posgap.locations import Location, as_location, is_hub_name, is_registered, is_uri
 from posgap.models import ADAPTER
 from posgap.storage.cache import MANIFEST, Snapshot, look
 from posgap.storage.folders import twin
@@ -145,6 +145,14 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
             raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
     raise PosgapError(f"{location}: no such file or folder")
+
+
+def fetched(place: str | Path) -> Path:
+    """The file or folder of a path or S3 URI, on this machine. `PosgapError` where there is none."""
+    try:
+        return Path(source(as_location(place)).fetch())
+    except ValueError as error:
+        raise PosgapError(f"{place}: {error}") from None
 
 
 def _adapter(folder: OnDisk | Snapshot) -> Source:
