@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
@@ -17,13 +18,14 @@ DEMO_ARGS ?=
 WORKERS ?= 1
 # Slow tests wait for servers and processes of theirs more than they compute.
 TEST_PROCESSES ?= 3
+CHECK_SECONDS ?= 120
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -35,6 +37,12 @@ smoke: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# For the inner loop; the seconds are those of the tests of both processes, as measured here when they were last run.
+check: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --seconds $(CHECK_SECONDS)
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .

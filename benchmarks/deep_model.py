@@ -22,6 +22,8 @@ from posgap.tables import markdown
 POSITIONS = {20: (1, 5, 10, 15, 20), 40: (1, 10, 20, 30, 40)}
 # The least accuracy, in points, of a model that retrieves wherever the record stands; guessing gives 6.
 RETRIEVES = 20
+# The least gap, in points, of a model that has lost the middle; a flat one measures some points too.
+LOST = 20
 
 
 def cells(sweep: Sweep, n: int) -> list[float]:
@@ -49,6 +51,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     benches = [retrieval_bench(options.out, options.data, "deep", seed) for seed in options.seeds]
     retrieving = [bench.seed for bench in benches if bench.base().worst.accuracy >= RETRIEVES]
+    losing = [bench.seed for bench in benches if bench.base().gap >= LOST]
     seconds = [read_json(bench.model.parent / "model.json")["seconds"] for bench in benches]
     text = RESULTS.format(
         date=date.today(),
@@ -57,6 +60,8 @@ def main() -> None:
         seeds=", ".join(map(str, options.seeds)),
         retrieving=", ".join(map(str, retrieving)) or "none",
         least=RETRIEVES,
+        losing=", ".join(map(str, losing)) or "none",
+        lost=LOST,
         short=table(benches, 20),
         long=table(benches, 40),
     )
@@ -75,6 +80,9 @@ makes it once, keeps it in posgap's cache (`POSGAP_CACHE`, else `~/.cache/posgap
 {seconds} seconds. The recipe is `DEEP` in `src/posgap/demo/tiny_model.py`; a shortened one gave the same bits twice, on
 one machine and one thread. Positions were scaled at random throughout, so that it tolerates layer scaling. At every
 position of 20 it answers {least} % or more (guessing: 6 %) with seeds {retrieving}.
+
+It loses the middle (a gap of {lost} points or more at n = 20) with seeds {losing}. From the other seeds the biased
+steps did not take it, and they show a gap only in prompts that are longer than those they were trained on.
 
 n = 20:
 

@@ -68,8 +68,10 @@ def measured(of: dict) -> float:
 
     from posgap.distillation.engine import Optimization, train
     from posgap.distillation.lora import add_adapters
-    from posgap.models.loading import checkpoint_activations
+    from posgap.models.checkpointing import checkpoint_activations
 
+    if of.get("lora_rank"):
+        import peft  # noqa: F401  a library is no part of what training takes
     torch.set_num_threads(1)
     torch.randn(64, 64) @ torch.randn(64, 64)
     mixed = of["arithmetic"] == "bfloat16"

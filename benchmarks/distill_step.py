@@ -45,6 +45,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.distillation.batches import Collator, Pair, Row, plan
 from posgap.distillation.engine import Optimization, train
+from posgap.distillation.footprint import OPERATIONS
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
@@ -192,17 +193,7 @@ def counting(wanted: bool):
     if not wanted:
         yield lambda: 0
         return
-    aten = torch.ops.aten
-    # Of a CPU's attention, which it does not know, from the shapes of query, key and value.
-    on_cpu = {
-        aten._scaled_dot_product_flash_attention_for_cpu: (
-            lambda query, key, value, *_, **__: flop_counter.sdpa_flop_count(query, key, value)
-        ),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: (
-            lambda grad, query, key, value, *_, **__: flop_counter.sdpa_backward_flop_count(grad, query, key, value)
-        ),
-    }
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
         yield counter.get_total_flops
 
 

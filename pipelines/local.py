@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
 from posgap.interruption import goes_on
+from posgap.pipelines.forked_steps import forked_steps
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PIPELINE_VARIABLE
 
@@ -79,7 +80,7 @@ def run(config: PipelineRunConfig) -> None:
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
-    """Runs a pipeline in subprocesses of this Python; returns the run's folder below `root`, with one folder per step.
+    """Runs a pipeline in processes of this machine; returns the run's folder below `root`, with one folder per step.
 
     Steps whose component and arguments are in `cache` are reused; their folders are in the run that made them. KFP's
     whole output goes to `log`, and the stages' own lines to stderr, too. Raises `PosgapError` with the error of the
@@ -96,7 +97,7 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
         warnings.simplefilter("ignore")
         digest = _Digest(kept, lambda line: terminal.write(f"{line}\n"))
         try:
-            with contextlib.redirect_stdout(digest), contextlib.redirect_stderr(digest):
+            with forked_steps(), contextlib.redirect_stdout(digest), contextlib.redirect_stderr(digest):
                 _once(pipeline)(**arguments)
         except RuntimeError as error:
             reason = digest.errors[0] if digest.errors else _ANSI.sub("", str(error))

@@ -9,7 +9,9 @@ import shutil
 import signal
 import tempfile
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -45,10 +47,45 @@ def pytest_configure():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
-    """Files with slow tests come first, so that processes that share the files end together."""
+def pytest_addoption(parser):
+    what = "run no slow tests, and of the files of the others as many, quick ones first, as take so many seconds in all"
+    parser.addoption("--seconds", type=float, metavar="SECONDS", help=what)
+
+
+SECONDS = defaultdict(float)  # that the tests of a file took in this session, with their fixtures
+TESTS = Counter()
+KEPT = "posgap/seconds"  # in pytest's cache: seconds a test, by file, from the last session that ran any of them
+UNKNOWN = 0.3  # seconds a test of a file that was never run here
+
+
+def pytest_collection_modifyitems(config, items):
+    """Files with slow tests come first, so that processes that share the files end together; where time is limited,
+    quick files."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    if config.option.seconds is None:
+        items.sort(key=lambda item: item.path not in slow)
+        return
+    kept = config.cache.get(KEPT, {})
+    means = {item.path: kept.get(item.path.name, UNKNOWN) for item in items}
+    quick = sorted((item for item in items if not item.get_closest_marker("slow")), key=lambda item: means[item.path])
+    taken = accumulate(means[item.path] for item in quick)
+    files = {item.path for item, seconds in zip(quick, taken) if seconds <= config.option.seconds}
+    chosen = [item for item in quick if item.path in files]
+    config.hook.pytest_deselected(items=set(items).difference(chosen))
+    items[:] = chosen
+
+
+def pytest_runtest_logreport(report):
+    file = Path(report.location[0]).name
+    SECONDS[file] += report.duration
+    TESTS[file] += report.when == "call"
+
+
+def pytest_sessionfinish(session):
+    config = session.config
+    if not hasattr(config, "workerinput") and hasattr(config, "cache"):  # the process that hears of all tests
+        means = {file: round(SECONDS[file] / number, 3) for file, number in TESTS.items() if number}
+        config.cache.set(KEPT, config.cache.get(KEPT, {}) | means)
 
 
 @pytest.fixture(scope="session")

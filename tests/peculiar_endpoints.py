@@ -187,7 +187,7 @@ def row(peculiar: Peculiar) -> list[str]:
 
 def _counted(completions, task, examples) -> str:
     outcomes = Counter(completion.outcome for _, completion in completions)
-    right = sum(task.score(answer.text, examples[i], "") == 1 for i, answer in completions if answer.text)
+    right = sum(task.score(answer.text, examples[i].answers) == 1 for i, answer in completions if answer.text)
     reasons = dict.fromkeys(answer.reason for _, answer in completions if answer.reason)
     parts = [f"{number} {name}" for name, number in outcomes.items() if name != "answered"]
     parts.sort()

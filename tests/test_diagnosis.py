@@ -35,9 +35,9 @@ from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
+from posgap.tasks.gold_spans import gold_spans, gold_tokens
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
-from posgap.tasks.spans import gold_spans, gold_tokens
 from posgap.tasks.task import Order
 
 

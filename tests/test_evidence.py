@@ -21,9 +21,8 @@ CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 
 def swept(placements, n_docs, **more) -> SimpleNamespace:
     """What `lacking` reads of a sweep."""
-    return SimpleNamespace(
-        **({"task": "kv", "examples_digest": "e" * 64, "n_examples": 200} | more), placements=placements, n_docs=n_docs
-    )
+    described = {"task": "kv", "examples_digest": "e" * 64, "n_examples": 200, "grid": None} | more
+    return SimpleNamespace(**described, placements=placements, n_docs=n_docs)
 
 
 @given(st.integers(1, 24), st.data())

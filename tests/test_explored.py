@@ -78,7 +78,13 @@ def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, s
     names = {"task": task, "model": "m", "label": label, "scaling": None, "metric": "em", "n_docs": n_docs}
     asked = ASKED.model_copy(update={"samples": samples})
     digests = {"examples_digest": "e", "model_digest": "", "prompt_digest": "p", "asked": asked, "settings": {}}
-    sweep = Sweep(**names, **summarize(right.mean(axis=2), placements, 0), **digests)
+    sweep = Sweep(
+        **names,
+        **summarize(
+            right.mean(axis=2), placements, 0, TASKS[task].categories(swept_placements(n_docs, TASKS[task].n_gold))
+        ),
+        **digests,
+    )
     write_folder(sweep, rows, [], folder, explored_sweep(sweep, rows, examples, build))
     return folder
 

@@ -56,13 +56,14 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     answer = qa_example(1).answers[0]
     sweep = ["sweep", "--task", "notes", "--metric", "begins", "--backend", "rule", "--said", f"{answer} it is"]
     sweep += ["--examples", tmp_path / "e.jsonl", "--model", "none", "--n-docs", 3, "--out", tmp_path / "swept"]
+    sweep += ["--baselines", "misled"]
     done = posgap(["sweep", "--help"], sweep)
     assert codes(done) == [0, 0], done.stderr
     shown = " ".join(done.stdout.split())
     assert all(words in shown for words in ("notes: the label of a note", "begins: the response begins", "--said TEXT"))
     swept = read_json(tmp_path / "swept" / "sweep.json")
     right = [qa_example(i).answers[0] == answer for i in range(3)]
-    assert (swept["task"], swept["metric"]) == ("notes", "begins")
+    assert (swept["task"], swept["metric"], list(swept["baselines"])) == ("notes", "begins", ["misled"])
     assert swept["accuracy"] == [pytest.approx(100 * sum(right) / 3)] * 3 and any(right)
 
 

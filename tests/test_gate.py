@@ -15,6 +15,7 @@ from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
+from posgap.tasks.placements import category
 
 N = 200
 
@@ -32,13 +33,13 @@ def write_sweep(
     placements = placements or [[i + 1] for i in range(5)]
     correct = (rng.random((N, np.shape(probability)[-1])) < np.asarray(probability))[list(order), : len(placements)]
     sweep = Sweep(
-        task="kv",
+        task="kv" if len(placements[0]) == 1 else "multihop-cot",
         model=str(model),
         label="m",
         scaling=None,
         metric="em",
         n_docs=n_docs,
-        **summarize(correct, placements, 0),
+        **summarize(correct, placements, 0, [category(placement) for placement in placements]),
         examples_digest=examples,
         model_digest=digest(model) if model != "m" else "",
         prompt_digest="p",
@@ -88,7 +89,7 @@ def test_pairs_of_positions_are_judged_like_positions(tmp_path):
     verdict, rules = decide(tmp_path, new, base)
     assert verdict.passed and all(rules.values())
     assert verdict.rules[2].meaning.startswith("accuracy where the base is best (position 4+5), against it")
-    with pytest.raises(PosgapError, match=r"not asked alike: placements \(1 2 3 4 5, not 1\+2 4\+5 1\+4 2\+1 5\+4\)"):
+    with pytest.raises(PosgapError, match=r"not asked alike: task .*, placements \(1 2 3 4 5, not 1\+2 4\+5 1\+4"):
         decide(tmp_path, new, write_sweep(tmp_path / "single", [0.9] * 5))
 
 

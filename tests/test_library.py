@@ -280,7 +280,7 @@ def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model
     rows = [{"input_ids": row, "labels": row} for row in ids]
     names = {"trainer": Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)}
     blocks = re.findall(r"```python\n(.*?)```", DOCS, flags=re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(block, names)
     assert {file.name for file in tmp_path.glob("*.*")} >= {"gap.png", "wrong.csv", "base.html"}

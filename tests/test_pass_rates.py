@@ -80,8 +80,8 @@ def correlated(n: int, placements: int, rng: np.random.Generator) -> tuple[np.nd
 
 def evidence(correct: np.ndarray) -> SimpleNamespace:
     placements = [[at + 1] for at in range(correct.shape[1])]
-    asked = {"task": "qa", "n_docs": len(placements), "placements": placements}
-    return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked))
+    asked = {"task": "qa", "n_docs": len(placements), "placements": placements, "filled": None, "categories": []}
+    return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked), baselines={})
 
 
 @pytest.mark.parametrize("placements", [5, 16])

@@ -106,8 +106,10 @@ def test_thoughts_and_what_follows_a_stop_string_count_for_nothing():
     value = question.example.answers[0]
     prompt = questions.prompt(question)
     assert scoring.response(prompt, f"<think>no</think>\n {value}\nmore") == value
-    assert scoring.score(value, question.example) == 1 and scoring.score("nothing", question.example) == 0
-    assert math.isnan(scoring.score(scoring.response(prompt, "<think>for ever"), question.example))
+    assert (
+        scoring.score(value, question.example.answers) == 1 and scoring.score("nothing", question.example.answers) == 0
+    )
+    assert math.isnan(scoring.score(scoring.response(prompt, "<think>for ever"), question.example.answers))
 
 
 def test_every_task_of_posgap_has_its_file_which_the_harness_lists():

@@ -190,5 +190,5 @@ def test_a_form_with_mistakes_ends_at_the_start_with_one_line(runs):
     assert reason.startswith(
         "2 things to correct before the run can start: (1) methods: unknown method 'r9': choose from "
     )
-    assert "(2) task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc" in reason
+    assert "(2) task: unknown task 'kw': choose kv, qa," in reason
     assert run.report["status"] == "failed" and run.report["failed"] == [{"step": "preflight", "error": reason}]

@@ -12,6 +12,7 @@ from google.protobuf import json_format
 from kfp import components, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from toy_pipeline import fails, posgap, toy, write_toy
+from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.pipelines import compilation, smoke
 from posgap.pipelines.compilation import compiled_text, load, parse

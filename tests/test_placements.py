@@ -14,7 +14,6 @@ from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
     Placement,
     all_placements,
-    arrange,
     category,
     format_positions,
     parse_positions,
@@ -22,6 +21,7 @@ from posgap.tasks.placements import (
     spaced_positions,
     swept_placements,
 )
+from posgap.tasks.slots import INSERTED, ROTATED, inserted
 
 
 @given(st.integers(1, 12), st.data())
@@ -31,7 +31,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
     gold = [Document(title=f"g{i}", text="") for i in range(n_gold)]
     others = [Document(title=f"d{i}", text="") for i in range(12)]
     example = Example(id="x", question="?", answers=["y"], gold=gold, distractors=others)
-    arranged = arrange(example, Placement(tuple(positions), n_docs))
+    arranged = inserted(example, Placement(tuple(positions), n_docs))
     assert len(arranged) == n_docs
     assert [arranged[p - 1] for p in positions] == gold
     assert [d for d in arranged if d not in gold] == others[: n_docs - n_gold]
@@ -40,7 +40,7 @@ def test_gold_stands_where_it_is_placed_and_distractors_keep_their_order(n_docs,
 def test_prompts_of_one_example_differ_only_in_the_gold_position():
     example = kv_example(n_records=6)
     for placement in all_placements(5, 1):
-        arranged = arrange(example, placement)
+        arranged = inserted(example, placement)
         assert arranged[placement.positions[0] - 1] == example.gold[0]
         assert [d for d in arranged if d != example.gold[0]] == example.distractors[:4]
 
@@ -52,7 +52,7 @@ def test_shuffled_distractors_are_the_same_ones_alike_at_every_placement(n_docs,
     example = Example(id=name, question="?", answers=["y"], gold=gold, distractors=others)
     orders = []
     for placement in all_placements(n_docs, 1):
-        arranged = arrange(example, placement, shuffle=seed)
+        arranged = inserted(example, placement, shuffle=seed)
         assert arranged[placement.positions[0] - 1] == gold[0] and len(arranged) == n_docs
         orders.append([d for d in arranged if d != gold[0]])
     assert all(order == orders[0] for order in orders)
@@ -62,7 +62,7 @@ def test_shuffled_distractors_are_the_same_ones_alike_at_every_placement(n_docs,
 def test_other_seeds_and_other_examples_are_shuffled_otherwise():
     others = kv_example(0, 12).distractors
     examples = [Example(id=i, question="?", answers=["y"], gold=qa_example().gold, distractors=others) for i in "ab"]
-    orders = [tuple(d.text for d in arrange(e, Placement((1,), 12), seed)) for e in examples for seed in (0, 1, 2)]
+    orders = [tuple(d.text for d in inserted(e, Placement((1,), 12), seed)) for e in examples for seed in (0, 1, 2)]
     assert orders[0] == orders[3] and len(set(orders)) == 5  # unshuffled, they are alike
 
 
@@ -74,12 +74,12 @@ def test_impossible_placements_are_refused(positions):
 
 def test_example_and_placement_have_as_many_gold_documents():
     with pytest.raises(PosgapError, match=r"example qa-0: 1 gold documents for 2 position\(s\)"):
-        arrange(qa_example(), Placement((1, 2), 3))
+        inserted(qa_example(), Placement((1, 2), 3))
 
 
 def test_too_few_distractors_name_the_example():
     with pytest.raises(PosgapError, match="qa-0: 3 distractors, but 6 documents need 5"):
-        arrange(qa_example(), Placement((1,), 6))
+        inserted(qa_example(), Placement((1,), 6))
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=2))
@@ -106,7 +106,7 @@ def test_a_number_has_nine_digits_at_most():
             parse_positions(text)
 
 
-@pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1+2+3", "1 2", "3+0", "-1", "1.5", "٣"])
+@pytest.mark.parametrize("text", ["", "0", "+3", "3+", "1++3", "1 2", "3+0", "-1", "1.5", "٣"])
 def test_what_is_no_placement_is_refused(text):
     with pytest.raises(ValueError, match="is not a placement"):
         parse_positions(text)
@@ -212,7 +212,7 @@ def test_swept_pairs_differ_and_are_told_by_category(n_docs):
 @pytest.mark.parametrize(
     ("n_gold", "chosen", "complaint"),
     [
-        (2, ["7"], "placement 7: the task has two: write positions like 3[+]7"),
+        (2, ["7"], "placement 7: the task has 2 gold documents: write positions like 3[+]7"),
         (1, ["3+7"], "placement 3[+]7: the task has one gold document: write a position like 7"),
         (1, ["21"], "position 21: must lie in 1..20"),
         (2, ["3+3"], "placement 3[+]3: two gold documents at one position"),
@@ -235,3 +235,19 @@ def test_a_sweep_s_positions_come_as_text_or_from_kfp_as_a_list(positions, kept)
 @pytest.mark.parametrize(("positions", "kept"), [("", []), ("19+20", ["19+20"]), ("1,20", ["1", "20"]), ([1.0], ["1"])])
 def test_advantageous_placements_come_as_text_or_from_kfp_as_a_list(positions, kept):
     assert TeacherConfig(examples="e", model="m", out="o", advantageous=positions).advantageous == kept
+
+
+@given(st.integers(1, 9), st.integers(0, 3))
+def test_turned_items_stand_in_every_slot_once(n_docs, shuffle):
+    example = qa_example(3, n_docs)
+    orders = [ROTATED.arrange(example, placement, shuffle) for placement in ROTATED.placements(n_docs, 1)]
+    assert [order.index(example.gold[0]) for order in orders] == list(range(n_docs))
+    assert all(len({order[slot].text for order in orders}) == n_docs for slot in range(n_docs))
+    if n_docs == 2:  # a swap, which inserting is too
+        assert orders == [INSERTED.arrange(example, placement, shuffle) for placement in INSERTED.placements(2, 1)]
+
+
+def test_placements_of_three_gold_documents_are_named():
+    assert [p.positions for p in swept_placements(9, 3, ["1+2+3", "9+5+1"])] == [(1, 2, 3), (9, 5, 1)]
+    with pytest.raises(PosgapError, match="name the placements of 3 gold documents"):
+        swept_placements(9, 3)

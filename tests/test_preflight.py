@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import kv_example
 
+from posgap.choices import TASKS
 from posgap.cli import main
 from posgap.config import PreflightConfig
 from posgap.demo import tiny_model
@@ -16,7 +17,7 @@ from posgap.models.loading import save_model
 from posgap.preflight.form import as_config, candidates, complaints, parts, settings
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import write_examples
+from posgap.tasks.examples import Document, Example, write_examples
 
 
 @pytest.fixture
@@ -52,6 +53,20 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     assert as_config("sweep", plan["settings"]["sweep"]).limit == 5
 
 
+@pytest.mark.parametrize("task", TASKS.names())
+def test_the_form_takes_every_task(form, task, tmp_path):
+    documents = [Document(title=f"t{i}", text=f"x{i}") for i in range(12)]
+    n_gold = TASKS[task].n_gold
+    example = Example(id="e", question="q", answers=["x0"], gold=documents[:n_gold], distractors=documents[n_gold:])
+    for name in ("train", "eval"):
+        write_examples(tmp_path / f"{name}.jsonl", [example])
+    methods = "r1" if n_gold == 1 else "r2"
+    more = {"max_new_tokens": 8} | ({} if n_gold == 1 else {"advantageous": "+".join(map(str, range(1, n_gold + 1)))})
+    values = {"task": task, "n_docs": 12, "methods": methods, "overrides": more}
+    plan = read_plan(preflight(form.model_copy(update=values)))
+    assert not plan["wrong"] and plan["settings"]["sweep"]["task"] == task
+
+
 def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
     complaint = refused(
         form,
@@ -72,7 +87,7 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
     for fault in (
         "overrides: epocs: no stage has such a parameter; did you mean epochs?",
         "overrides: gate.seed: is set by the form or the pipeline, and cannot be overridden",
-        "task: unknown task 'kw': choose kv, qa, multihop-cot or multihop-coc, got 'kw'",
+        f"task: unknown task 'kw': choose {TASKS.listed()}, got 'kw'",
         "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "overrides: learning_rate: Input should be greater than 0, got -1",

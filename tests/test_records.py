@@ -127,7 +127,7 @@ def edited(file: Path, **changes) -> None:
         ({"ci95": [[0, 1]]}, "ci95: 1 for 3 placements"),
         ({"placements": []}, "field `placements`"),
         ({"placements": [[1], [1], [2]]}, "placements: some are there twice"),
-        ({"placements": [[1], [2], [2, 3]]}, "placements: some are there twice, or not all are of one"),
+        ({"placements": [[1], [2], [2, 3]]}, "placements: some are there twice, or not all have as many gold"),
         ({"placements": [[1], [2], []]}, "placements: some"),
         ({"placements": [[1], [2], [4]]}, "placements: 4 is no placement among 3"),
         ({"categories": ["connected"]}, "categories: 1 for 3 placements"),

@@ -13,6 +13,7 @@ from s3 import Killed, elsewhere, keys
 from test_checkpoints import PARAMETERS
 from test_processes import TORCHRUN, command, environment, history, parameters
 from test_rollout_experiment import TINY, trials
+from warm import posgap_on_path  # noqa: F401  a fixture
 
 from posgap.config import DistillConfig
 from posgap.distillation.checkpoints import FILES

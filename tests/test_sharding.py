@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.sharding import Sharded, callable_by_itself
-from posgap.models.loading import checkpoint_activations
+from posgap.models.checkpointing import checkpoint_activations
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -20,7 +20,7 @@ SIZES = {
 
 def tied() -> nn.Module:
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True))
-    checkpoint_activations(model)
+    checkpoint_activations(model, keep_attention=True)
     return model
 
 

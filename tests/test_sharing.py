@@ -29,8 +29,8 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.reading import sharing, singly
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.layer_scaling import scale_model
-from posgap.models.loading import checkpoint_activations
 
 SHAPE = {
     "vocab_size": 64,
@@ -134,14 +134,14 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
-@pytest.mark.parametrize("method", ["paper", "balanced", "none", "last", "cross entropy", "checkpointing"])
+@pytest.mark.parametrize("method", ["paper", "balanced", "none", "last", "cross entropy", "checkpointing", "keeping"])
 @pytest.mark.parametrize("tokens", [60, 140])
 def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate, tmp_path, monkeypatch):
     """Whatever fits into a micro-batch."""
     monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))  # sharing is always taken
     model = SHARING["Llama"]()
-    if method == "checkpointing":
-        checkpoint_activations(model)
+    if method in ("checkpointing", "keeping"):
+        checkpoint_activations(model, keep_attention=method == "keeping")
     best = (5,) if method == "last" else (1,)  # the prompts of the last share most with the others
     kind = method if method in ("balanced", "none") else "paper"
     objective = CrossEntropy(pairs) if method == "cross entropy" else R1([best] * 4, kind, 0.5)

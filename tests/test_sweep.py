@@ -20,7 +20,7 @@ from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import write_examples
 from posgap.tasks.metrics import Metric
-from posgap.tasks.placements import Placement
+from posgap.tasks.placements import Placement, category
 from posgap.tasks.responses import read_responses
 from posgap.tasks.setup import builder_of
 
@@ -140,7 +140,7 @@ def test_pairs_are_swept_and_summarised_by_category(swept_pairs):
 def test_figures_of_categories_are_those_of_their_columns():
     placements = [[1, 2], [4, 5], [1, 5], [2, 1], [5, 1]]
     scores = np.random.default_rng(0).random((40, 5)) < [0.9, 0.5, 0.6, 0.3, 0.8]
-    found = summarize(scores.astype(float), placements, seed=0)
+    found = summarize(scores.astype(float), placements, 0, [category(placement) for placement in placements])
     accuracy = 100 * scores.mean(axis=0)
     assert found["categories"] == ["connected", "connected", "disconnected", "reversed", "reversed"]
     for name, columns in {"connected": [0, 1], "disconnected": [2], "reversed": [3, 4]}.items():

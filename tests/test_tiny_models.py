@@ -65,7 +65,7 @@ def test_two_hop_training_is_on_the_prompts_and_responses_of_the_task(build):
         assert row == prompt + response
         assert label == [IGNORED] * len(prompt) + response
         shown = build.tokenizer.decode(response, skip_special_tokens=True).strip()
-        assert shown == reasoning and build.task.score(shown, example) == 1
+        assert shown == reasoning and build.task.score(shown, example.answers) == 1
 
 
 def test_two_hop_prompts_have_no_unknown_token(build):

@@ -167,7 +167,13 @@ def watch(config):
     collate = Collator(pairs, prompt_builder("kv", config.model, 2))
     accelerator = processes.accelerator()
     return lambda **update: Watch(
-        config.model_copy(update=update), examples, collate, accelerator, Kept(config.out / "kept"), False
+        config.model_copy(update=update),
+        examples,
+        collate,
+        accelerator,
+        Kept(config.out / "kept"),
+        False,
+        load=lambda: None,
     )
 
 
@@ -205,8 +211,9 @@ def test_hours_of_a_run_that_went_on_are_added_up(watch):
 
 def test_placements_are_spread_and_the_teacher_s_is_the_first(config):
     def named(n_docs, at, chosen=()):
-        given = config.model_copy(update={"watch_placements": list(chosen)})
         at = at if isinstance(at, list) else [at]
+        task = "kv" if len(at[0]) == 1 else "multihop-cot"
+        given = config.model_copy(update={"watch_placements": list(chosen), "task": task})
         return [p.positions for p in watched_placements(given, [Placement(positions, n_docs) for positions in at])]
 
     assert named(20, (1,)) == [(1,), (6,), (10,), (15,), (20,)]
@@ -246,13 +253,13 @@ def test_what_is_trained_on_is_not_held_out(config, tmp_path):
         distill(config.model_copy(update={**learning, "watch": tmp_path / "same.jsonl", "out": tmp_path / "second"}))
 
 
-def test_parameters_in_pieces_are_not_watched():
+def test_parameters_in_pieces_are_not_watched_in_the_training_of_others():
     def held(kind, stage=None):
         plugin = None if stage is None else SimpleNamespace(zero_stage=stage)
         return SimpleNamespace(distributed_type=kind, state=SimpleNamespace(deepspeed_plugin=plugin))
 
-    require_whole_parameters(held(DistributedType.MULTI_CPU))
-    require_whole_parameters(held(DistributedType.DEEPSPEED, 2))
+    require_whole_parameters(held(DistributedType.MULTI_CPU), "callback")
+    require_whole_parameters(held(DistributedType.DEEPSPEED, 2), "callback")
     for pieces in (held(DistributedType.FSDP), held(DistributedType.DEEPSPEED, 3)):
         with pytest.raises(PosgapError, match="each must hold them whole to answer; take --deepspeed zero2"):
-            require_whole_parameters(pieces)
+            require_whole_parameters(pieces, "callback")

@@ -1,15 +1,21 @@
 """A small pipeline with everything the real one may have: pools, secrets, loops, branches, an exit handler."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kfp import dsl, kubernetes
+from kfp.dsl import pipeline_task
 
 from posgap import __version__
 from posgap.cli import main
 from posgap.pipelines.compilation import compiled_text
 
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+# For each request of a step KFP asks what called it by reading the source of all that is on the stack: a fifth of a
+# second below pytest.
+pipeline_task.inspect = SimpleNamespace(stack=lambda: [(), ("", "", 0, sys._getframe(2).f_code.co_name)])
 GIVEN = ("--param", "data=s3://bucket/examples.jsonl.gz")
 
 

@@ -3,21 +3,28 @@
 They are forks of a server that has imported these libraries, and nothing of posgap.
 """
 
+import contextlib
+import functools
+import importlib
+import json
 import multiprocessing
 import os
-import runpy
+import socket
 import sys
-import tempfile
+import threading
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 
 import pytest
-from kfp.local import subprocess_task_handler
+from conftest import ROOT
+
+from posgap.pipelines import forked_steps
+from posgap.pipelines.forked_steps import StepServer
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["kfp.dsl.executor_main", "mlflow.pyfunc", "mlflow.store.tracking.rest_store", "great_expectations.expectations",
-     "transformers.models.llama.modeling_llama", "matplotlib.pyplot", "scipy.stats"]
-)  # fmt: skip
+SERVER.set_forkserver_preload(list(forked_steps.LIBRARIES))
 
 
 def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
@@ -25,53 +32,90 @@ def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
 
     The server may have begun in the middle of another test, so that nothing of its environment is taken over.
     """
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _main(words, environment, {1: stream, 2: stream})
+
+
+def _main(words: list[str], environment: dict[str, str], streams: dict[int, int]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
+    for standard, stream in streams.items():
+        os.dup2(stream, standard)
+    if "PYTHONPATH" in environment:
+        sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("sitecustomize")
+    sys.argv = ["posgap", *words]
     from posgap.cli import main
 
     main(words)
 
 
+@functools.cache
+def step_server() -> StepServer:
+    """The server of steps of this process's tests, which ends with it."""
+    return StepServer().__enter__()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def warm_steps():
-    """Has KFP's local runner begin its steps in such processes; imported by a module, it does so for all its tests.
+    """Has all pipelines of a module's tests take their steps from one server; by being imported there.
 
-    `posgap demo` in tests/test_demo.py is run as users do, each step in a Python that is started for it.
+    `posgap demo` in tests/test_demo.py is run as users do, with a server for each run.
     """
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(subprocess_task_handler, "run_local_subprocess", run_step)
+        patched.setattr(forked_steps, "StepServer", lambda: contextlib.nullcontext(step_server()))
         yield
 
 
-def run_step(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
-    """What KFP's function of this name does: prints what a step prints, and returns its exit status."""
-    with tempfile.TemporaryDirectory() as folder:
-        pipe = Path(folder) / "output"
-        os.mkfifo(pipe)
-        started = SERVER.Process(target=_step, args=(full_command, os.environ | (env_vars or {}), Path.cwd(), pipe))
-        started.start()
-        with open(pipe) as output:
-            for line in output:
-                print(line, end="")
-        started.join()
-        assert started.exitcode is not None
-        return started.exitcode
+@pytest.fixture(autouse=True, scope="module")
+def posgap_on_path(tmp_path_factory):
+    """Has `posgap`, for the processes that a module's tests start, be a small program that has a fork run the command;
+    by being imported there. It ends as the fork does, and hands on the signals that it gets; the fork dies with it, but
+    a moment later, so that what is to be killed should be begun as `sys.executable -m posgap`.
+    """
+    forkserver.ensure_running()  # now, when no test has changed the environment
+    folder = tmp_path_factory.mktemp("warm")
+    program, address = folder / "posgap", folder / "socket"
+    program.write_text(f"#!{sys.executable} -IS\n{(ROOT / 'tests' / 'warm_client.py').read_text()}")
+    program.chmod(0o755)
+    with (
+        socket.create_server(str(address), family=socket.AF_UNIX) as listening,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        threading.Thread(target=_accept, args=(listening,), daemon=True).start()
+        patched.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        patched.setenv("POSGAP_WARM", str(address))
+        yield
 
 
-def _step(command: list[str], environment: dict[str, str], folder: Path, pipe: Path) -> None:
-    stream = os.open(pipe, os.O_WRONLY)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
+def _accept(listening: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it was closed
+        while True:
+            threading.Thread(target=_follow, args=(listening.accept()[0],), daemon=True).start()
+
+
+def _follow(client: socket.socket) -> None:
+    """Begins the command of tests/warm_client.py, hands on its signals, and tells it how the command ended."""
+    with client:
+        _, streams, *_ = socket.recv_fds(client, 1, 3)
+        with client.makefile("rb", buffering=0) as asked:
+            words, environment, folder = json.loads(asked.readline())
+        process = SERVER.Process(target=_asked, args=(words, environment, folder, [DupFd(each) for each in streams]))
+        process.start()
+        for stream in streams:
+            os.close(stream)
+        while client in wait([client, process.sentinel]):
+            signals = client.recv(1)
+            if not signals:
+                process.kill()
+                break
+            os.kill(process.pid, signals[0])
+        process.join()
+        with contextlib.suppress(OSError):
+            client.sendall(str(process.exitcode).encode())
+
+
+def _asked(words: list[str], environment: dict[str, str], folder: str, streams: list) -> None:
     os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment, _KFP_RUNTIME="true")
-    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    shell, option, script, component, *arguments = command
-    assert (shell, option) == ("sh", "-ec") and "-m kfp.dsl.executor_main" in script
-    file = Path(tempfile.mkdtemp(dir=pipe.parent)) / "ephemeral_component.py"
-    file.write_text(component)
-    sys.argv = ["executor_main.py", "--component_module_path", str(file), *arguments]
-    runpy.run_module("kfp.dsl.executor_main", run_name="__main__", alter_sys=True)
+    _main(words, environment, dict(enumerate(stream.detach() for stream in streams)))

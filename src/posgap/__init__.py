@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "ComparisonResult": "posgap.results",
     "Estimate": "posgap.results",
+    "LengthsResult": "posgap.results",
     "PositionGapCallback": "posgap.trainer_callback",
     "SweepResult": "posgap.results",
     "examples": "posgap.library",

@@ -17,7 +17,8 @@ from posgap.errors import PosgapError, shortened
 from posgap.generation.backends import TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling, complete
 from posgap.locations import Location
-from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep
+from posgap.measurement.filling import as_filled
+from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.models.flavor import MAX_NEW_TOKENS
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.storage.cache import fetch
@@ -27,7 +28,7 @@ from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.setup import builder_of, prompt_builder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +45,7 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
     manifest says. `number` of responses: 0 tries none. Where it cannot be tried (no examples, too little memory, an
     endpoint that answered) a line says so.
     """
-    sweep, predictions = read_sweep(swept), read_predictions(swept)
+    sweep, predictions = read_sweep(swept), swept_rows(read_predictions(swept))
     rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
     if not rows:
         return
@@ -71,7 +72,7 @@ def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
         examples = read_examples(fetch(location)) if location else []
     except (PosgapError, OSError):
         return {}
-    if examples_digest(examples[: sweep.n_examples], sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
+    if examples_digest(examples[: sweep.n_examples], sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
         return {}
     return dict(zip(contents(examples), examples))
 
@@ -105,8 +106,9 @@ def _responses(
     config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
 ) -> list[str]:
     """The responses to the rows' prompts, ended at the strings at which the sweep's own were."""
-    build = TRANSFORMERS.builder(config)
-    placements = [Placement(tuple(row["placement"]), config.n_docs) for row in rows]
+    build = as_filled(config, builder_of(config), list(examples.values()))
+    n_slots = len(build.fill.placements) if build.fill else config.n_docs
+    placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
     prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
     sampling = replace(Sampling.of(build, seed=config.seed), stop=stop)
     return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from posgap.generation.backends import Backend
     from posgap.rollout.position_encodings import PositionEncoding
     from posgap.scaling.curve_kinds import CurveKind
+    from posgap.tasks.baselines import Baseline
     from posgap.tasks.metrics import Metric
     from posgap.tasks.task import Task
 
@@ -190,6 +191,22 @@ TASKS: Choices["Task"] = Choices(
     "posgap.tasks.retrieval:QA",
     "posgap.tasks.multihop:COT",
     "posgap.tasks.multihop:COC",
+    "posgap.tasks.options:OPTIONS",
+    "posgap.tasks.judge:JUDGE",
+    "posgap.tasks.rag:RAG",
+    "posgap.tasks.rag:RAG_ONE",
+    "posgap.tasks.rag:RAG_ALONE",
+    "posgap.tasks.spans:SPANS",
+    "posgap.tasks.spans:SPANS_3",
+    "posgap.tasks.spans:SPANS_4",
+)
+BASELINES: Choices["Baseline"] = Choices(
+    "baseline",
+    "posgap.baselines",
+    "posgap.tasks.baselines:CLOSED_BOOK",
+    "posgap.tasks.baselines:ORACLE",
+    "posgap.tasks.baselines:RANDOM",
+    "posgap.tasks.rag:AS_RETRIEVED",
 )
 METRICS: Choices["Metric"] = Choices(
     "metric",
@@ -201,6 +218,8 @@ METRICS: Choices["Metric"] = Choices(
     "posgap.tasks.metrics:CONTAINS_ANY",
     "posgap.tasks.metrics:NUMERIC",
     "posgap.tasks.metrics:REGEX",
+    "posgap.tasks.metrics:ALL_OF",
+    "posgap.tasks.metrics:SHARE_OF",
 )
 METHODS: Choices["Method"] = Choices(
     "method",
@@ -236,6 +255,7 @@ GATE_RULES: Choices["GateRule"] = Choices(
     "posgap.gating.rules:WORST",
     "posgap.gating.rules:REGIONS",
     "posgap.gating.rules:ANSWERED",
+    "posgap.gating.rules:CONSISTENCY",
 )
 CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply
 BACKENDS: Choices["Backend"] = Choices(

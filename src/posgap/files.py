@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from posgap.errors import PosgapError, first_fault
 from posgap.json_text import document, items, lines, parse
 from posgap.locations import blobs
+from posgap.rows import kind_of_table, table_rows
 
 HOME_PREFIX = ".posgap-"  # how the name of an output's home begins
 _AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
@@ -212,8 +213,11 @@ def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]
         yield number, parsed(kind, row, f"{file}:{number}")
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields (number from 1, row) of a file of JSON lines, where its name says `.jsonl`, or else of a JSON array."""
+def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
+    """Yields (number from 1, row) of a table (`rows.table_rows`), of a file of JSON lines, where its name says
+    `.jsonl`, or else of a JSON array. `columns` names those of a CSV file without a header."""
+    if kind_of_table(path) or Path(path).is_dir():
+        return table_rows(path, columns)
     return read_jsonl(path) if ".jsonl" in path.suffixes else items(path)
 
 

@@ -117,6 +117,14 @@ def items(path: Path) -> Iterator[tuple[int, Any]]:
             raise PosgapError(f"{path}: not JSON: more stands after the array's end")
 
 
+def is_array(path: Path) -> bool:
+    """Whether a file that is named `.json` (also `.json.gz`) begins as a JSON array, rather than as lines."""
+    if ".json" not in Path(path).suffixes:
+        return False
+    with opened(path) as file:
+        return _Buffer(file, path).next_byte() == b"["
+
+
 class _Buffer:
     """What has been read of an array and not been taken yet: `data` from `at` on."""
 

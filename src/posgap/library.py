@@ -8,9 +8,9 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from posgap.choices import BACKENDS, TASKS
 from posgap.config import Policy, SweepConfig
@@ -18,17 +18,21 @@ from posgap.data.made import made_examples
 from posgap.errors import PosgapError
 from posgap.files import parsed
 from posgap.gating.verdict import Verdict, judge
-from posgap.generation.generator import Completion, Generator, Sampling
+from posgap.generation.backends import open_generator
+from posgap.generation.generator import Completion, Generator, OpenedLate, Sampling
 from posgap.generation.transformers import TransformersGenerator, borrowed
-from posgap.measurement.sweeping import answered, figures
+from posgap.measurement.filling import at_lengths
+from posgap.measurement.lengths import is_of_lengths
+from posgap.measurement.sweeping import answered, figures, placements_of
 from posgap.models.factors import config_factors
-from posgap.results import SweepResult
+from posgap.results import LengthsResult, SweepResult
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.storage.inputs import fetched, on_this_machine, sources
 from posgap.storage.lineage import method_of, training_examples
-from posgap.tasks.examples import AnyExample, Example, KVExample, read_examples, told_apart, write_examples
-from posgap.tasks.placements import shard_of, swept_placements
+from posgap.tasks.choice_files import layout_of
+from posgap.tasks.examples import AnyExample, kind_of, read_examples, told_apart, write_examples
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.retrieval_logs import is_log, ranked_examples
 from posgap.tasks.setup import builder_with
 
 if TYPE_CHECKING:
@@ -44,20 +48,48 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
 
     A row has `question`, `answers`, `gold` and `distractors`, both of these lists of `{"title": ..., "text": ...}`
     (docs/formats.md), or the `key`, `value` and `records` of key-value retrieval; a row without an `id` has its number.
+    Rows may be of a retrieval log or a trace too (docs/rag.md): `question`, `answers` and the `passages` retrieved.
     `limit` takes the first so many, 0 all of them.
 
     Raises `PosgapError` that names the row, and what is wrong with it.
     """
     if isinstance(rows, str | Path):
         return read_examples(fetched(rows))[: limit or None]
-    records = rows.to_dict("records") if hasattr(rows, "to_dict") and hasattr(rows, "columns") else rows
+    is_frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
+    records = cast(Any, rows).to_dict("records") if is_frame else rows
     if not isinstance(records, Iterable):
         raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
-    numbered = enumerate(islice(cast(Rows, records), limit or None), start=1)
-    checked = list(told_apart(Path("examples"), ((number, _example(row, number)) for number, row in numbered)))
+    numbered = enumerate(cast(Rows, records), start=1)
+    checked = list(islice(told_apart(Path("examples"), _checked(numbered, is_frame)), limit or None))
     if not checked:
         raise PosgapError("examples: there are none")
     return checked
+
+
+@overload
+def sweep(
+    model: "str | Path | PreTrainedModel | Pipeline",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    lengths: None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult: ...
+
+
+@overload
+def sweep(
+    model: "str | Path | PreTrainedModel | Pipeline",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    lengths: int | str | Sequence[int | str],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult | LengthsResult: ...
 
 
 def sweep(
@@ -65,10 +97,11 @@ def sweep(
     examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
     task: str = "kv",
     *,
+    lengths: int | str | Sequence[int | str] | None = None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
     together: bool = False,
     **options: Any,
-) -> SweepResult:
+) -> SweepResult | LengthsResult:
     """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
 
     `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
@@ -76,7 +109,8 @@ def sweep(
     endpoint, `http://...`, where `name` among the options says what the model is called. `examples` is whatever
     `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`, by their
     names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`, `samples`,
-    `label`, `batch_tokens`, ...
+    `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and depth,
+    a `LengthsResult`.
 
     A model in memory is asked where it is, and is as before afterwards. Under a launcher of several processes that hold
     the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
@@ -90,8 +124,10 @@ def sweep(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
         asked_of, tokenizer = _parts(model, tokenizer)
         chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
+        chosen["lengths"] = lengths or []
         config = parsed(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
-        rows = _examples(examples, config)[: config.limit or None]
+        everything = _examples(examples, config)
+        rows = everything[: config.limit or None]
         write_examples(config.examples, rows)
         if isinstance(asked_of, str | Path):
             asked = _by_name(config, tokenizer)
@@ -99,9 +135,20 @@ def sweep(
             stack.enter_context(borrowed(asked_of))
             asked = _in_memory(asked_of, tokenizer, config, together)
         refuse_searched(Path(asked.config.model), rows)
-        placements = shard_of(swept_placements(config.n_docs, asked.build.task.n_gold, config.positions), config.shard)
-        digests = {"model_digest": asked.digest, "prompt_digest": asked.build.digest()}
-        responses = answered(asked.config, rows, asked.build, placements, digests, generator=asked.generator)
+        if not config.lengths:
+            return _swept(asked, asked.config, asked.build, rows)
+        at_each = at_lengths(asked.config, asked.build, everything)
+        opened = OpenedLate(lambda: open_generator(asked.config, asked.build))
+        asked = asked._replace(generator=asked.generator or opened)
+        swept = [_swept(asked, *at_length, rows) for at_length in at_each]
+    return swept[0] if len(swept) == 1 else LengthsResult(swept, at_each[0][1].context, config.most_gap)
+
+
+def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
+    """The sweep of a model by prompts of this builder."""
+    placements = placements_of(config, build)
+    digests = {"model_digest": asked.digest, "prompt_digest": build.digest()}
+    responses = answered(config, rows, build, placements, digests, generator=asked.generator)
     if responses.outcomes.worst_share > config.max_unanswered:
         unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
         reason = responses.most_frequent_reason
@@ -109,18 +156,18 @@ def sweep(
             f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
             + (f"; most often: {reason}" if reason else "")
         )
-    label = config.label or method_of(asked.config.model) or "model"
-    measured = figures(config, rows, asked.build, placements, digests, responses, label, asked.factors)
-    learnt = sorted(training_examples(asked.config.model))
-    return SweepResult(measured, responses.predictions, learnt, rows, asked.build)
+    label = config.label or method_of(config.model) or "model"
+    measured = figures(config, rows, build, placements, digests, responses, label, asked.factors)
+    return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows, build)
 
 
-def load(folder: str | Path) -> SweepResult:
-    """The sweep in a folder that `posgap sweep`, `merge` or `grade` wrote, here or in S3.
+def load(folder: str | Path) -> SweepResult | LengthsResult:
+    """The sweep in a folder that `posgap sweep`, `merge` or `grade` wrote, here or in S3, or those at several lengths.
 
     Raises `PosgapError` where there is none.
     """
-    return SweepResult.read(fetched(folder))
+    there = Path(fetched(folder))
+    return LengthsResult.read(there) if is_of_lengths(there) else SweepResult.read(there)
 
 
 def gate(
@@ -154,16 +201,32 @@ def gate(
         return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
 
 
+def _checked(
+    numbered: Iterator[tuple[int, AnyExample | Mapping[str, Any]]], is_frame: bool
+) -> Iterator[tuple[int, AnyExample]]:
+    for number, row in numbered:
+        fields = _fields(row) if isinstance(row, Mapping) else {}
+        if (layout := layout_of(fields)) or is_log(fields, is_frame):
+            others = ((at, _fields(each) if isinstance(each, Mapping) else each) for at, each in numbered)
+            rows = chain([(number, fields)], others)
+            yield from layout.known(rows, "examples") if layout else ranked_examples(rows, "examples")
+            return
+        yield number, _example(row, number)
+
+
 def _example(row: AnyExample | Mapping[str, Any], number: int) -> AnyExample:
-    if isinstance(row, Example | KVExample):
+    if isinstance(row, AnyExample):
         return row
     where = f"examples, row {number}"
     if not isinstance(row, Mapping):
         raise PosgapError(f"{where}: expected an example or a mapping, got {type(row).__name__}")
+    fields = _fields(row)
+    return parsed(kind_of(fields), {"id": str(number), **fields}, where)
+
+
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     # Frames and datasets have an empty cell for a field of other rows.
-    fields = {name: _plain(value) for name, value in row.items() if value is not None and not _is_nan(value)}
-    kind: type[AnyExample] = KVExample if "records" in fields else Example
-    return parsed(kind, {"id": str(number), **fields}, where)
+    return {name: _plain(value) for name, value in row.items() if value is not None and not _is_nan(value)}
 
 
 def _is_nan(value: Any) -> bool:

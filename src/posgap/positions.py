@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 
 def parse_positions(text: str) -> tuple[int, ...]:
-    """The positions written as "7", or as "3+7" for two gold documents; raises `ValueError` for other text."""
+    """The positions written as "7", or as "3+7" for two gold documents, "3+7+9" for three; raises `ValueError` for
+    other text."""
     parts = text.strip().split("+")
-    if len(parts) > 2 or not all(_is_number(part) and int(part) for part in parts):
+    if not all(_is_number(part) and int(part) for part in parts):
         raise ValueError(f"{text.strip()!r} is not a placement: write a position like 7, or two like 3+7")
     return tuple(map(int, parts))
 
@@ -27,3 +28,47 @@ def _is_number(text: str) -> bool:
 def format_positions(positions: Sequence[int]) -> str:
     """Writes positions in the notation that `parse_positions` reads."""
     return "+".join(map(str, positions))
+
+
+def parse_length(text: str) -> str:
+    """A length of prompts in the form "4096" or "12.5%", of the model's context, from that or from "4k", which is 4,096
+    tokens; raises `ValueError` for other text."""
+    plain = text.strip().lower()
+    if plain.endswith("%"):
+        if 0 < (share := _share(plain[:-1])) <= 100:
+            return f"{share:g}%"
+    else:
+        tokens = plain.removesuffix("k")
+        if _is_number(tokens) and int(tokens):
+            return str(int(tokens) * (1024 if plain.endswith("k") else 1))
+    raise ValueError(
+        f"{text.strip()!r} is not a length: write tokens like 4096 or 4k, or a share of the context like 50%"
+    )
+
+
+def tokens_of(length: str, context: int) -> int:
+    """How many tokens a length is, "4096" or "50%", for a model that reads `context` of them."""
+    return int(context * _share(length[:-1]) / 100) if length.endswith("%") else int(length)
+
+
+def parse_depths(text: str) -> list[float]:
+    """Depths in percent, in their order, from such a list, "0,25,50" or "50%", or from how many there are, "5", which
+    are spread evenly from 0 to 100; raises `ValueError` for other text."""
+    parts = text.replace(",", " ").split()
+    if len(parts) == 1 and _is_number(parts[0]):
+        if 2 <= (count := int(parts[0])) <= 101:
+            return [100 * i / (count - 1) for i in range(count)]
+    else:
+        depths = [_share(part.removesuffix("%")) for part in parts]
+        if depths and all(0 <= depth <= 100 for depth in depths) and len(set(depths)) == len(depths):
+            return sorted(depths)
+    raise ValueError(
+        f"{text.strip()!r} are no depths: write how many, from 2 to 101, or percents that differ like 0,25,50, or one "
+        "like 50%"
+    )
+
+
+def _share(text: str) -> float:
+    """A number of percents; NaN for other text."""
+    whole, _, part = text.partition(".")
+    return float(text) if _is_number(whole) and (not part or _is_number(part)) else float("nan")

@@ -1,16 +1,26 @@
 """What `posgap.sweep` and `posgap.load` return: a sweep to look at, to compare and to keep."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from posgap.errors import PosgapError
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
+from posgap.measurement.lengths import (
+    EffectiveLength,
+    LengthComparison,
+    LengthEvidence,
+    compare_lengths,
+    effective_length,
+    folder_at,
+    length_map,
+    read_lengths,
+)
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.reading import reading
-from posgap.measurement.sweeps import Evidence, Prediction, Sweep, outcome_of, read_predictions, read_sweep
+from posgap.measurement.sweeps import Evidence, Prediction, Sweep, outcome_of, read_predictions, read_sweep, swept_rows
 from posgap.positions import format_positions
 from posgap.storage.lineage import training_examples
 
@@ -93,6 +103,7 @@ class SweepResult:
         document."""
         import pandas as pd
 
+        swept = swept_rows(self.predictions)
         rows = [
             {
                 "id": row["id"],
@@ -105,11 +116,11 @@ class SweepResult:
                 "thoughts": row.get("thoughts", ""),
                 "reason": row.get("reason", ""),
             }
-            for row in self.predictions
+            for row in swept
         ]
         frame = pd.DataFrame(rows)
         if not self.figures.categories:
-            frame.insert(2, "position", [row["placement"][0] for row in self.predictions])
+            frame.insert(2, "position", [row["placement"][0] for row in swept])
         return frame
 
     def dataset(self) -> "datasets.Dataset":
@@ -151,21 +162,13 @@ class SweepResult:
 
         Raises `PosgapError` where the folder holds anything.
         """
+        return _saved(Path(folder), self._write)
+
+    def _write(self, folder: Path) -> None:
         from posgap.measurement.explored import explored_together
         from posgap.measurement.sweep_folder import write_sweep
 
-        folder = Path(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise PosgapError(f"{folder}: is there already, and is not replaced; name a new folder")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all.
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
-            partial = Path(place) / "sweep"
-            partial.mkdir()
-            explored = explored_together([self._swept()])
-            write_sweep(self.figures, self.predictions, self._learnt, partial, explored)
-            partial.replace(folder)
-        return folder
+        write_sweep(self.figures, self.predictions, self._learnt, folder, explored_together([self._swept()]))
 
     def write_evidence(self, folder: Path) -> None:
         """Writes what a gate reads of the sweep into a folder that is there."""
@@ -194,6 +197,93 @@ class SweepResult:
 
     def __str__(self) -> str:
         return "\n".join(reading(self.figures))
+
+
+class LengthsResult:
+    """Sweeps of a model at several lengths: accuracy by length and depth, and how long prompts may get.
+
+    `figures` is all that `lengths.json` says, and `sweeps` are the sweeps by their lengths in tokens.
+    """
+
+    def __init__(self, sweeps: "Sequence[SweepResult]", context: int, most_gap: float):
+        self._evidence = [each._evidence("this") for each in sweeps]
+        self.figures = length_map(self._evidence, context, most_gap)
+        self.sweeps = dict(zip(self.figures.tokens, sweeps))
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """The map of a folder that `posgap sweep`, or `save`, wrote; raises `PosgapError` where it holds none."""
+        folder = Path(folder)
+        figures = read_lengths(folder)
+        sweeps = [SweepResult.read(folder_at(folder, tokens)) for tokens in figures.tokens]
+        return cls(sweeps, figures.context, figures.effective.most_gap)
+
+    @property
+    def frame(self) -> "pandas.DataFrame":
+        """A row for each `tokens` and `depth`, which is in percent: `accuracy` in percent, and the `low` and `high`
+        ends of its 95 % interval."""
+        import pandas as pd
+
+        figures = self.figures
+        rows = [
+            {"tokens": tokens, "depth": depth, "accuracy": accuracy, "low": low, "high": high}
+            for tokens, values, intervals in zip(figures.tokens, figures.accuracy, figures.ci95)
+            for depth, accuracy, (low, high) in zip(figures.depths, values, intervals)
+        ]
+        return pd.DataFrame(rows)
+
+    def effective(self, most_gap: float | None = None) -> EffectiveLength:
+        """The longest of the lengths up to which the gap is at most so many points, with its bounds; by default as many
+        as `most_gap` said when it was swept."""
+        most_gap = self.figures.effective.most_gap if most_gap is None else most_gap
+        return effective_length(self.figures.tokens, [each.correct for each in self._evidence], most_gap)
+
+    def plot(self) -> "Figure":
+        """The heat map, as matplotlib's figure."""
+        from posgap.measurement.length_pages import picture
+
+        return _closed(picture(self.figures))
+
+    def report(self, path: str | Path) -> Path:
+        """Writes the map as one HTML page, which needs nothing beside itself, and returns its path."""
+        from posgap.measurement.length_pages import page
+        from posgap.measurement.report import save_page
+
+        path = Path(path)
+        save_page(page(self.figures, [each.sweep for each in self._evidence]), path)
+        return path
+
+    def compare(self, other: "LengthsResult", *, allow: Sequence[str] = ()) -> LengthComparison:
+        """How `other` differs from this, at each length and depth. `allow` names what may be asked otherwise."""
+        named = (("this", self), ("other", other))
+        models = [LengthEvidence(Path(name), each.figures, each._evidence) for name, each in named]
+        return compare_lengths(models, allow)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.
+
+        Raises `PosgapError` where the folder holds anything.
+        """
+        from posgap.measurement.length_pages import write_map
+
+        def write(partial: Path) -> None:
+            for tokens, swept in self.sweeps.items():
+                place = folder_at(partial, tokens)
+                place.mkdir()
+                swept._write(place)
+            write_map(self.figures, [each.sweep for each in self._evidence], partial)
+
+        return _saved(Path(folder), write)
+
+    def __repr__(self) -> str:
+        figures = self.figures
+        return (
+            f"<LengthsResult {figures.label!r}: task {figures.task}, {figures.n_examples} examples at "
+            f"{len(figures.tokens)} lengths and {len(figures.depths)} depths>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.figures.reading())
 
 
 class ComparisonResult:
@@ -250,6 +340,19 @@ class ComparisonResult:
 
     def __str__(self) -> str:
         return self.verdict
+
+
+def _saved(folder: Path, write: Callable[[Path], None]) -> Path:
+    """The folder, new, with what `write` has written there: whole or not at all."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise PosgapError(f"{folder}: is there already, and is not replaced; name a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as place:
+        partial = Path(place) / "sweep"
+        partial.mkdir()
+        write(partial)
+        partial.replace(folder)
+    return folder
 
 
 def _closed(figure: "Figure") -> "Figure":

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from posgap.distillation.watching import require_whole_parameters
+from posgap.errors import PosgapError
 from posgap.library import Rows, examples, sweep
-from posgap.results import SweepResult
+from posgap.results import LengthsResult, SweepResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,14 +114,15 @@ class PositionGapCallback(TrainerCallback):
             model, processor = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
             tokenizer: Any = getattr(processor, "tokenizer", processor)  # that of a processor for pictures too
             with trainer.accelerator.autocast():
-                self.results[step] = sweep(
-                    model, self.examples, self.task, tokenizer=tokenizer, together=True, **self.options
-                )
-        swept = self.results[step].figures
-        figures = {"eval_position_gap": swept.gap, "eval_position_mean": swept.mean}
-        if swept.outcomes:
-            figures["eval_position_unanswered"] = swept.outcomes.share
-        figures |= {f"eval_accuracy_at_{name}": value for name, value in zip(swept.names, swept.accuracy)}
+                swept = sweep(model, self.examples, self.task, tokenizer=tokenizer, together=True, **self.options)
+            if isinstance(swept, LengthsResult):
+                raise PosgapError("PositionGapCallback: sweeps at one length at a time; give one of the `lengths`")
+            self.results[step] = swept
+        of_step = self.results[step].figures
+        figures = {"eval_position_gap": of_step.gap, "eval_position_mean": of_step.mean}
+        if of_step.outcomes:
+            figures["eval_position_unanswered"] = of_step.outcomes.share
+        figures |= {f"eval_accuracy_at_{name}": value for name, value in zip(of_step.names, of_step.accuracy)}
         if new:
             self.trainer.log(dict(figures))
         return figures

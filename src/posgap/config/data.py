@@ -59,11 +59,16 @@ class MakeKVConfig(FileConfig):
 
 
 class MakeQAConfig(FileConfig):
-    """Gives each question distractors: passages of other questions that contain none of its answers."""
+    """Gives each question distractors: passages of other questions that contain none of its answers, drawn at random
+    or the most similar ones."""
 
     examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
     n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in an example, the gold ones included")
+    distractors: Literal["random", "bm25"] = Field(
+        "random",
+        description="random: drawn by the seed; bm25: those that BM25 ranks highest for the question, in its order",
+    )
     seed: int = Field(0, ge=0, description="equal seeds draw equal distractors")
 
 
@@ -78,6 +83,18 @@ class MakeNeedleConfig(FileConfig):
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
+class MakeSpansConfig(FileConfig):
+    """Writes synthetic questions for the task spans: each asks for several numbers, stated in as many documents."""
+
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_docs: int = Field(20, ge=2, le=5000, description="documents in an example")
+    needles: int = Field(2, ge=2, le=4, description="numbers asked for, each in a document of its own")
+    facts: int = Field(3, ge=1, le=12, description="facts in a document, the needle among them")
+    digits: int = Field(7, ge=1, le=18, description="number of digits of each number")
+    seed: int = Field(0, ge=0, description="equal seeds write equal files")
+
+
 class MakeTwoHopConfig(FileConfig):
     """Writes synthetic two-hop questions about people and their contacts, as examples."""
 
@@ -87,16 +104,54 @@ class MakeTwoHopConfig(FileConfig):
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
+class MakeChoiceConfig(FileConfig):
+    """Writes synthetic questions for the tasks options and judge: which of some sentences is about an animal?"""
+
+    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
+    n_examples: int = Field(300, ge=1, description="examples, one a line")
+    n_docs: int = Field(4, ge=2, le=16, description="items to choose from")
+    hard: float = Field(0.5, ge=0, le=1, description="share of the examples that name the young animal")
+    seed: int = Field(0, ge=0, description="equal seeds write equal files")
+
+
 class ImportConfig(FileConfig):
     """Turns a public data file, or your own, into examples in posgap's format."""
 
-    input: InputPath = Field(description="file to read, .jsonl or .json, also with .gz")
+    input: InputPath = Field(
+        description="file to read: .jsonl, .json, .csv or .tsv, also with .gz, .parquet, .arrow, or a data set's folder"
+    )
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    format: Literal["litm-kv", "litm-qa", "dpr", "hotpotqa", "musique", "2wiki", "own"] = Field(
+    format: Literal[
+        "litm-kv",
+        "litm-qa",
+        "dpr",
+        "hotpotqa",
+        "musique",
+        "2wiki",
+        "own",
+        "rag",
+        "mmlu",
+        "mt-bench",
+        "reward-bench",
+        "comparisons",
+    ] = Field(
         "litm-kv",
         description="litm-kv, litm-qa: lost-in-the-middle key-value or QA; dpr: NQ, TriviaQA or WebQ with DPR's "
         "passages; hotpotqa: its distractor setting; 2wiki: 2WikiMultiHopQA; own: lines of question, answers, "
-        "documents (docs/formats.md)",
+        "documents (docs/formats.md); rag: a retrieval log, or traces of LangChain or LlamaIndex (docs/rag.md); "
+        "mmlu: multiple-choice questions; mt-bench, reward-bench: judged answers; "
+        "comparisons: lines of question, answers, label (docs/judge.md)",
+    )
+    answers: OptionalInputPath = Field(
+        None, description="rag: table of `question`, `answers` and perhaps `relevant_ids`, for what traces do not hold"
+    )
+    relevant: Literal["", "id", "label", "answer"] = Field(
+        "",
+        description="rag: which passages are relevant: those with an id among the row's `relevant_ids`, those labelled "
+        "so, or those that hold an answer; empty: the first of these that a row has",
+    )
+    answering: Literal["keep", "drop"] = Field(
+        "keep", description="rag: what becomes of passages that are not relevant and yet hold an answer"
     )
     first: int = Field(1, ge=1, description="first line, or item of an array, to read")
     last: int = Field(0, ge=0, description="last line to read; 0: to the end")

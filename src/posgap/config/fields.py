@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
-from posgap.choices import METRICS, TASKS, Choices, split_commas, unset_if_empty
+from posgap.choices import BASELINES, METRICS, TASKS, Choices, split_commas, unset_if_empty
 from posgap.errors import PosgapError
 from posgap.json_text import parse
 from posgap.locations import Location, as_location, is_hub_name, is_uri, split_uri
-from posgap.positions import parse_positions, parse_shard
+from posgap.positions import parse_depths, parse_length, parse_positions, parse_shard
 
 
 class Role(Enum):
@@ -187,6 +187,22 @@ def _file_if_any(text: str) -> str:
     return text
 
 
+def _lengths(value: Any) -> Any:
+    return split_commas(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+
+
+def _length(value: Any) -> Any:
+    return str(int(value)) if isinstance(value, int | float) and value == int(value) else value
+
+
+def _depths(value: Any) -> Any:
+    # In Python and from KFP it may be a number, or a list of them.
+    numbers = value if isinstance(value, list | tuple) else [value]
+    text = ",".join(f"{number:g}" if isinstance(number, int | float) else str(number) for number in numbers)
+    parse_depths(text)
+    return text
+
+
 def _shard(text: str) -> str:
     if text:
         parse_shard(text)
@@ -214,8 +230,13 @@ TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
+Lengths = Annotated[
+    list[Annotated[str, BeforeValidator(_length), AfterValidator(parse_length)]], BeforeValidator(_lengths)
+]
+Depths = Annotated[str, BeforeValidator(_depths)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
+BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.checked)]], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
 JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]

@@ -4,16 +4,19 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from posgap.choices import BACKENDS, GATE_RULES, WITHOUT_EFFECT, Parameters
+from posgap.choices import BACKENDS, BASELINES, GATE_RULES, WITHOUT_EFFECT, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
     POSITIONAL,
     Allowed,
+    BaselineNames,
+    Depths,
     FileIfAny,
     InputPath,
     InputPaths,
     JudgePromptText,
+    Lengths,
     ModelName,
     ModelPath,
     OptionalInputPath,
@@ -41,6 +44,24 @@ class Swept(Parameters):
     label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
 
 
+class Filling(Parameters):
+    """To what lengths prompts are filled, and where in them the gold document stands."""
+
+    lengths: Lengths = Field(
+        [],
+        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
+        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
+    )
+    depths: Depths = Field(
+        "5",
+        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
+        "percents like 0,25,50",
+    )
+    most_gap: float = Field(
+        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
+    )
+
+
 class Sampled(Parameters):
     """How many responses to a prompt are drawn, and how."""
 
@@ -55,6 +76,7 @@ class Sampled(Parameters):
 
 
 class SweepConfig(
+    Filling,
     Sampled,
     Swept,
     GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]  # registered choices' parameters
@@ -70,12 +92,33 @@ class SweepConfig(
 
     model: ModelName = Field(description=MODEL)
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
+    baselines: BaselineNames = Field(
+        [],
+        description=f"what is asked beside the placements, once an example, like closed-book,oracle: "
+        f"{BASELINES.described()}",
+    )
     prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
         "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
     )
     estimate: bool = Field(
         False, description="only say how many prompts and tokens it is, and with `prices` what they cost; ask nothing"
     )
+
+    @model_validator(mode="after")
+    def _depths_are_the_placements(self) -> Self:
+        if self.lengths and self.positions:
+            raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
+        if len(self.lengths) > 1 and self.shard:
+            raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
+        if self.lengths and self.baselines:
+            raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
+        return self
+
+    @model_validator(mode="after")
+    def _baselines_differ(self) -> Self:
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError("name each of the `baselines` once")
+        return self
 
     @classmethod
     def deciding(cls) -> list[str]:

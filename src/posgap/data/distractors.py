@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from posgap.data.passage_readers import holds_answer
 from posgap.tasks.examples import Document, Example
+from posgap.tasks.metrics import holds_answer
 
 
 def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Iterator[Example | None]:

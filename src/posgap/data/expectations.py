@@ -9,9 +9,8 @@ import pandas as pd
 
 from posgap.errors import PosgapError
 from posgap.tasks.content import content
-from posgap.tasks.examples import AnyExample, KVExample
-from posgap.tasks.metrics import normalize, sub_exact_match
-from posgap.tasks.placements import all_placements
+from posgap.tasks.examples import AnyExample, KVExample, RankedExample
+from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
 
 # Great Expectations logs its set-up at INFO, some loggers at a level of their own; warnings still show.
@@ -23,7 +22,7 @@ def describe(
     examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: Collection[str] = ()
 ) -> pd.DataFrame:
     """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists."""
-    placement = all_placements(n_docs, build.task.n_gold)[0]
+    placement = build.task.placements(n_docs)[0]
     return pd.DataFrame(
         {
             "id": example.id,
@@ -33,7 +32,7 @@ def describe(
             "n_gold": len(example.gold),
             "n_docs": len(example.gold) + len(example.distractors),
             "gold_holds_answer": _gold_holds_answer(example),
-            "gold_among_distractors": sum(d in example.gold for d in example.distractors),
+            "gold_among_distractors": _gold_among_distractors(example, bool(build.task.slot_names)),
             "key_occurrences": sum(k == example.key for k, _ in example.records)
             if isinstance(example, KVExample)
             else 1,
@@ -44,10 +43,38 @@ def describe(
     )
 
 
+def answering_distractors(examples: list[AnyExample]) -> dict[str, int]:
+    """How many documents that are not gold hold an answer, and in how many examples; answers of yes or no, and the
+    records of key-value examples, tell nothing."""
+    numbers = [
+        sum(holds_answer(document, example.answers) for document in example.distractors)
+        for example in examples
+        if not isinstance(example, KVExample) and not _yes_or_no(example)
+    ]
+    return {
+        "examples_with_answering_distractors": sum(number > 0 for number in numbers),
+        "answering_distractors": sum(numbers),
+    }
+
+
+def _yes_or_no(example: AnyExample) -> bool:
+    return any(normalize(answer) in ("yes", "no") for answer in example.answers)
+
+
 def _gold_holds_answer(example: AnyExample) -> bool:
-    if any(normalize(answer) in ("yes", "no") for answer in example.answers):
+    if isinstance(example, RankedExample) and example.relevance != "answer":
+        return True  # somebody judged that these passages answer, in whatever words
+    if _yes_or_no(example):
         return True  # a judgement on the documents, which no document contains word for word
     return sub_exact_match(" ".join(f"{d.title} {d.text}" for d in example.gold), example.answers)
+
+
+def _gold_among_distractors(example: AnyExample, without_titles: bool) -> int:
+    """How many distractors are gold documents; of items to choose from, the texts alone are shown."""
+    if not without_titles:
+        return sum(document in example.gold for document in example.distractors)
+    gold = {" ".join(document.text.split()) for document in example.gold}
+    return sum(" ".join(document.text.split()) in gold for document in example.distractors)
 
 
 def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
@@ -57,8 +84,11 @@ def _prompt_tokens(example: AnyExample, build: PromptBuilder, placement) -> int:
         return 0  # no prompt can be made; the columns that count documents say why
 
 
-def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
-    """The expectations, in the order in which failures are reported."""
+def expectations(
+    n_docs: int, longest_prompt: int, n_gold: int = 1, all_items: bool = False, of_any_number: bool = False
+) -> list:
+    """The expectations, in the order in which failures are reported; `all_items` says that a prompt is to have all
+    items of its example. Examples have `n_gold` gold documents, or any number."""
     import great_expectations.expectations as gxe
 
     return [
@@ -66,10 +96,12 @@ def expectations(n_docs: int, longest_prompt: int, n_gold: int = 1) -> list:
         gxe.ExpectColumnValuesToBeBetween(column="n_answers", min_value=1),
         gxe.ExpectColumnValuesToBeBetween(column="shortest_answer", min_value=1),
         gxe.ExpectColumnValuesToBeInSet(column="key_occurrences", value_set=[1]),
-        gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[n_gold]),
+        gxe.ExpectColumnValuesToBeBetween(column="n_gold", min_value=1)
+        if of_any_number
+        else gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[n_gold]),
         gxe.ExpectColumnValuesToBeInSet(column="gold_holds_answer", value_set=[True]),
         gxe.ExpectColumnValuesToBeInSet(column="gold_among_distractors", value_set=[0]),
-        gxe.ExpectColumnValuesToBeBetween(column="n_docs", min_value=n_docs),
+        gxe.ExpectColumnValuesToBeBetween(column="n_docs", min_value=n_docs, max_value=n_docs if all_items else None),
         gxe.ExpectColumnValuesToBeBetween(column="prompt_tokens", max_value=longest_prompt),
         gxe.ExpectColumnValuesToBeInSet(column="in_excluded", value_set=[False]),
     ]

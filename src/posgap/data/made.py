@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posgap.config import MakeKVConfig, MakeNeedleConfig, MakeTwoHopConfig
+from posgap.config import MakeChoiceConfig, MakeKVConfig, MakeNeedleConfig, MakeSpansConfig, MakeTwoHopConfig
+from posgap.data.animals import animal_examples
 from posgap.data.needles import needle_examples
 from posgap.data.two_hop import two_hop_examples
 from posgap.data.uuids import uuid_records
@@ -24,11 +25,18 @@ def made_examples(task: Task, n_examples: int, n_docs: int, seed: int) -> Iterat
         raise PosgapError(f"task {task.name}: there is no synthetic data for it; give examples by --examples")
     config_type, make = _MAKERS[task.synthetic]
     sizes = {"n_keys" if "n_keys" in config_type.model_fields else "n_docs": n_docs}
+    if "needles" in config_type.model_fields:
+        sizes["needles"] = task.n_gold
     try:
         config = config_type(out="-", n_examples=n_examples, seed=seed, **sizes)
     except ValidationError as error:
         raise PosgapError(f"making examples for the task {task.name}: {first_fault(error)}") from None
     return make(config)
+
+
+def made(config: MakeNeedleConfig | MakeSpansConfig | MakeTwoHopConfig | MakeChoiceConfig) -> Iterator[AnyExample]:
+    """Yields the examples that a config of `posgap data make` asks for."""
+    return next(make for kind, make in _MAKERS.values() if kind is type(config))(config)
 
 
 def _kv(config: MakeKVConfig) -> Iterator[AnyExample]:
@@ -41,12 +49,22 @@ def _needle(config: MakeNeedleConfig) -> Iterator[AnyExample]:
     return needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
 
 
+def _spans(config: MakeSpansConfig) -> Iterator[AnyExample]:
+    return needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed, config.needles)
+
+
 def _two_hop(config: MakeTwoHopConfig) -> Iterator[AnyExample]:
     return two_hop_examples(config.n_examples, config.n_docs, config.seed)
+
+
+def _choice(config: MakeChoiceConfig) -> Iterator[AnyExample]:
+    return animal_examples(config.n_examples, config.n_docs, config.seed, config.hard)
 
 
 _MAKERS: dict[str, tuple[Any, Callable[..., Iterator[AnyExample]]]] = {
     "kv": (MakeKVConfig, _kv),
     "needle": (MakeNeedleConfig, _needle),
+    "spans": (MakeSpansConfig, _spans),
     "two-hop": (MakeTwoHopConfig, _two_hop),
+    "choice": (MakeChoiceConfig, _choice),
 }

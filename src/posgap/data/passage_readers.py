@@ -1,15 +1,14 @@
 """Readers of files of questions with marked passages: DPR's, and a user's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from posgap.errors import PosgapError
 from posgap.files import parsed, read_rows
-from posgap.tasks.examples import Document, Example
-from posgap.tasks.metrics import sub_exact_match
+from posgap.tasks.examples import Document, Example, Texts
+from posgap.tasks.metrics import holds_answer
 
 
 class _Passage(BaseModel):
@@ -65,17 +64,8 @@ def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
         )
 
 
-def holds_answer(document: Document, answers: Sequence[str]) -> bool:
-    """Whether title or text contains an answer, both normalised."""
-    return sub_exact_match(f"{document.title} {document.text}", answers)
-
-
 def _document(passage: _Passage) -> Document:
     return Document(title=passage.title, text=passage.text)
-
-
-def _one_or_many(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 class _OwnDocument(BaseModel):
@@ -87,7 +77,7 @@ class _OwnDocument(BaseModel):
 class _Own(BaseModel):
     id: str = ""
     question: str = Field(min_length=1)
-    answers: Annotated[list[str], BeforeValidator(_one_or_many), Field(min_length=1)]
+    answers: Texts
     documents: list[_OwnDocument]
 
 

@@ -1,27 +1,29 @@
 """The data verbs: making data, importing files as examples, fetching public files, finding the version to take."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from posgap.config import (
     FetchConfig,
     ImportConfig,
+    MakeChoiceConfig,
     MakeKVConfig,
     MakeNeedleConfig,
     MakeQAConfig,
+    MakeSpansConfig,
     MakeTwoHopConfig,
     NewestConfig,
     ReleaseConfig,
 )
 from posgap.config.sources import SOURCES
+from posgap.data.bm25 import with_ranked_distractors
 from posgap.data.distractors import with_distractors
 from posgap.data.fetching import fetched
+from posgap.data.made import made
 from posgap.data.multihop_readers import read_hotpotqa, read_musique
-from posgap.data.needles import needle_examples
 from posgap.data.passage_readers import read_dpr, read_own
 from posgap.data.readers import read_litm_kv, read_litm_qa, take_lines
-from posgap.data.two_hop import two_hop_examples
 from posgap.data.uuids import uuid_records
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
@@ -29,18 +31,34 @@ from posgap.locations import Location
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import newest as newest_version
 from posgap.storage.versions import release as release_version
-from posgap.tasks.examples import AnyExample, Example, read_examples, told_apart, write_examples
+from posgap.tasks.choice_files import LAYOUTS
+from posgap.tasks.examples import (
+    AnyExample,
+    Example,
+    KVExample,
+    RankedExample,
+    read_examples,
+    told_apart,
+    write_examples,
+)
+from posgap.tasks.retrieval_logs import Reading, read_labels, read_log, without_answering
 
 log = logging.getLogger(__name__)
-_NOT_TWO = "that do not rest on two documents"
-_READERS = {
+_READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] = {
     "litm-qa": read_litm_qa,
     "dpr": read_dpr,
     "own": read_own,
     "hotpotqa": read_hotpotqa,
     "2wiki": read_hotpotqa,  # the same format
     "musique": read_musique,
+    **{name: layout.read for name, layout in LAYOUTS.items()},
 }
+# What an example lacks that a reader leaves out.
+_WITHOUT = {
+    "dpr": "without a passage that contains the answer",
+    **{name: layout.left_out for name, layout in LAYOUTS.items()},
+}
+_NOT_TWO = "that do not rest on two documents"
 
 
 @writes_file
@@ -53,21 +71,32 @@ def make_kv(config: MakeKVConfig, file: Path) -> str:
 @writes_file
 def make_two_hop(config: MakeTwoHopConfig, file: Path) -> str:
     """Writes `config.n_examples` different two-hop examples."""
-    write_examples(file, two_hop_examples(config.n_examples, config.n_docs, config.seed))
+    write_examples(file, made(config))
     return f"wrote {config.n_examples} examples of {config.n_docs} documents"
 
 
 @writes_file
+def make_choice(config: MakeChoiceConfig, file: Path) -> str:
+    """Writes `config.n_examples` different questions with items to choose from."""
+    write_examples(file, made(config))
+    return f"wrote {config.n_examples} examples of {config.n_docs} items"
+
+
+@writes_file
 def make_qa(config: MakeQAConfig, file: Path) -> str:
-    """Writes the examples of `config.examples` with distractors drawn from each other's gold documents."""
+    """Writes the examples of `config.examples` with distractors from each other's gold documents."""
     questions = read_examples(config.examples)
-    examples = [example for example in questions if isinstance(example, Example)]
+    examples = [_without_distractors(e) for e in questions if not isinstance(e, KVExample)]
     if len(examples) < len(questions):
         raise PosgapError(
             f"{config.examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
             "with `make kv`"
         )
-    made = [example for example in with_distractors(examples, config.n_docs, config.seed) if example is not None]
+    if config.distractors == "bm25":
+        given = with_ranked_distractors(examples, config.n_docs)
+    else:
+        given = with_distractors(examples, config.n_docs, config.seed)
+    made = [example for example in given if example is not None]
     if not made:
         raise PosgapError(
             f"{config.examples}: for no question are there {config.n_docs - 1} passages of other questions without its "
@@ -79,12 +108,23 @@ def make_qa(config: MakeQAConfig, file: Path) -> str:
     return f"wrote {len(made)} examples of {config.n_docs} documents"
 
 
+def _without_distractors(example: Example | RankedExample) -> Example:
+    """The question with its gold documents alone."""
+    return Example(id=example.id, question=example.question, answers=example.answers, gold=example.gold, distractors=[])
+
+
 @writes_file
 def make_needle(config: MakeNeedleConfig, file: Path) -> str:
     """Writes `config.n_examples` needle examples, for the task `qa`."""
-    needles = needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
-    write_examples(file, needles)
+    write_examples(file, made(config))
     return f"wrote {config.n_examples} examples of {config.n_docs} documents"
+
+
+@writes_file
+def make_spans(config: MakeSpansConfig, file: Path) -> str:
+    """Writes `config.n_examples` examples of several needles, for the tasks `spans`."""
+    write_examples(file, made(config))
+    return f"wrote {config.n_examples} examples of {config.n_docs} documents, {config.needles} of which are asked for"
 
 
 def fetch(config: FetchConfig) -> Path:
@@ -119,11 +159,17 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     `config.min_docs` documents, are left out and counted in the log.
     """
     numbered: Iterator[tuple[int, AnyExample | None]]
+    reading = Reading()
     if config.format == "litm-kv":
         numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
+    elif config.format == "rag":
+        labels = read_labels(config.answers) if config.answers else {}
+        numbered = read_log(config.input, labels, config.relevant, reading)
+        if config.answering == "drop":
+            numbered = without_answering(numbered, reading)
     else:
         numbered = _READERS[config.format](config.input)
-    without = "without a passage that contains the answer" if config.format == "dpr" else _NOT_TWO
+    without = _WITHOUT.get(config.format, _NOT_TWO)
     small = f"with fewer than {config.min_docs} documents"
     left_out = {without: 0, small: 0}
 
@@ -141,6 +187,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             raise PosgapError(
                 f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
                 + (f"; {sum(left_out.values())} were left out" if any(left_out.values()) else "")
+                + "".join(f"; {sentence}" for sentence in reading.sentences())
             )
 
     # One at a time, so that memory stays flat however long the file is.
@@ -148,4 +195,6 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)
+    for sentence in reading.sentences():
+        log.info("%s", sentence)
     return f"imported {imported} examples from {config.input}"

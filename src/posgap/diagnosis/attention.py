@@ -18,7 +18,7 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
 from posgap.models.loading import eager_attention
 from posgap.progress import track
-from posgap.tasks.spans import gold_tokens
+from posgap.tasks.gold_spans import gold_tokens
 
 WEIGHTS_AT_ONCE = 1 << 26  # attention weights held at once, over all layers and heads: 256 MiB in float32
 

@@ -8,7 +8,8 @@ from posgap.choices import BACKENDS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep
+from posgap.measurement.filling import as_filled
+from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample, read_examples
 from posgap.tasks.placements import Placement
@@ -38,9 +39,9 @@ class Swept:
         """The index of the advantageous placement."""
         return self.sweep.placements.index(self.sweep.advantageous)
 
-    def score(self, response: str, example: AnyExample) -> float:
-        """The score of a response under the sweep's metric."""
-        return self.build.task.score(response, example, self.metric)
+    def score(self, response: str, example: AnyExample, placement: Placement) -> float:
+        """The score of a response at a placement under the sweep's metric."""
+        return self.build.task.score(response, self.build.task.answers(example, placement), self.metric)
 
 
 def read_swept(config: DiagnoseConfig) -> Swept:
@@ -57,12 +58,13 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         )
     if was.temperature:
         raise PosgapError(f"{config.sweep}: has responses that were drawn; sweep without a temperature to diagnose")
-    build = builder_of(was)
+    everything = read_examples(config.examples)
+    build = as_filled(was, builder_of(was), everything)
     ids, _, correct, _ = read_scores(config.sweep)
-    by_id = {example.id: example for example in read_examples(config.examples)}
+    by_id = {example.id: example for example in everything}
     examples = [by_id[id] for id in ids if id in by_id]
     now = {
-        "examples": (examples_digest(examples, sweep.n_docs, was.shuffle), sweep.examples_digest),
+        "examples": (examples_digest(examples, sweep.n_digested, was.shuffle), sweep.examples_digest),
         "model": (config.digest("model"), sweep.model_digest),
         "prompts": (build.digest(), sweep.prompt_digest),
     }
@@ -73,5 +75,5 @@ def read_swept(config: DiagnoseConfig) -> Swept:
             )
     limit = config.limit or len(ids)
     among = set(ids[:limit])
-    predictions = [row for row in read_predictions(config.sweep) if row["id"] in among]
+    predictions = [row for row in swept_rows(read_predictions(config.sweep)) if row["id"] in among]
     return Swept(sweep, examples[:limit], correct[:limit], build, predictions, was.metric)

@@ -59,8 +59,8 @@ def diagnose_tokens(
             turning=at,
             instead=build.tokenizer.decode([shift.greedy[at]]),
             corrected=text,
-            recovered=swept.score(text, example) == 1,
-            settled=swept.score(decode(r.response[: at + 1]), example) == 1,
+            recovered=swept.score(text, example, placement) == 1,
+            settled=swept.score(decode(r.response[: at + 1]), example, placement) == 1,
         )
         for ((example, placement), r, shift, at), text in zip(turned, mended)
     ]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -31,13 +31,20 @@ from transformers.masking_utils import flash_attention_mask
 from posgap.distillation.head import Head
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.losses import in_chunks, token_kl
-from posgap.models.loading import checkpoint_activations
+from posgap.distillation.sharding import layers_of
+from posgap.models.checkpointing import checkpoint_activations
 
-# Fake tensors that checkpointing has let go of lie in cycles of references until the garbage collector comes, where
-# real ones are freed at once: so it is called after this many operations.
-_OPERATIONS_A_COLLECTION = 100
 _MEASURED = 8  # layers of a deeper model
 _UNMASKED = "posgap-unmasked"
+# A CPU's attention, which torch's counter of operations does not know: by the shapes of query, key and value.
+OPERATIONS: dict[Any, Any] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: (
+        lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        lambda grad, query, key, value, *_, **__: sdpa_backward_flop_count(grad, query, key, value)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -54,33 +61,41 @@ class Micro:
     arithmetic: str = "bfloat16"
     checkpointing: bool = False
     lora_rank: int = 0
+    keep_attention: bool = False  # of what checkpointing drops
 
 
 @dataclass(frozen=True)
 class Size:
-    """The numbers of a model's parameters, of those that are trained, and of its output head's."""
+    """The numbers of a model's parameters, of those that are trained, of its output head's, of its largest layer's, and
+    of those outside of layers."""
 
     parameters: int
     trained: int
     head: int
+    layer: int
+    outside: int
 
 
 @dataclass(frozen=True)
 class Footprint:
     """What a micro-batch takes: `working` bytes, beside parameters, gradients and optimizer, and `operations`
-    (multiplications and additions, each counted) forwards and backwards."""
+    (multiplications and additions, each counted, and attention as if it were not causal) forwards and backwards."""
 
     working: int
     operations: int
 
 
-class _Storages(TorchDispatchMode):
-    """The bytes of all storages that operations have made and that still live, and the most there ever were."""
+class Storages(TorchDispatchMode):
+    """The bytes of all storages that operations have made and that still live, and the most there ever were.
+
+    Fake tensors that checkpointing has let go of lie in cycles of references until the garbage collector comes, where
+    real ones are freed at once. With `collect` it comes before a new maximum is believed, and again while it finds any.
+    """
 
     def __init__(self, collect: bool) -> None:
         super().__init__()
         self.collect = collect
-        self.now = self.most = self.operations = 0
+        self.now = self.most = 0
         self.known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def add(self, tensor: Tensor) -> None:
@@ -90,29 +105,32 @@ class _Storages(TorchDispatchMode):
             self.known[storage] = size
             self.now += size
             weakref.finalize(storage, self._remove, size)
-            self.most = max(self.most, self.now)
 
     def _remove(self, size: int) -> None:
         self.now -= size
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = operation(*args, **(kwargs or {}))
-        self.operations += 1
-        if self.collect and self.operations % _OPERATIONS_A_COLLECTION == 0:
-            gc.collect()
         for tensor in tree_iter(out):
             if isinstance(tensor, Tensor):
                 self.add(tensor)
+        while self.collect and self.now > self.most and gc.collect():
+            pass
+        self.most = max(self.most, self.now)
         return out
 
 
 def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
     """The size of a model with this config; with a `lora_rank` its adapters alone are trained."""
     model = _on_no_device(config, torch.float32, lora_rank)
+    layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers_of(model)]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Size(
-        sum(parameter.numel() for parameter in model.parameters()),
+        parameters,
         sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         Head.of(model).linear.weight.numel(),
+        max(layers, default=0),
+        parameters - sum(layers),
     )
 
 
@@ -147,7 +165,7 @@ def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
     in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
     if micro.checkpointing:
-        checkpoint_activations(model)
+        checkpoint_activations(model, micro.keep_attention)
     model.train()
     with FakeTensorMode():
         _materialize(model)
@@ -157,7 +175,7 @@ def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
         gradients = [torch.empty_like(parameter) for parameter in trained]
         for parameter, gradient in zip(trained, gradients):
             parameter.grad = gradient
-        storages, counter = _Storages(micro.checkpointing), FlopCounterMode(display=False)
+        storages, counter = Storages(micro.checkpointing), FlopCounterMode(display=False, custom_mapping=OPERATIONS)
         for tensor in (*parameters, *model.buffers(), *gradients):
             storages.add(tensor)
         before = storages.now

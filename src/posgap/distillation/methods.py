@@ -58,6 +58,11 @@ class R1Parameters(Parameters):
 
 
 class _R1(Method):
+    def learnt(self, pairs: "list[Pair]", build: "PromptBuilder") -> "list[Pair]":
+        from posgap.distillation.averaging import in_all_orders
+
+        return in_all_orders(pairs, build) if build.task.slot_names else pairs
+
     def objective(self, parameters: Parameters, pairs: "Sequence[Pair]") -> "Objective":
         from posgap.distillation import objectives
         from posgap.distillation.batches import advantageous

@@ -2,16 +2,20 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from math import ceil
 from typing import Any
 
 import click
-from transformers import PretrainedConfig
 
+from posgap.choices import RECIPES
 from posgap.config import PlanDistillConfig
-from posgap.distillation.footprint import Micro, Size, footprint, size_of
+from posgap.distillation.batches import Row, plan
+from posgap.distillation.footprint import Footprint, Micro, Size, footprint, size_of
+from posgap.distillation.objectives import R1
+from posgap.distillation.reading import sharing, singly
 from posgap.errors import PosgapError
 from posgap.models.loading import load_config
 from posgap.progress import track
@@ -22,28 +26,39 @@ log = logging.getLogger(__name__)
 GB = 1e9
 USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks
 LORA_RANK = 16
+_STEPS = 6  # whose prompts are dealt out to find how many tokens are read
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train: alone, data parallel, zero2 or zero3; all parameters or adapters (`lora_rank`)."""
+    """A way to train: alone, data parallel, zero2, zero3 or fsdp; all parameters or adapters (`lora_rank`)."""
 
     strategy: str
     checkpointing: bool
     lora_rank: int
+    keep_attention: bool = False  # of what checkpointing drops
 
     @property
     def arithmetic(self) -> str:
-        """DeepSpeed has the parameters themselves in bfloat16, beside the optimizer's in float32."""
-        return "bfloat16 parameters" if self.strategy.startswith("zero") else "bfloat16"
+        """DeepSpeed and FSDP2 compute with parameters in bfloat16, beside the optimizer's in float32."""
+        return "bfloat16 parameters" if self.strategy in ("zero2", "zero3", "fsdp") else "bfloat16"
+
+    @property
+    def activations(self) -> str:
+        """What becomes of them until the backward pass, in words."""
+        if not self.checkpointing:
+            return "kept"
+        return "attention's kept" if self.keep_attention else "computed again"
 
     def options(self) -> list[str]:
         """The options of `posgap distill` that ask for it."""
         return [
             *([f"--deepspeed {self.strategy}"] if self.strategy.startswith("zero") else []),
+            *(["--fsdp"] if self.strategy == "fsdp" else []),
             *(["--gradient-checkpointing"] if self.checkpointing else []),
+            *(["--keep-attention"] if self.keep_attention else []),
             *([f"--lora-rank {self.lora_rank}"] if self.lora_rank else []),
         ]
 
@@ -69,29 +84,39 @@ def standing(way: Way, size: Size, gpus: int) -> float:
         return (2 * parameters + (2 + 4 + 4 + 8) * trained) / gpus + _GATHERED + _BUCKETS + head
     if way.strategy == "zero2":
         return 2 * parameters + (2 + 4 + 4 + 8) * trained / gpus + _BUCKETS + head
+    if way.strategy == "fsdp":
+        # Gathered in bfloat16: what is outside of layers, and two of them; and what has gradients there, before these
+        # are summed in float32.
+        gathered = 2 * (size.outside + 2 * size.layer)
+        gathered += 6 * min(size.outside + size.layer, trained)
+        return (4 * parameters + (4 + 8) * trained) / gpus + gathered + head
     exchanged = 4 * trained if way.strategy == "data parallel" else 0
     return 4 * parameters + (4 + 8) * trained + exchanged + head
 
 
 def ways(gpus: int) -> Iterator[Way]:
     """All ways, those first that train all parameters, compute nothing twice and exchange little."""
-    strategies = ("data parallel", "zero2", "zero3") if gpus > 1 else ("alone",)
+    strategies = ("data parallel", "zero2", "zero3", "fsdp") if gpus > 1 else ("alone",)
     for lora_rank in (0, LORA_RANK):
-        for checkpointing in (False, True):
+        for checkpointing, keep_attention in ((False, False), (True, True), (True, False)):
             for strategy in strategies:
-                yield Way(strategy, checkpointing, lora_rank)
+                yield Way(strategy, checkpointing, lora_rank, keep_attention)
 
 
-def need(config: PlanDistillConfig, model: PretrainedConfig, way: Way) -> Need:
-    """What a way takes of each GPU."""
-    size = size_of(model, way.lora_rank)
+def need(
+    config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[Micro], Footprint]
+) -> Need:
+    """What a way takes of each GPU, by the model's size with adapters of a rank, and by what a micro-batch takes."""
+    size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
     # Where the optimizer is torch's, its step holds another number for each parameter, when nothing is being read.
-    stepping = 0 if way.strategy.startswith("zero") else 4 * size.trained
+    stepping = 0.0 if way.strategy.startswith("zero") else 4.0 * size.trained
+    if way.strategy == "fsdp":
+        stepping /= config.gpus
     free = USABLE * config.gpu_memory * GB - always
     if free < stepping:
         return Need(way, always)
-    single, double = (footprint(model, _micro(config, way, rows)) for rows in (1, 2))
+    single, double = (taken(_micro(config, way, rows)) for rows in (1, 2))
     a_row = max(double.working - single.working, 1)
     fixed = single.working - a_row
     rows = max(0, int(min((free - fixed) // a_row, ceil(config.batch_size / config.gpus))))
@@ -101,12 +126,52 @@ def need(config: PlanDistillConfig, model: PretrainedConfig, way: Way) -> Need:
 
 def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> Micro:
     width = config.prompt_tokens + config.response_tokens
-    return Micro(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
+    how = way.arithmetic, way.checkpointing, way.lora_rank, way.keep_attention
+    return Micro(rows, width, config.response_tokens, *how)
+
+
+def read_tokens(config: PlanDistillConfig, most_tokens: int) -> tuple[float, float]:
+    """The tokens that are read in a step of R1 by the recipe, as a share of those of its prompts, each by itself and
+    where prompts share what they begin with; a forward pass counts a third, and what fills processes up counts.
+
+    It is that of some steps of prompts of `n_docs` equally long documents, as the engine would read them, with the
+    first position the best.
+    """
+    recipe: dict[str, Any] = RECIPES[config.recipe].values()
+    reshuffled = recipe["distractors"] == "reshuffled"
+    n_examples = min(config.n_examples, ceil(_STEPS * config.batch_size / (config.k + 1)))
+    best = [(1,)] * n_examples
+    objective = R1(best, recipe["alignment"], recipe["anchoring"])
+    places = [(i,) for i in range(1, config.n_docs + 1)]
+    steps = plan(n_examples, places, objective.rows, config.k, 1, config.batch_size, 0, recipe["mix"], reshuffled, best)
+    width = config.prompt_tokens + config.response_tokens
+    alone = shared = 0
+    for rows in steps:
+        together, world = objective.together(rows), config.gpus
+        by_themselves = singly(together, [width] * len(rows), world, most_tokens).tokens
+        alone += by_themselves
+        if not reshuffled and most_tokens > width:
+            prompts = [_made(config, row) for row in rows]
+            reading = sharing(together, [row.pair for row in rows], prompts, world, most_tokens)
+            by_themselves = min(by_themselves, reading.tokens)
+        shared += by_themselves
+    whole = 3 * width * sum(map(len, steps)) / config.gpus
+    return alone / whole, shared / whole
+
+
+def _made(config: PlanDistillConfig, row: Row) -> list[int]:
+    """A prompt with its response, of ids that are equal where those of an example are."""
+    length = config.prompt_tokens // config.n_docs
+    documents = list(range(1, config.n_docs))
+    documents.insert(row.positions[0] - 1, 0)
+    ids = [document for document in documents for _ in range(length)]
+    return ids + [config.n_docs] * (config.prompt_tokens + config.response_tokens - len(ids))
 
 
 @with_local_paths
 def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
-    """Says what ways to train take of each GPU, up to the first that fits, which it suggests; JSON goes to stdout.
+    """Says what ways to train take of each GPU, up to the first that fits, which it suggests, and those that spread
+    the same work otherwise; JSON goes to stdout.
 
     Raises `PosgapError` if none does.
     """
@@ -114,46 +179,54 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit and config.prompt_tokens + config.response_tokens > limit:
         raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
+    sized, taken = cache(partial(size_of, model)), cache(partial(footprint, model))
     needs: list[Need] = []
+    best: Need | None = None
     possible = list(ways(config.gpus))
     for way in track(possible, len(possible), "ways to train"):
-        needs.append(need(config, model, way))
-        if needs[-1].rows:
+        if best and (way.lora_rank, way.activations) != (best.way.lora_rank, best.way.activations):
             break
+        needs.append(need(config, way, sized, taken))
+        best = best or (needs[-1] if needs[-1].rows else None)
     for line in _table(needs).splitlines():
         log.info("%s", line)
-    best = needs[-1]
-    if not best.rows:
+    if not best:
         raise PosgapError(
             f"{config.model}: not one prompt at a time fits into {config.gpus} GPUs of {config.gpu_memory:g} GB, in "
             "any way to train; take more GPUs, or shorter prompts"
         )
-    size, width = size_of(model, best.way.lora_rank), config.prompt_tokens + config.response_tokens
+    size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
     options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
-    operations = (prompts + config.n_examples / 3) * best.operations  # the teacher reads forwards alone
+    alone, shared = read_tokens(config, best.rows * width)
+    operations, by_themselves = (  # the teacher reads forwards alone
+        (prompts * share + config.n_examples / 3) * best.operations for share in (shared, alone)
+    )
     hours = operations / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
-    plan: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "options": options,
         "updates": ceil(prompts / config.batch_size),
         "tokens": prompts * width,
+        "read_tokens": prompts * width * shared,
         "operations": operations,
         "hours": hours,
+        "hours_without_sharing": hours * by_themselves / operations,
         "memory_gb": best.memory / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
     }
     log.info("suggested: posgap distill --model %s %s", config.model, " ".join(options))
     log.info(
-        "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %g TFLOP/s a GPU; %.0f GB of disk for two "
-        "checkpoints, the teacher's states and the model",
-        plan["updates"], plan["tokens"], operations, hours, 100 * config.mfu, config.gpu_tflops, plan["disk_gb"],
+        "%d updates, %.3g tokens, %.3g operations: %.2f hours (%.2f where prompts share nothing) at %.0f %% of %g "
+        "TFLOP/s a GPU; %.0f GB of disk for two checkpoints, the teacher's states and the model",
+        figures["updates"], figures["tokens"], operations, hours, figures["hours_without_sharing"], 100 * config.mfu,
+        config.gpu_tflops, figures["disk_gb"],
     )  # fmt: skip
-    plan["ways"] = [asdict(each) for each in needs]
-    click.echo(json.dumps(plan))
-    return plan
+    figures["ways"] = [asdict(each) for each in needs]
+    click.echo(json.dumps(figures))
+    return figures
 
 
 def _table(needs: list[Need]) -> str:
@@ -161,7 +234,7 @@ def _table(needs: list[Need]) -> str:
         [
             each.way.strategy,
             "adapters" if each.way.lora_rank else "all",
-            "computed again" if each.way.checkpointing else "kept",
+            each.way.activations,
             f"{each.standing / GB:.1f} GB",
             f"{each.memory / GB:.1f} GB" if each.memory else "-",
             str(each.rows or "does not fit"),

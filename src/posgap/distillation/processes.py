@@ -201,11 +201,13 @@ def meet(group: dist.ProcessGroup | None = None) -> None:
         dist.barrier(group)
 
 
-def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, torch.Tensor]:
+def trained_parameters(
+    model: torch.nn.Module, accelerator: Accelerator, everywhere: bool = False
+) -> dict[str, torch.Tensor]:
     """The parameters of `model` that are trained, by name, in the optimizer's precision. Every process calls this.
 
     Those that DeepSpeed or FSDP have, in pieces, and DeepSpeed in float32 where the model's own are in 16 bits, are
-    gathered, for the first process alone; else they are the model's own.
+    gathered, for the first process alone unless `everywhere`; else they are the model's own.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not in_pieces(accelerator):
@@ -213,7 +215,7 @@ def trained_parameters(model: torch.nn.Module, accelerator: Accelerator) -> dict
     whole = {}
     for name, parameter in parameters.items():
         gathered = _gathered(parameter)
-        if rank_and_world()[0] == 0:
+        if everywhere or rank_and_world()[0] == 0:
             whole[name] = gathered.cpu()
     return whole
 

@@ -39,7 +39,7 @@ class Sharded(Accelerator):
         trained = [names[parameter] for parameter in parameters]
         mixed = self.mixed_precision == "bf16"
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
-        for module in [*_layers(student.model), student]:
+        for module in [*layers_of(student.model), student]:
             fully_shard(module, mp_policy=policy)
             # Processes have shares of one loss, so their gradients are summed; gloo knows no product with a factor.
             module.set_gradient_divide_factor(1.0)
@@ -71,7 +71,7 @@ def callable_by_itself(accelerator: Accelerator) -> Iterator[None]:
         root.reshard()
 
 
-def _layers(model: PreTrainedModel) -> list[Any]:
+def layers_of(model: PreTrainedModel) -> list[Any]:
     """The layers of a language model: its first list of modules that has the length that its config gives."""
     n = model.config.get_text_config().num_hidden_layers
     lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))

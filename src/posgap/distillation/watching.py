@@ -7,14 +7,17 @@ Whether to end is read off the history alone.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
+from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from posgap import files
+from posgap.choices import TASKS
 from posgap.config import DistillConfig
 from posgap.distillation.batches import Collator, Pair
 from posgap.distillation.checkpoints import History
@@ -24,12 +27,13 @@ from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.statistics import accuracy, difference_interval, gap
+from posgap.models.loading import on_device
 from posgap.positions import format_positions
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample, read_examples
-from posgap.tasks.placements import Placement, require_n_gold, swept_placements
+from posgap.tasks.placements import Placement, require_n_gold
 
 log = logging.getLogger(__name__)
 OPTIONS = {"watch_every", "watch_placements", "stop_gap", "max_hours"}  # of the config; they change no step
@@ -65,7 +69,7 @@ def watched_placements(config: DistillConfig, advantageous: Sequence[Placement])
     """The placements to watch, the advantageous ones first: those given, or some that are spread evenly."""
     n_docs, n_gold = advantageous[0].n_docs, len(advantageous[0].positions)
     if config.watch_placements or n_gold > 1:
-        others = swept_placements(n_docs, n_gold, config.watch_placements)
+        others = TASKS[config.task].placements(n_docs, config.watch_placements)
     else:
         spread = np.linspace(1, n_docs, SPREAD).round().astype(int)
         others = [Placement((int(position),), n_docs) for position in dict.fromkeys(spread.tolist())]
@@ -79,7 +83,8 @@ class Watch:
 
     `folder` keeps them until the model is complete. Best is where the worst placement is best, then the mean, among
     the steps at which no advantageous placement is proven to have fallen by more than `FALL`. Every process calls
-    every method; each of them asks its share of the examples, with parameters that it holds whole.
+    every method; each of them asks its share of the examples, with parameters that it holds whole: where ZeRO-3 or FSDP
+    spread them, with those of a model of its own, which `load` gives it.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Watch:
         accelerator: Accelerator,
         folder: Kept,
         mixed: bool,
+        load: Callable[[], PreTrainedModel],
     ):
         self.examples, self.collate, self.folder = examples, collate, folder
         self.accelerator, self.mixed = accelerator, mixed
@@ -98,15 +104,19 @@ class Watch:
         self.n_best, self.placements = len(advantageous), watched_placements(config, advantageous)
         self.base = np.empty((0, 0))
         self.began, self.hours_before = time.monotonic(), -1.0
-        if self.examples:
-            require_whole_parameters(accelerator)
+        self.load = load
+        self.whole: PreTrainedModel | None = None  # where the student's parameters are spread over processes
 
     def begin(self, student: Student) -> None:
         """Sweeps the student before its first step: what falls later falls from there."""
         if self.examples:
             if rank_and_world()[0] == 0:
                 self.folder.pull()
-            self.base = self._correct(student, self.examples)
+            if are_spread(self.accelerator):
+                # With it transformers loads models in pieces, and has processes generate in step with each other.
+                unset_hf_deepspeed_config()
+                self.whole = self.load()
+            self.base = self._correct(self.whole or student.model, self.examples)
             at = accuracy(self.base)
             log.info("held out, before training: mean %.1f, gap %.1f", at.mean(), gap(at))
 
@@ -140,6 +150,14 @@ class Watch:
             return f"position {where} has fallen by {swept[-1]['held_out_fall']:.1f} for certain"
         return ""
 
+    def model(self, student: Student) -> PreTrainedModel:
+        """The student's model as it is now, with parameters that each process holds whole where there are examples to
+        be answered; so it may be a copy."""
+        if self.whole is None:
+            return student.model
+        self.whole.load_state_dict(trained_parameters(student.model, self.accelerator, everywhere=True), strict=False)
+        return self.whole
+
     def best(self, model: torch.nn.Module, history: History) -> dict[str, torch.Tensor]:
         """The trained parameters of the best step, by name, which `model` then has, too; none where it was the last.
 
@@ -167,7 +185,7 @@ class Watch:
         if not self.examples or "held_out_mean" not in history[-1] or len(self.placements) == self.n_best:
             return ""
         some = [pair.example for pair in self.collate.pairs][: len(self.examples)]
-        learnt = self._correct(student, some)[:, self.n_best :].mean(axis=1)
+        learnt = self._correct(self.model(student), some)[:, self.n_best :].mean(axis=1)
         held_out = history[-1]["held_out_elsewhere"]
         noise = 200 * np.sqrt(learnt.var() / len(learnt) + held_out / 100 * (1 - held_out / 100) / len(self.examples))
         fits = 100 * float(learnt.mean())
@@ -184,7 +202,8 @@ class Watch:
 
     def _swept(self, step: int, trained: Any) -> dict[str, float]:
         student = self.accelerator.unwrap_model(trained)
-        correct = self._correct(student, self.examples)
+        model = self.model(student)
+        correct = self._correct(model, self.examples)
         at = accuracy(correct)
         best, elsewhere = at[: self.n_best], at[self.n_best :]
         fell = (self.base - correct).T[: self.n_best]
@@ -197,7 +216,7 @@ class Watch:
             "held_out_elsewhere": float(elsewhere.mean() if len(elsewhere) else best.mean()),
             "held_out_fall": max(0.0, *(float(difference_interval(differences)[0]) for differences in fell)),
         }
-        self._keep({"step": step, **figures}, trained_parameters(student.model, self.accelerator))
+        self._keep({"step": step, **figures}, trained_parameters(model, self.accelerator))
         return figures
 
     def _keep(self, figures: dict[str, float], state: dict[str, torch.Tensor]) -> None:
@@ -223,29 +242,37 @@ class Watch:
             reason = str(error).splitlines()[0]
             log.warning("step %d is the best so far, and could not be kept whole in %s (%s)", step, folder, reason)
 
-    def _correct(self, student: Student, examples: Sequence[AnyExample]) -> np.ndarray:
+    def _correct(self, model: PreTrainedModel, examples: Sequence[AnyExample]) -> np.ndarray:
         """The scores `[E, P]` of greedy responses to all examples at all placements, on every process."""
         rank, world = rank_and_world()
         own = range(len(examples))[rank::world]
         build = self.collate.build
         scores = np.zeros((len(own), len(self.placements)))
         device = self.accelerator.device
-        with borrowed(student.model), torch.autocast(device.type, torch.bfloat16, enabled=self.mixed):
-            generator = TransformersGenerator(student.model, build.tokenizer, BATCH_TOKENS, device=str(device))
+        with borrowed(model), torch.autocast(device.type, torch.bfloat16, enabled=self.mixed):
+            generator = TransformersGenerator(model, build.tokenizer, BATCH_TOKENS, device=str(device))
             groups = ([build.prompt(examples[i], at) for at in self.placements] for i in own)
             for row, at, completion in generator.generate(groups, Sampling.of(build)):
-                scores[row, at] = build.task.score(completion.text, examples[own[row]])
+                answers = build.task.answers(examples[own[row]], self.placements[at])
+                scores[row, at] = build.task.score(completion.text, answers)
+        if model is self.whole:
+            on_device(model, "cpu")  # the GPU's memory is for training
         correct = np.empty((len(examples), len(self.placements)))
         for each, theirs in enumerate(gather(scores)):
             correct[each::world] = theirs
         return correct
 
 
-def require_whole_parameters(accelerator: Accelerator, what: str = "watch") -> None:
+def are_spread(accelerator: Accelerator) -> bool:
+    """Whether each process holds a part of the parameters only."""
+    plugin = accelerator.state.deepspeed_plugin
+    return accelerator.distributed_type == DistributedType.FSDP or (plugin is not None and plugin.zero_stage == 3)
+
+
+def require_whole_parameters(accelerator: Accelerator, what: str) -> None:
     """Raises `PosgapError`, which begins with `what`, where each process holds a part of the parameters only: it could
     not generate by itself."""
-    plugin = accelerator.state.deepspeed_plugin
-    if accelerator.distributed_type == DistributedType.FSDP or (plugin is not None and plugin.zero_stage == 3):
+    if are_spread(accelerator):
         raise PosgapError(
             f"{what}: ZeRO-3 and FSDP spread the parameters over processes, and each must hold them whole to answer; "
             "take --deepspeed zero2, or sweep what is written"

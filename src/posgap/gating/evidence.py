@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from posgap.choices import TASKS
 from posgap.config import Policy
 from posgap.errors import PosgapError
 from posgap.files import Record, digest, digest_of
@@ -13,6 +14,7 @@ from posgap.gating.rules import Case
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, summarize
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
+from posgap.tasks.placements import Placement
 
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)  # of a sweep's folder, what a verdict rests on
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep
@@ -76,7 +78,8 @@ def lacking(sweep: Sweep, policy: Policy) -> list[str]:
     if len(sweep.placements) < (least := min(policy.least_placements, sweep.n_docs)):
         complaints.append(f"{len(sweep.placements)} placements, and the gate asks for {least}")
     most = math.ceil(SPACING * sweep.n_docs)
-    for positions in zip(*sweep.placements):
+    # Where gold documents stand at distances, the later ones reach where the first cannot.
+    for positions in [chain(*sweep.placements)] if sweep.grid else zip(*sweep.placements):
         swept = sorted({1 - most, *positions, sweep.n_docs + most})
         if holes := [(a, b) for a, b in pairwise(swept) if b - a > most]:
             low, high = max(1, holes[0][0]), min(sweep.n_docs, holes[0][1])
@@ -98,8 +101,11 @@ def unanswered_references(case: Case, policy: Policy) -> list[str]:
 
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
-    seed = evidence.sweep.settings.get("seed")
-    figures = summarize(evidence.correct, evidence.sweep.placements, seed if isinstance(seed, int) else 0)
+    sweep, seed, categories = evidence.sweep, evidence.sweep.settings.get("seed"), evidence.sweep.categories
+    if sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
+        categories = TASKS[sweep.task].categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
+    figures = summarize(evidence.correct, sweep.placements, seed if isinstance(seed, int) else 0, categories)
+    figures["baselines"] = {name: baseline.model_dump() for name, baseline in evidence.baselines.items()}
     if evidence.sweep.outcomes:
         figures["outcomes"] = evidence.outcomes
     recorded = evidence.sweep.model_dump(mode="json")

@@ -232,7 +232,11 @@ class MinMean(Parameters):
         description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
     )
     closed_book: float = Field(
-        0.0, ge=0, le=100, description="accuracy without the documents, where it is known: the mean must reach it too"
+        0.0,
+        ge=0,
+        le=100,
+        description="accuracy without the documents, where it is known beside the sweeps' own baselines: the mean must "
+        "reach it too",
     )
 
 
@@ -240,12 +244,14 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
     from posgap.measurement import statistics
 
     sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
-    chance = 100 * TASKS[sweep.task].chance(sweep.n_docs)
+    chance = 100 * TASKS[sweep.task].chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
+    sweeps = [evidence for evidence in (case.candidate, case.base, case.champion) if evidence]
+    asked = [evidence.baselines["closed-book"].accuracy for evidence in sweeps if "closed-book" in evidence.baselines]
     return Ruling(
         name="useful",
         meaning="mean, against guessing and answering without documents",
         claim="at least",
-        threshold=max(parameters.min_mean, chance, parameters.closed_book),
+        threshold=max(parameters.min_mean, chance, parameters.closed_book, *asked),
         estimate=100 * means.mean(),
         interval=statistics.mean_interval(means, statistics.LEVEL).tolist(),
     )
@@ -304,7 +310,7 @@ def _regions(parameters: MaxRegionGap, case: Case) -> Ruling:
     from posgap.measurement import statistics
     from posgap.measurement.shape import regions
 
-    columns = regions(case.candidate.sweep.placements)
+    columns = regions(case.candidate.sweep.placements, case.candidate.sweep.categories)
     pooled = np.stack([case.candidate.correct[:, of_region].mean(axis=1) for of_region in columns.values()], axis=1)
     return Ruling(
         name="regions",
@@ -321,6 +327,37 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
 
     pooled = max(1, assumed.placements // 3)
     return power.flat_rate(n, parameters.max_region_gap / 100, 3, assumed.own_variance / pooled, pooled)
+
+
+class MinConsistency(Parameters):
+    min_consistency: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="percent of the examples in which the same item must be chosen in every order, of the tasks judge "
+        "and options; 0: not asked",
+    )
+
+
+def _consistency(parameters: MinConsistency, case: Case) -> Ruling:
+    from posgap.measurement import statistics
+    from posgap.measurement.choices import same_item
+    from posgap.measurement.sweeps import read_predictions, swept_rows
+
+    sweep = case.candidate.sweep
+    task = TASKS[sweep.task]
+    if not task.slot_names:
+        raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
+    rows = swept_rows(read_predictions(case.candidate.path))
+    same = same_item(task, ((row["id"], row["placement"][0], row["response"]) for row in rows), sweep.n_docs)
+    return Ruling(
+        name="consistency",
+        meaning="examples in which the same item is chosen in every order, in percent",
+        claim="at least",
+        threshold=parameters.min_consistency,
+        estimate=100 * same.mean(),
+        interval=statistics.mean_interval(same, statistics.LEVEL).tolist(),
+    )
 
 
 ANSWERED = GateRule(
@@ -386,4 +423,13 @@ REGIONS = GateRule(
     asked=lambda p: p.max_region_gap < 100,
     needs_reference=False,
     broken="the beginning, the middle or the end is much worse than the rest",
+)
+CONSISTENCY = GateRule(
+    "consistency",
+    "the order makes no difference to what is chosen",
+    _consistency,
+    MinConsistency,
+    asked=lambda p: p.min_consistency > 0,
+    needs_reference=False,
+    broken="the order decides too often what is chosen",
 )

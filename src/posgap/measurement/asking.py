@@ -21,7 +21,8 @@ from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 log = logging.getLogger(__name__)
 # Of a stage's parameters those that change no response, beside those that change no result at all.
-_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect"}
+# What prompts are filled with stands in their digest.
+_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect", "lengths", "depths", "most_gap"}
 Each = Callable[[AnyExample, Placement, Completion], None]
 
 

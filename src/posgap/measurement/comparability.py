@@ -31,8 +31,17 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in _without_effect(sweep)]),
     "date": lambda sweep: sweep.asked.date or "none",
     "body": lambda sweep: json.dumps(sweep.asked.body, sort_keys=True),
+    "filling": lambda sweep: _filling(sweep) if sweep.filled else "none",
     "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
+
+
+def _filling(sweep: Sweep) -> str:
+    """To what length prompts were filled, at which depths, and from what. Tokens are those of the model's own
+    tokenizer, and a share of the context stands for itself."""
+    of = sweep.filled
+    assert of
+    return f"{of.length} at {'/'.join(f'{depth:g}' for depth in of.depths)} from {of.pool[:_SHOWN]} by {of.seed}"
 
 
 def _without_effect(sweep: Sweep) -> Collection[str]:

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from posgap.files import Record
 from posgap.json_text import EXPANSION, FREE
 from posgap.measurement.shape import regions
-from posgap.measurement.sweeps import SWEEP_PAGE, Evidence, Prediction, Sweep, outcome_of, read_predictions
+from posgap.measurement.sweeps import SWEEP_PAGE, Evidence, Prediction, Sweep, outcome_of, read_predictions, swept_rows
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import Placement, arrange
+from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder
 
 MOST = 6 << 20  # compressed bytes of answers and prompts on a page, which base64 makes a third more
@@ -206,7 +206,7 @@ def _prompts(line: _PromptsLine | None, placements: Sequence[tuple[int, ...]]) -
 
 def _by_id(predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
     rows: dict[str, list[Prediction]] = {}
-    for row in predictions:
+    for row in swept_rows(predictions):
         rows.setdefault(row["id"], []).append(row)
     return rows
 
@@ -231,7 +231,7 @@ def _map(shown: Sequence[Shown], scores: Sequence[Sequence[Sequence[float]]]) ->
     return {
         "placements": sweep.placements,
         "names": sweep.names,
-        "regions": regions(sweep.placements),
+        "regions": regions(sweep.placements, sweep.categories),
         "n_docs": sweep.n_docs,
         "ids": [rows[0]["id"] for rows in shown[0].rows],
         "models": [
@@ -308,11 +308,13 @@ def _alike(first: Sequence[int], second: Sequence[int]) -> int:
 def _pieces(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[str]:
     """The prompt's text in pieces; together they are the text, however the task writes its documents. A document is
     found from its title to its text's end; one that is not written so has an empty piece."""
-    text, at = build.text(example, placement), 0
+    documents, at = build.documents(example, placement), 0
+    text = build.worded(example, documents)
     pieces = []
-    for document in arrange(example, placement, build.order.shuffle):
-        begin = text.find(document.title or document.text, at)
-        last = text.find(document.text, begin + len(document.title)) if begin >= 0 else -1
+    for document in documents:
+        title = "" if build.task.slot_names else document.title  # items to choose from are shown without
+        begin = text.find(title or document.text, at)
+        last = text.find(document.text, begin + len(title)) if begin >= 0 else -1
         begin, end = (begin, last + len(document.text)) if last >= 0 else (at, at)
         pieces += [text[at:begin], text[begin:end]]
         at = end

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -14,11 +15,11 @@ from posgap.generation.served import MUST_STAY, Served
 from posgap.measurement.comparability import differing
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent
-from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, summarize
+from posgap.measurement.sweeps import Evidence, Prediction, Sweep, baselines_of, read_predictions, summarize, swept_rows
 from posgap.positions import format_positions, parse_shard
 
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
-_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked"}
+_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked", "filled"}
 _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 
@@ -58,10 +59,13 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     if bounds := [_asked(part).max_unanswered for part in parts if "max_unanswered" in part.sweep.settings]:
         settings["max_unanswered"] = max(bounds)
     known = first.sweep.model_dump(include=_TAKEN_OVER)
-    figures = summarize(correct, placements, _asked(first).seed)
+    categories = [category for part in parts for category in part.sweep.categories]
+    figures = summarize(correct, placements, _asked(first).seed, categories)
     outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
-    more = {"served": _served(parts), "spent": Spent.together([part.sweep.spent for part in parts])}
-    return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), _predictions(parts)
+    more: dict[str, Any] = {"served": _served(parts), "spent": Spent.together([part.sweep.spent for part in parts])}
+    predictions = _predictions(parts)
+    more["baselines"] = baselines_of(predictions, first.ids, correct, first.sweep.asked.samples, first.path)
+    return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), predictions
 
 
 def _in_order(parts: Sequence[Evidence]) -> list[Evidence]:
@@ -115,8 +119,10 @@ def _positions(parts: Sequence[Evidence]) -> list[str]:
 
 
 def _predictions(parts: Sequence[Evidence]) -> list[Prediction]:
+    """An example's after the other's, and then those of the first part that has baselines."""
     rows: dict[str, list[Prediction]] = {}
-    for part in parts:
-        for row in read_predictions(part.path):
-            rows.setdefault(row["id"], []).append(row)
-    return list(chain.from_iterable(rows.values()))
+    of_parts = [read_predictions(part.path) for part in parts]
+    for row in chain.from_iterable(map(swept_rows, of_parts)):
+        rows.setdefault(row["id"], []).append(row)
+    baselines = ([row for row in of_part if "baseline" in row] for of_part in of_parts)
+    return [*chain.from_iterable(rows.values()), *next(filter(None, baselines), [])]

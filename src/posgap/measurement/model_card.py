@@ -34,12 +34,17 @@ def model_card(sweep: Sweep) -> str:
 def section(sweep: Sweep, picture: str = "") -> str:
     """The section alone, with a picture of the curve at that address, if one is given."""
     accuracy = zip(sweep.names, sweep.accuracy, sweep.ci95)
+    kind = "" if sweep.grid else " pairs"
     rows = [
         ("gap, best minus worst position", sweep.gap, sweep.gap_ci95),
         ("mean over positions", sweep.mean, sweep.mean_ci95),
-        *((f"{name} pairs", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
+        *((f"baseline {name}", figures.accuracy, figures.ci95) for name, figures in sweep.baselines.items()),
+        *((f"{name}{kind}", figures.accuracy, figures.ci95) for name, figures in sweep.by_category.items()),
         *((f"gold at {name}", value, interval) for name, value, interval in accuracy),
     ]
+    if choices := sweep.choices:
+        rows += [("same item in every order", choices.consistency, choices.consistency_ci95)]
+        rows += zip((f"{slot} chosen" for slot in choices.slots), choices.shares, choices.shares_ci95)
     cells = [[name, f"{value:.1f}", f"{low:.1f} to {high:.1f}"] for name, value, (low, high) in rows]
     shown = picture and f"![Accuracy over the position of the gold document]({picture})\n\n"
     return f"""{position_gap(sweep)}

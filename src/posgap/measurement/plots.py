@@ -11,7 +11,8 @@ from posgap.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import AttentionFigures
 from posgap.measurement.sweeps import Sweep
-from posgap.tasks.placements import CATEGORIES
+from posgap.tasks.placements import in_order
+from posgap.tasks.spans import distance
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
 
@@ -30,6 +31,19 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
             color=color,
             label=_legend(sweep),
         )
+        # Labels stand side by side, since baselines may be as good as each other.
+        for at, (name, baseline) in enumerate(sweep.baselines.items()):
+            axes.axhline(baseline.accuracy, color=color, linestyle=":", linewidth=1)
+            axes.annotate(
+                name,
+                (1, baseline.accuracy),
+                xycoords=("axes fraction", "data"),
+                xytext=(-3 - 60 * at, 2),
+                textcoords="offset points",
+                ha="right",
+                fontsize=7,
+                color=color,
+            )
     n_docs = max(sweep.n_docs for sweep in sweeps)
     axes.set(
         xlabel=f"position of the gold document among {n_docs}",
@@ -40,7 +54,7 @@ def position_curves(sweeps: Sequence[Sweep]) -> Figure:
     )
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="best")
+    axes.legend(loc="best", edgecolor="none")
     return figure
 
 
@@ -50,11 +64,10 @@ def pair_dots(sweeps: Sequence[Sweep]) -> Figure:
     There is no curve: pairs have no order in which one would mean something.
     """
     figures = [dict(zip(sweep.names, zip(sweep.accuracy, sweep.ci95))) for sweep in sweeps]
-    by_category: dict[str, list[str]] = {name: [] for name in CATEGORIES}
+    panels: dict[str, list[str]] = {name: [] for name in in_order(c for sweep in sweeps for c in sweep.categories)}
     for sweep in sweeps:
         for pair, name in zip(sweep.names, sweep.categories):
-            by_category[name] += [pair] if pair not in by_category[name] else []
-    panels = {name: pairs for name, pairs in by_category.items() if pairs}
+            panels[name] += [pair] if pair not in panels[name] else []
     figure, row = plt.subplots(
         1,
         len(panels),
@@ -125,8 +138,46 @@ def attention_map(attention: AttentionFigures, names: Sequence[str], label: str)
     return figure
 
 
+def distance_maps(sweeps: Sequence[Sweep]) -> Figure:
+    """A map of accuracy by first position and distance for each sweep, and beside them the means over either, with
+    their 95 % intervals."""
+    figure, row = plt.subplots(
+        1, len(sweeps) + 2, figsize=(4.2 * (len(sweeps) + 2), 3.8), dpi=144, layout="constrained", squeeze=False
+    )
+    for axes, sweep in zip(row[0], sweeps):
+        grid = sweep.grid
+        assert grid
+        firsts, distances = grid.by_position.values, grid.by_distance.values
+        accuracy_of = {(distance(p), p[0]): value for p, value in zip(sweep.placements, sweep.accuracy)}
+        cells = [[accuracy_of[step, first] for first in firsts] for step in distances]
+        axes.imshow(cells, aspect="auto", cmap="Blues", vmin=0, vmax=100, origin="lower")
+        for y, values in enumerate(cells):
+            for x, value in enumerate(values):
+                axes.text(x, y, f"{value:.0f}", ha="center", va="center", color="white" if value > 60 else "black")
+        axes.set_title(_legend(sweep), fontsize=10)
+        axes.set(xlabel="position of the first gold document", ylabel="distance to the next")
+        axes.set_xticks(range(len(firsts)), firsts)
+        axes.set_yticks(range(len(distances)), distances)
+    for axes, side, name in zip(
+        row[0][len(sweeps) :], ("by_position", "by_distance"), ("position of the first", "distance to the next")
+    ):
+        for sweep, color in zip(sweeps, COLORS * len(sweeps)):
+            margin = getattr(sweep.grid, side)
+            low, high = zip(*margin.ci95)
+            axes.fill_between(margin.values, low, high, color=color, alpha=0.15, linewidth=0)
+            label = f"{sweep.label}: gap {margin.gap:.1f}"
+            axes.plot(margin.values, margin.accuracy, marker="o", markersize=4, color=color, label=label)
+        axes.set(xlabel=name, ylim=(0, 103), xticks=margin.values, ylabel=f"accuracy, % ({sweeps[0].metric})")
+        axes.grid(axis="y", alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="best")
+    return figure
+
+
 def picture_of(sweeps: Sequence[Sweep]) -> Figure:
-    """The sweeps' accuracy over positions, or over pairs of them."""
+    """The sweeps' accuracy over positions, or over pairs of them, or over positions and distances."""
+    if all(sweep.grid for sweep in sweeps):
+        return distance_maps(sweeps)
     return (pair_dots if sweeps[0].categories else position_curves)(sweeps)
 
 

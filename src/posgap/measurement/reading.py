@@ -15,6 +15,14 @@ def reading(sweep: Sweep) -> list[str]:
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({_to(sweep.mean_ci95)}), "
         f"of {sweep.n_examples} examples.",
     ]
+    if sweep.baselines:
+        parts = [f"{name} {asked.accuracy:.1f} ({_to(asked.ci95)})" for name, asked in sweep.baselines.items()]
+        sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")
+    if (retrieved := sweep.baselines.get("as-retrieved")) and retrieved.best_over_ci95:
+        sentences.append(
+            "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
+            f"order by {retrieved.best_over:+.1f} points ({_signed(retrieved.best_over_ci95)})."
+        )
     if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
         sentences.append(unanswered)
     flat = sweep.flatness
@@ -29,6 +37,10 @@ def reading(sweep: Sweep) -> list[str]:
             f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
             f"{shape.end_over_middle:+.1f} ({last})."
         )
+    if sweep.choices:
+        sentences.append(sweep.choices.sentence)
+    if sweep.grid:
+        sentences += sweep.grid.sentences()
     if sweep.grading:
         sentences += sweep.grading.sentences()
     return sentences

@@ -19,7 +19,7 @@ from posgap.measurement.plots import picture_of, placement_differences, save_pic
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
-from posgap.tasks.placements import CATEGORIES
+from posgap.tasks.spans import distance
 
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -77,7 +77,8 @@ def page(
         title=title,
         diagnosis=diagnosis,
         comparison=comparison,
-        categories=[name for name in CATEGORIES if all(name in s.by_category for s in sweeps)],
+        baselines=list(dict.fromkeys(name for s in sweeps for name in s.baselines)),
+        categories=[name for name in sweeps[0].by_category if all(name in s.by_category for s in sweeps)],
         difference_axes=_difference_axes(comparison) if comparison else [],
     )
 
@@ -127,7 +128,7 @@ def templates(package: str) -> jinja2.Environment:
 def charts(sweeps: Sequence[Sweep]) -> dict[str, list]:
     """What pages show of `sweeps`: for the template `accuracy.html.j2` the axes of curves, or the grids of pairs; and,
     where all have the same placements, name, accuracy and interval of each sweep by placement."""
-    axes = [(width, _ticks(max(s.n_docs for s in sweeps), width)) for width in _WIDTHS]
+    axes = [(width, _ticks(max((s.n_docs for s in sweeps), default=1), width)) for width in _WIDTHS]
     alike = len({tuple(s.names) for s in sweeps}) == 1
     by_placement = list(zip(*(zip(s.names, s.accuracy, s.ci95) for s in sweeps))) if alike else []
     return {"axes": axes, "grids": [_grid(s) for s in sweeps if s.categories], "by_placement": by_placement}
@@ -150,7 +151,9 @@ def _difference_axes(comparison: Comparison) -> list[tuple[int, int, list[int]]]
 
 
 def _grid(sweep: Sweep) -> dict:
-    """Pairs as a grid: accuracy by the first hop's position (row) and the second's (column)."""
-    accuracy_of = {tuple(pair): value for pair, value in zip(sweep.placements, sweep.accuracy)}
-    pre, post = (sorted({pair[i] for pair in accuracy_of}) for i in (0, 1))
-    return {"label": sweep.label, "columns": post, "rows": [(a, [accuracy_of.get((a, b)) for b in post]) for a in pre]}
+    """Accuracy by the first hop's position (row) and the second's (column), or by distance and first position."""
+    sides = [(distance(p), p[0]) if sweep.grid else (p[0], p[-1]) for p in sweep.placements]
+    accuracy_of = dict(zip(sides, sweep.accuracy))
+    down, across = (sorted({side[i] for side in sides}) for i in (0, 1))
+    rows = [(a, [accuracy_of.get((a, b)) for b in across]) for a in down]
+    return {"label": sweep.label, "columns": across, "rows": rows}

@@ -6,7 +6,7 @@ import numpy as np
 
 from posgap.files import Record
 from posgap.measurement import statistics
-from posgap.tasks.placements import CATEGORIES, category
+from posgap.tasks.placements import in_order
 
 _NAMES = {
     (1, 1): "U-shaped",
@@ -38,12 +38,12 @@ class Shape(Record):
     end_over_middle_ci95: tuple[float, float]
 
 
-def regions(placements: Sequence[Sequence[int]]) -> dict[str, list[int]]:
-    """The columns of each region: the outer thirds of the positions and those between, or the categories of pairs."""
-    categories = [category(placement) for placement in placements]
+def regions(placements: Sequence[Sequence[int]], categories: Sequence[str] = ()) -> dict[str, list[int]]:
+    """The columns of each region: the placements' categories where they have some, else the outer thirds of the
+    positions and those between."""
     if any(categories):
-        return {name: [i for i, of in enumerate(categories) if of == name] for name in CATEGORIES if name in categories}
-    order, ends = np.argsort([position for (position,) in placements]).tolist(), len(placements) // 3
+        return {name: [i for i, of in enumerate(categories) if of == name] for name in in_order(categories)}
+    order, ends = np.argsort([placement[0] for placement in placements]).tolist(), len(placements) // 3
     thirds = {"beginning": order[:ends], "middle": order[ends : len(order) - ends], "end": order[len(order) - ends :]}
     return {name: columns for name, columns in thirds.items() if columns}
 

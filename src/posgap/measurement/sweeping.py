@@ -16,23 +16,47 @@ from posgap.generation.served import Served
 from posgap.interruption import GOES_ON
 from posgap.locations import with_uris
 from posgap.measurement.asking import Each, answers
+from posgap.measurement.choices import choices_of
+from posgap.measurement.filling import Fill
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Price, Spent
-from posgap.measurement.sweeps import Asked, Prediction, Sweep, outcomes_of, prediction, summarize
-from posgap.positions import format_positions
+from posgap.measurement.sweeps import (
+    Asked,
+    Prediction,
+    Sweep,
+    baselines_of,
+    outcomes_of,
+    prediction,
+    summarize,
+    swept_rows,
+)
+from posgap.positions import parse_shard
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import Placement
+from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.prompts import TextPromptBuilder
 
 log = logging.getLogger(__name__)
 _FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
 
 
+def placements_of(config: SweepConfig, build: TextPromptBuilder) -> list[Placement]:
+    """The placements that a sweep's config asks for, with prompts of this builder."""
+    swept = build.fill.placements if build.fill else None
+    swept = swept or build.task.placements(config.n_docs, config.positions)
+    return shard_of(swept, config.shard)
+
+
+def baseline_placements(config: SweepConfig, build: TextPromptBuilder) -> list[Placement]:
+    """The baselines that a sweep's config asks for: of a sweep in parts, with the first of them."""
+    first = not config.shard or parse_shard(config.shard)[0] == 1
+    return build.task.baselines(config.baselines, config.n_docs) if first else []
+
+
 class Answered(NamedTuple):
     """The predictions of a sweep, an example's after the other's, in the order of its placements, each with all its
-    samples; how the prompts ended; and what an endpoint said of itself, and what the answers took, where it is
-    known."""
+    samples, and then those of baselines; how the prompts at the placements ended; and what an endpoint said of itself,
+    and what the answers took, where it is known."""
 
     predictions: list[Prediction]
     outcomes: Outcomes
@@ -55,21 +79,24 @@ def answered(
     price: Price | None = None,
     generator: Generator | None = None,
 ) -> Answered:
-    """Asks for every example at every placement, and scores the responses.
+    """Asks for every example at every placement, and as the config's baselines have it, and scores the responses.
 
     Answers are kept beside the config's `out` as they come. `digests` are those of model and prompts, by the names of
     `Sweep`. Without a `generator` the config's backend answers. Raises `PosgapError` early where an endpoint fails.
     """
     sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
-    each = _supervision(config, len(examples) * len(placements) * config.samples, len(placements))
+    everywhere = [*placements, *baseline_placements(config, build)]
+    each = _supervision(config, len(examples) * len(everywhere) * config.samples, len(everywhere))
     completions, served = answers(
-        config, examples, placements, build, sampling, what, dict(digests), each, config.samples, generator=generator
+        config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples, generator=generator
     )
-    asked = product(zip(examples, contents(examples)), placements, range(config.samples))
+    asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
+    task, score = build.task, build.task.score
     predictions: list[Prediction] = [
-        prediction(example, content, at, sample, said, build.task.score(said.text, example, config.metric))
+        prediction(example, content, at, sample, said, score(said.text, task.answers(example, at), config.metric))
         for ((example, content), at, sample), said in zip(asked, completions, strict=True)
     ]
+    predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
     spent = Spent.of((completion.usage for completion in completions), price)
     return Answered(predictions, outcomes, served, spent)
@@ -87,23 +114,34 @@ def figures(
 ) -> Sweep:
     """The figures of a sweep that was answered: of the model that `label` names, whose config names these RoPE
     factors, if any."""
-    correct = np.array([p["correct"] for p in answered.predictions], dtype=float)
+    swept = swept_rows(answered.predictions)
+    correct = np.array([row["correct"] for row in swept], dtype=float)
     correct = correct.reshape(len(examples), len(placements), config.samples).mean(axis=2)
+    choices = None
+    # At some of the placements alone items would not stand in every slot equally often.
+    if build.task.slot_names and len(placements) == config.n_docs:
+        responses = (row["response"] for row in swept)
+        choices = choices_of(build.task, examples, placements, responses, config.shuffle)
     return Sweep(
         task=config.task,
         model=with_uris(config.model),
         label=label,
         scaling={"factors": factors} if factors else None,
         metric=config.metric or build.task.metric,
-        n_docs=config.n_docs,
-        **summarize(correct, [list(p.positions) for p in placements], config.seed),
+        n_docs=placements[0].n_docs,
+        **summarize(correct, [list(p.positions) for p in placements], config.seed, build.task.categories(placements)),
         outcomes=answered.outcomes,
-        examples_digest=examples_digest(examples, config.n_docs, config.shuffle),
+        choices=choices,
+        baselines=baselines_of(
+            answered.predictions, [example.id for example in examples], correct, config.samples, config.out
+        ),
+        examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
         **digests,
         asked=_asked(config, build, answered.served),
         settings=config.settings(),
         served=answered.served,
         spent=answered.spent,
+        filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,
     )
 
 
@@ -129,7 +167,7 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each
             log.warning(
                 "more than the %g %% of prompts that --max-unanswered allows are not answered with the gold at "
                 "%s: there will be no figures (%s: %s)",
-                config.max_unanswered, format_positions(placement.positions), completion.outcome, completion.reason,
+                config.max_unanswered, placement.name, completion.outcome, completion.reason,
             )  # fmt: skip
 
     return each

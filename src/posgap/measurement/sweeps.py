@@ -15,16 +15,21 @@ from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
 from posgap.locations import Location
 from posgap.measurement import statistics
+from posgap.measurement.choices import Choices
+from posgap.measurement.filling import Filled
 from posgap.measurement.gradings import Grading
+from posgap.measurement.grid import Grid, grid_of
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
 from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.placements import CATEGORIES, Placement, category
+from posgap.tasks.placements import Placement, in_order
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.spans import CATEGORY
 
 SWEEP_FILE, PREDICTIONS_FILE, SWEEP_PAGE = "sweep.json", "predictions.jsonl", "sweep.html"
+LENGTHS_FILE = "lengths.json"  # of a folder of sweeps, each at another length
 
 _ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
 Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
@@ -56,6 +61,23 @@ class CategoryFigures(Record):
     accuracy: Points
     ci95: tuple[Points, Points]
     gap: Points
+
+
+class BaselineFigures(Record):
+    """Accuracy where the examples of a sweep were asked in another way, once each, and how the prompts ended.
+
+    `over_mean` is what it is above the mean over the sweep's placements, in points, of the same examples. `best_over`
+    is what the best placement is above it, chosen for each half of the examples by the other half: what putting the
+    gold documents there would win. None in a sweep of one placement.
+    """
+
+    accuracy: Points
+    ci95: tuple[Points, Points]
+    over_mean: float
+    over_mean_ci95: tuple[float, float]
+    best_over: float | None = None
+    best_over_ci95: tuple[float, float] | None = None
+    outcomes: OutcomeCounts
 
 
 class Asked(Record):
@@ -101,9 +123,13 @@ class Asked(Record):
 class Sweep(Record):
     """What was asked of a model, and its accuracy in points at every placement.
 
-    `categories` (of each placement) and `by_category` are empty where there is one gold document; `shape` is
-    None where there are two, or fewer than three positions. `outcomes` counts how the prompts ended; None in a sweep
-    by an older posgap, which did not look. `grading` says how a model judged the responses, where one did.
+    `categories` (of each placement) and `by_category` are empty where the task has none, as with one gold document;
+    `shape` is None where it has some, or where there are fewer than three positions. `outcomes` counts how the prompts
+    ended; None in a sweep by an older posgap, which did not look. `choices` says which slots responses name, where the
+    task has them do so, `baselines` how the same examples came out that were asked otherwise too. `grid` has the
+    effects of position and distance apart, where every distance was asked at every position. `grading` says how a model
+    judged the responses, where one did. `filled` says to what length prompts were filled, where they were: placements
+    are then numbers of depths, of which there are `n_docs`.
     """
 
     task: str
@@ -125,8 +151,11 @@ class Sweep(Record):
     shape: Shape | None = None
     worst: Worst
     outcomes: Outcomes | None = None
+    choices: Choices | None = None
+    baselines: dict[str, BaselineFigures] = Field({})
     categories: list[str] = Field([])
     by_category: dict[str, CategoryFigures] = Field({})
+    grid: Grid | None = None
     examples_digest: str
     model_digest: str
     prompt_digest: str
@@ -135,12 +164,13 @@ class Sweep(Record):
     served: Served | None = None
     spent: Spent | None = None
     grading: Grading | None = None
+    filled: Filled | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
         kinds = {len(placement) for placement in self.placements}
-        if kinds - {1, 2} or len(kinds) > 1 or len(set(self.names)) < len(self.names):
-            raise ValueError("placements: some are there twice, or not all are of one gold document, or of two")
+        if 0 in kinds or len(kinds) > 1 or len(set(self.names)) < len(self.names):
+            raise ValueError("placements: some are there twice, or not all have as many gold documents")
         for placement in self.placements:
             if len(set(placement)) < len(placement) or not all(1 <= place <= self.n_docs for place in placement):
                 raise ValueError(f"placements: {format_positions(placement)} is no placement among {self.n_docs}")
@@ -167,8 +197,15 @@ class Sweep(Record):
 
     @property
     def names(self) -> list[str]:
-        """Each placement as text: "7", or "3+7"."""
+        """Each placement as text: "7", or "3+7"; of filled prompts the depth, "25 %"."""
+        if self.filled:
+            return [self.filled.depth_names[number - 1] for number in self.positions]
         return [format_positions(placement) for placement in self.placements]
+
+    @property
+    def n_digested(self) -> int:
+        """How many of an example's documents its part in the examples' digest is of; 0: all."""
+        return 0 if self.filled else self.n_docs
 
     @property
     def named_shape(self) -> Shape | None:
@@ -178,7 +215,8 @@ class Sweep(Record):
     @property
     def title(self) -> str:
         """What stands above the sweep's page."""
-        return f"{self.label}: position gap {self.gap:.1f} points"
+        at = f" at {self.filled.tokens:,} tokens" if self.filled else ""
+        return f"{self.label}{at}: position gap {self.gap:.1f} points"
 
     @property
     def advantageous(self) -> list[int]:
@@ -186,12 +224,12 @@ class Sweep(Record):
         return self.placements[int(np.argmax(self.accuracy))]
 
 
-def summarize(correct: np.ndarray, placements: list[list[int]], seed: int) -> dict:
-    """The statistics of a sweep from `correct [E, P]`, under the field names of `Sweep`."""
+def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str] = ()) -> dict:
+    """The statistics of a sweep from `correct [E, P]`, and the placements' categories, if they have some, under the
+    field names of `Sweep`."""
     accuracy = statistics.accuracy(correct)
     worst = int(np.argmin(accuracy))
     flatness = Flatness(**dict(zip(("q", "df", "p"), statistics.cochran_q(correct))))
-    of_pairs = any(len(placement) > 1 for placement in placements)
     return {
         "n_examples": len(correct),
         "placements": placements,
@@ -205,18 +243,18 @@ def summarize(correct: np.ndarray, placements: list[list[int]], seed: int) -> di
         "flatness": flatness,
         "worst": {"placement": placements[worst], "accuracy": float(accuracy[worst])},
         **(
-            _of_categories(correct, placements)
-            if of_pairs
-            else {"shape": shape_of(correct, [position for (position,) in placements], uneven=flatness.refuted)}
+            _of_categories(correct, categories)
+            if any(categories)
+            else {"shape": shape_of(correct, [placement[0] for placement in placements], uneven=flatness.refuted)}
         ),
+        **_of_grid(correct, placements, seed, categories),
     }
 
 
-def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
-    """Categories of pairs from `correct [E, P]`, those there are in order."""
-    categories = [category(placement) for placement in placements]
+def _of_categories(correct: np.ndarray, categories: Sequence[str]) -> dict:
+    """The figures of each category from `correct [E, P]`, those there are in order."""
     figures = {}
-    for name in (c for c in CATEGORIES if c in categories):
+    for name in in_order(categories):
         within = correct[:, [i for i, own in enumerate(categories) if own == name]]
         accuracy = statistics.accuracy(within)
         figures[name] = {
@@ -224,11 +262,20 @@ def _of_categories(correct: np.ndarray, placements: list[list[int]]) -> dict:
             "ci95": statistics.mean_interval(within.mean(axis=1)).tolist(),
             "gap": statistics.gap(accuracy),
         }
-    return {"categories": categories, "by_category": figures}
+    return {"categories": list(categories), "by_category": figures}
+
+
+def _of_grid(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str]) -> dict:
+    """What position and distance do apart, where the categories are distances."""
+    of_distances = all(name.startswith(CATEGORY) for name in categories)
+    return {"grid": grid_of(correct, placements, seed)} if categories and of_distances else {}
 
 
 def read_sweep(path: Path) -> Sweep:
     """Reads a sweep from the folder the stage wrote, or from its `sweep.json`."""
+    if (path / LENGTHS_FILE).is_file():
+        first = min(path.glob(f"*/{SWEEP_FILE}"), default=path / "4096" / SWEEP_FILE).parent
+        raise PosgapError(f"{path}: holds sweeps at several lengths; name the folder of one, like {first}")
     return read_model(Sweep, path, SWEEP_FILE)
 
 
@@ -238,7 +285,7 @@ class Prediction(TypedDict):
 
     The fields of a completion that are as usual are left out: `outcome` where it was answered, `thoughts` and `reason`
     where there are none, `cut` where the limit of tokens did not end the response. `sample` counts the responses to one
-    prompt, from 0, which is left out.
+    prompt, from 0, which is left out. A prompt of a `baseline` has no placement.
     """
 
     id: str
@@ -251,6 +298,7 @@ class Prediction(TypedDict):
     reason: NotRequired[str]
     cut: NotRequired[bool]
     sample: NotRequired[Annotated[int, Field(ge=0)]]
+    baseline: NotRequired[str]
 
 
 def prediction(
@@ -264,6 +312,8 @@ def prediction(
         "response": completion.text,
         "correct": score if completion.outcome == "answered" else False,
     }
+    if placement.baseline:
+        row["baseline"] = placement.baseline
     if sample:
         row["sample"] = sample
     if completion.outcome != "answered":
@@ -283,6 +333,11 @@ def read_predictions(path: Path) -> list[Prediction]:
     return [row for _, row in read_models(Prediction, folder, PREDICTIONS_FILE)]
 
 
+def swept_rows(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Those of the sweep's placements, without those of baselines."""
+    return [row for row in predictions if "baseline" not in row]
+
+
 def outcome_of(row: Prediction) -> Outcome:
     """How a prompt ended. What is said to be answered and has no text was not: older sweeps did not tell."""
     outcome = row.get("outcome", "answered")
@@ -292,7 +347,7 @@ def outcome_of(row: Prediction) -> Outcome:
 def outcomes_of(predictions: Iterable[Prediction], placements: Sequence[Sequence[int]]) -> Outcomes:
     """How the prompts of these predictions ended, counted at each placement."""
     endings: dict[tuple[int, ...], list[tuple[Outcome, bool]]] = {tuple(placement): [] for placement in placements}
-    for row in predictions:
+    for row in swept_rows(predictions):
         endings[tuple(row["placement"])].append((outcome_of(row), row.get("cut", False)))
     return Outcomes.at([OutcomeCounts.of(of_placement) for of_placement in endings.values()])
 
@@ -338,7 +393,7 @@ def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Sc
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
     contents: dict[str, str] = {}
-    for row in predictions:
+    for row in swept_rows(predictions):
         where, sample = tuple(row["placement"]), row.get("sample", 0)
         of_example = scores.setdefault(row["id"], [None] * (len(column) * samples))
         if where not in column or sample >= samples or of_example[column[where] * samples + sample] is not None:
@@ -356,15 +411,50 @@ def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Sc
     return Scores(list(scores), list(contents.values()), correct, outcomes_of(predictions, sweep.placements))
 
 
+def baselines_of(
+    predictions: Iterable[Prediction], ids: Sequence[str], correct: np.ndarray, samples: int, where: object
+) -> dict[str, BaselineFigures]:
+    """The figures of each baseline among these predictions of the examples `ids` [E], whose scores at the placements
+    are `correct [E, P]`; `PosgapError`, which names `where`, where its predictions are not all of them."""
+    rows: dict[str, dict[str, list[Prediction]]] = {}
+    for row in predictions:
+        if name := row.get("baseline"):
+            rows.setdefault(name, {}).setdefault(row["id"], []).append(row)
+    figures = {}
+    for name, by_id in rows.items():
+        if by_id.keys() != set(ids) or any(len(of_example) != samples for of_example in by_id.values()):
+            raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
+        scores = np.array([np.mean([row["correct"] for row in by_id[id]]) for id in ids])
+        over, over_ci95 = statistics.paired_difference(scores, correct.mean(axis=1))
+        best, best_ci95 = None, None
+        if correct.shape[1] > 1 and len(correct) > 1:
+            at_best = correct[np.arange(len(correct)), statistics.extremes_elsewhere(correct)[0]]
+            best, best_ci95 = statistics.paired_difference(at_best, scores)
+        figures[name] = BaselineFigures(
+            accuracy=float(100 * scores.mean()),
+            ci95=statistics.mean_interval(scores).tolist(),
+            over_mean=over,
+            over_mean_ci95=over_ci95,
+            best_over=best,
+            best_over_ci95=best_ci95,
+            outcomes=OutcomeCounts.of(
+                [(outcome_of(row), row.get("cut", False)) for of_example in by_id.values() for row in of_example]
+            ),
+        )
+    return figures
+
+
 class Evidence:
-    """A sweep with the contents of its examples [E], its scores `correct [E, P]`, and how its prompts ended, all as its
-    predictions say. Where they are not given, both are read from `path`, which messages name."""
+    """A sweep with the contents of its examples [E], its scores `correct [E, P]`, how its prompts ended, and the
+    figures of its baselines, all as its predictions say. Where they are not given, both are read from `path`, which
+    messages name."""
 
     def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
         self.path = path
         self.sweep = sweep or read_sweep(path)
         predictions = read_predictions(path) if predictions is None else predictions
         self.ids, self.contents, self.correct, self.outcomes = scores_of(predictions, self.sweep, path)
+        self.baselines = baselines_of(predictions, self.ids, self.correct, self.sweep.asked.samples, path)
 
     def in_order_of(self, reference: "Evidence") -> "Evidence":
         """The same with its examples in the order in which the reference has the same ones."""

@@ -213,13 +213,6 @@ def _snapshot(name: str, weights: bool) -> str:
     return snapshot_download(name, revision=revision or None, allow_patterns=wanted, ignore_patterns=[*_OTHER_WEIGHTS])
 
 
-def checkpoint_activations(model: "PreTrainedModel") -> None:
-    """From now on activations are computed again in the backward pass rather than kept."""
-    # transformers 5.19, which vLLM 0.32 wants, knows only the older name.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-
-
 def commit_on_hub(path: str) -> str:
     """The commit of a model on the hub, by its name."""
     return model_folder(path, weights=False).name  # .../snapshots/<commit>

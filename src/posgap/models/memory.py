@@ -16,6 +16,18 @@ def needed_bytes(folder: Path, dtype: str) -> int:
     return int(_BESIDE_WEIGHTS * wider * sum(file.stat().st_size for file in folder.glob("*.safetensors")))
 
 
+def cache_bytes(model: str, dtype: str, tokens: int) -> int:
+    """About what the keys and values of so many tokens take in every layer of a model; 0 where its config does not
+    say."""
+    from posgap.models.loading import load_config, resolve_dtype
+
+    config = load_config(model).get_text_config()
+    heads = getattr(config, "num_attention_heads", 0)
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // (heads or 1)
+    layers, kept = getattr(config, "num_hidden_layers", 0), getattr(config, "num_key_value_heads", None) or heads
+    return 2 * tokens * layers * kept * width * resolve_dtype(dtype).itemsize
+
+
 def available_bytes() -> float:
     """The memory that a process may still take: of the machine, and of its container, if that has a limit. Infinite
     where the system does not tell (not Linux)."""

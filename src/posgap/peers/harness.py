@@ -31,7 +31,7 @@ class PositionTask(ConfigurableTask):
     def __init__(self, config: Mapping[str, Any]):
         name, metadata = config["task"], dict(config.get("metadata") or {})
         self.questions = Questions(name, name.removeprefix(PREFIX), **options_among(metadata))
-        self.figures = Figures(self.questions.placements)
+        self.figures = Figures(self.questions.placements, self.questions.categories)
         super().__init__(
             config={
                 "task": name,
@@ -62,7 +62,7 @@ class PositionTask(ConfigurableTask):
                 "id": question.example.id,
                 "placement": question.name,
                 "question": question.example.question,
-                "answer": question.example.answers[0],
+                "answer": self.questions.answers(question)[0],
             }
             for number, question in enumerate(self.questions.all)
         ]
@@ -74,7 +74,7 @@ class PositionTask(ConfigurableTask):
     def _scored(self, doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Scored]:
         question = self.questions.all[doc["question_id"]]
         scoring = self.questions.scoring
-        score = scoring.score(scoring.response(self._prompt(doc), results[0]), question.example)
+        score = scoring.score(scoring.response(self._prompt(doc), results[0]), self.questions.answers(question))
         return dict.fromkeys(self.figures.higher_is_better, (doc["id"], doc["placement"], score))
 
     def _aggregated(self, figure: str, scores: Sequence[Scored]) -> float:

@@ -110,7 +110,8 @@ def _sweeps(config: HubPushConfig) -> list[_Swept]:
             )
         if not figures.model_digest:
             log.warning("%s: does not say by any digest which model it is of; it is taken for this one's", location)
-        there = f"posgap/{figures.task}-{figures.n_docs}"
+        at = f"{figures.filled.tokens}-tokens" if figures.filled else figures.n_docs
+        there = f"posgap/{figures.task}-{at}"
         taken = sum(re.sub(r"\.\d+$", "", other.there) == there for other in swept)
         names = [SWEEP_FILE, _PICTURE, *([_REPORT] if config.report else [])]
         files = {name: folder / name for name in names if (folder / name).is_file()}

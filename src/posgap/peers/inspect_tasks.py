@@ -16,8 +16,7 @@ from inspect_ai.solver import TaskState
 
 from posgap.choices import TASKS
 from posgap.peers.questions import Figures, Questions, Scoring
-from posgap.positions import parse_positions
-from posgap.tasks.examples import Example
+from posgap.positions import format_positions, parse_positions
 from posgap.tasks.placements import Placement
 
 _NO_ANSWER = "no_response"  # Inspect's word for it
@@ -34,12 +33,12 @@ def _task(name: str) -> Callable[..., Task]:
         by their names.
         """
         questions = Questions(f"posgap/{name}", name, examples, **options)
-        scoring, names = questions.scoring, list(dict.fromkeys(question.name for question in questions.all))
+        scoring, names = questions.scoring, [format_positions(at.positions) for at in questions.placements]
         samples = [
             Sample(
                 id=f"{question.example.id} at {question.name}",
                 input=questions.prompt(question),
-                target=list(question.example.answers),
+                target=questions.answers(question),
                 metadata={"example": question.example.id, "placement": question.name},
             )
             for question in questions.all
@@ -47,7 +46,7 @@ def _task(name: str) -> Callable[..., Task]:
         return Task(
             dataset=MemoryDataset(samples, name=name),
             scorer=sweep_score(name, scoring.metric, list(scoring.stop)),
-            metrics=[position_figures(names, questions.config.n_docs)],
+            metrics=[position_figures(names, questions.config.n_docs, questions.categories)],
             # What ends a response is cut off afterwards: endpoints stop before any text of the answer too.
             config=GenerateConfig(temperature=0.0, max_tokens=questions.build.max_new_tokens),
             name=name,
@@ -66,8 +65,7 @@ def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
 
     async def score(state: TaskState, target: Target) -> Score:
         response = scoring.response(state.input_text, state.output.completion)
-        example = Example(id=str(state.sample_id), question="", answers=list(target), gold=[], distractors=[])
-        value = scoring.score(response, example)
+        value = scoring.score(response, list(target))
         if math.isnan(value):  # Inspect would leave it out of the metrics
             return Score(value=0.0, answer=response, reason=_NO_ANSWER)
         return Score(value=value, answer=response)
@@ -76,9 +74,9 @@ def sweep_score(task: str, metric: str, stop: Sequence[str]) -> Scorer:
 
 
 @metric
-def position_figures(placements: Sequence[str], n_docs: int) -> Metric:
+def position_figures(placements: Sequence[str], n_docs: int, categories: Sequence[str] = ()) -> Metric:
     """The gap with its 95 % interval, and the accuracy in all, at each part of the prompt and at each placement."""
-    figures = Figures([Placement(parse_positions(name), n_docs) for name in placements])
+    figures = Figures([Placement(parse_positions(name), n_docs) for name in placements], categories)
 
     def of_scores(scores: list[SampleScore]) -> dict[str, float]:
         scored = [(*_place(each), _value(each.score)) for each in scores]

@@ -1,7 +1,7 @@
 """Examples at placements as other programs ask them: with the prompts, the limits and the scores of a sweep."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from posgap.measurement.shape import regions
 from posgap.positions import format_positions
 from posgap.storage.inputs import fetched
 from posgap.tasks.examples import AnyExample, read_examples
-from posgap.tasks.placements import Placement, swept_placements
+from posgap.tasks.placements import Placement
 from posgap.tasks.task import Task
 
 # The options of `posgap sweep` that say what is asked; how it is asked is the other program's business.
@@ -50,9 +50,10 @@ class Scoring(NamedTuple):
         """What is scored of the text: without the model's thoughts, and up to a stop string."""
         return before_stop(split_thoughts(text, None, prompt).answer, self.stop).strip()
 
-    def score(self, response: str, example: AnyExample) -> float:
-        """The score of a response, from 0 to 1; nan without any text, which is no answer and counts as wrong."""
-        return float(self.task.score(response, example, self.metric)) if response else math.nan
+    def score(self, response: str, answers: Sequence[str]) -> float:
+        """The score of a response, from 0 to 1, where these answers are right; nan without any text, which is no answer
+        and counts as wrong."""
+        return float(self.task.score(response, answers, self.metric)) if response else math.nan
 
 
 class Questions:
@@ -73,9 +74,18 @@ class Questions:
         self.build = BACKENDS["openai"].builder(self.config)
         asked_of, metric = self.build.task, self.config.metric
         self.scoring = Scoring(asked_of, metric, tuple(self.config.stop) or asked_of.stop(metric))
-        self.placements = swept_placements(self.config.n_docs, asked_of.n_gold, self.config.positions)
+        self.placements = asked_of.placements(self.config.n_docs, self.config.positions)
         asked = self._examples(examples)[: self.config.limit or None]
         self.all = [Question(example, placement) for example in asked for placement in self.placements]
+
+    @property
+    def categories(self) -> list[str]:
+        """The category of each placement; empty where there are none."""
+        return self.build.task.categories(self.placements)
+
+    def answers(self, question: Question) -> list[str]:
+        """What is right, as far as the task says."""
+        return self.build.task.answers(*question)
 
     def prompt(self, question: Question) -> str:
         """The prompt's text, without any chat template."""
@@ -96,13 +106,13 @@ class Figures:
     """The figures of scores, as fractions from 0 to 1, by the names under which other programs show them.
 
     They are of the examples that were asked for at every one of the `placements`, as in a sweep; a limit of the other
-    program may have cut the last one.
+    program may have cut the last one. `categories` are those of the placements, if they have some.
     """
 
-    def __init__(self, placements: Iterable[Placement]):
+    def __init__(self, placements: Iterable[Placement], categories: Sequence[str] = ()):
         self.placements = list(placements)
         self.names = [format_positions(placement.positions) for placement in self.placements]
-        self._of_regions = regions([placement.positions for placement in self.placements])
+        self._of_regions = regions([placement.positions for placement in self.placements], categories)
 
     @property
     def higher_is_better(self) -> dict[str, bool]:

@@ -90,8 +90,6 @@ def _without_weights(model: str) -> tuple[str, list[str]]:
 
 
 def _sweeps(form: PreflightConfig) -> str:
-    from posgap.tasks.placements import swept_placements
-
     try:
         config = as_config("sweep", settings(form)["sweep"])
     except ValidationError:
@@ -100,7 +98,7 @@ def _sweeps(form: PreflightConfig) -> str:
     task = TASKS[config.task]
     if too_few := [m for m in _methods(form) if 0 < m.most_gold < task.n_gold]:
         raise PosgapError(f"methods: {too_few[0].name} needs a task with one gold document, but {form.task} has two")
-    placements = len(swept_placements(config.n_docs, task.n_gold, config.positions))
+    placements = len(task.placements(config.n_docs, config.positions))
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")
     return f"{placements} placements in {form.shards} part{'s' * (form.shards > 1)}"
@@ -110,7 +108,6 @@ def _prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
     from posgap.tasks.examples import first_example
-    from posgap.tasks.placements import swept_placements
     from posgap.tasks.setup import builder_of
 
     (folder, _), longest = _without_weights(form.model), 0
@@ -123,7 +120,7 @@ def _prompts(form: PreflightConfig) -> str:
         assert isinstance(config, SweepConfig | TeacherConfig)
         build = builder_of(config.model_copy(update={"model": folder}))
         chosen = config.advantageous if isinstance(config, TeacherConfig) else ()
-        prompt = build.prompt(example, swept_placements(config.n_docs, build.task.n_gold, chosen)[0])
+        prompt = build.prompt(example, build.task.placements(config.n_docs, chosen)[0])
         longest = max(longest, len(prompt.token_ids) + build.max_new_tokens)
     return f"of {longest} tokens with the response, where the model reads {build.context}"
 

@@ -20,7 +20,6 @@ from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
 from posgap.progress import track
 from posgap.scaling.questions import Question
-from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt
 
 Candidate = tuple[float, ...]
@@ -124,7 +123,7 @@ class Generated:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         questions: Sequence[Sequence[Question]],
-        score: Callable[[str, AnyExample], float],
+        score: Callable[[str, Sequence[str]], float],
         sampling: Sampling,
         batch_tokens: int,
     ):
@@ -141,6 +140,6 @@ class Generated:
             answered = complete_groups(self.generator, groups, self.sampling)
             for which, completions in track(answered, len(groups), "scaling candidates"):
                 questions = self.questions[examples[which]]
-                scores[which] = [self.score(c.text, q.example) for q, c in zip(questions, completions) if q.example]
+                scores[which] = [self.score(c.text, q.answers) for q, c in zip(questions, completions)]
                 self.forward_passes += sum(len(completion.token_ids) for completion in completions)
         return right

@@ -13,11 +13,11 @@ from posgap.tasks.prompts import PromptBuilder
 
 class Question(NamedTuple):
     """A prompt as token ids, the token ids of its only right response (empty if responses are generated and scored),
-    and its example."""
+    and the answers that are right."""
 
     prompt: list[int]
     response: list[int]
-    example: AnyExample | None = None
+    answers: Sequence[str] = ()
 
     @property
     def read(self) -> list[int]:
@@ -28,8 +28,8 @@ class Question(NamedTuple):
 def one_right_response(build: PromptBuilder, examples: Sequence[AnyExample], metric: str) -> bool:
     """Whether every question has only one right response: a fixed wording, a single answer to each example, and a
     metric that tells where it is right."""
-    has_one = build.task.one_wording and all(len(example.answers) == 1 for example in examples)
-    return has_one and bool(METRICS[metric].right_after)
+    has_one = bool(build.task.slot_names) or all(len(example.answers) == 1 for example in examples)
+    return build.task.one_wording and has_one and bool(METRICS[metric].right_after)
 
 
 def right_response(build: PromptBuilder, example: AnyExample, placement: Placement, metric: str) -> list[int]:
@@ -45,7 +45,7 @@ def right_response(build: PromptBuilder, example: AnyExample, placement: Placeme
         )
     if METRICS[metric].right_after == "end":
         return build.gold_response(example, placement)
-    text = build.task.target.partition("{answer}")[0] + example.answers[0]
+    text = build.task.target.partition("{answer}")[0] + build.task.answers(example, placement)[0]
     return build.response_ids(example, placement, text)[:-1]
 
 
@@ -62,7 +62,7 @@ def ask(
             Question(
                 build(example, placement),
                 right_response(build, example, placement, metric) if teacher_forced else [],
-                example,
+                build.task.answers(example, placement),
             )
             for placement in placements
         ]

@@ -7,6 +7,8 @@ from posgap.config import CompareConfig
 from posgap.files import write_json
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
 from posgap.measurement.explored import explored_folders
+from posgap.measurement.length_pages import write_length_comparison
+from posgap.measurement.lengths import LENGTH_COMPARISON_FILE, LengthEvidence, compare_lengths, is_of_lengths
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
 from posgap.stage import stage
@@ -17,7 +19,11 @@ log = logging.getLogger(__name__)
 
 @stage
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
-    """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
+    """Writes `comparison.json`, `comparison.png` and `comparison.html`; of sweeps at several lengths
+    `lengths_comparison.json` in place of the first."""
+    if any(map(is_of_lengths, config.sweeps)):
+        _compare_lengths(config, out, run)
+        return
     evidence = named_apart([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
@@ -27,4 +33,16 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.info("%s", difference.verdict)
+    run.artifact(out)
+
+
+def _compare_lengths(config: CompareConfig, out: Path, run: Run) -> None:
+    comparison = compare_lengths([LengthEvidence.read(path) for path in config.sweeps], config.allow)
+    write_json(out / LENGTH_COMPARISON_FILE, comparison.model_dump(mode="json"))
+    write_length_comparison(comparison, out / "comparison.png", out / "comparison.html")
+    for tokens, of_length in zip(comparison.models[0].tokens, comparison.comparisons):
+        first = of_length.differences[0]
+        run.metrics({"mean_difference": first.mean, "gap_difference": first.gap}, step=tokens)
+    for sentence in comparison.reading():
+        log.info("%s", sentence)
     run.artifact(out)

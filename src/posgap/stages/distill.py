@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from posgap import files
 from posgap.adapters import named
-from posgap.choices import METHODS
+from posgap.choices import METHODS, TASKS
 from posgap.config import DistillConfig
 from posgap.distillation import processes
+from posgap.distillation.averaging import Averaged, AverageTeacher
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
 from posgap.distillation.dropout import without_dropout
@@ -31,13 +32,8 @@ from posgap.files import write_json, write_jsonl
 from posgap.interruption import goes_on
 from posgap.launch import is_main_process, of_all
 from posgap.locations import with_uris
-from posgap.models.loading import (
-    checkpoint_activations,
-    commit_on_hub,
-    load_config,
-    load_model,
-    resolve_dtype,
-)
+from posgap.models.checkpointing import checkpoint_activations
+from posgap.models.loading import commit_on_hub, load_config, load_model, resolve_dtype
 from posgap.models.rope_lengths import RopeLengths
 from posgap.stage import stage
 from posgap.storage.folders import Kept
@@ -80,7 +76,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     fingerprint = _fingerprint(config, collate)
     checkpoints = Checkpoints(work / f"checkpoints-{fingerprint}")
     watched = files.digest_of([fingerprint, config.watch and config.digest("watch"), config.watch_placements])[:16]
-    watch = Watch(config, held_out, collate, accelerator, work / f"watch-{watched}", mixed)
+    watch = Watch(config, held_out, collate, accelerator, work / f"watch-{watched}", mixed, lambda: _model(config))
     optimization = Optimization(**{field.name: getattr(config, field.name) for field in fields(Optimization)})
 
     def log_step(figures: dict[str, float]) -> None:
@@ -107,8 +103,9 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         raise Rejected(f"{error}. They are named in {config.out}.rejected/non_finite.json") from None
     if line := watch.conclude(student, history):
         log.warning("%s", line)
-    best = watch.best(student.model, history) if is_main_process() else {}
-    made = Trained.of(student.model, best, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
+    model = watch.model(student)
+    best = watch.best(model, history) if is_main_process() else {}
+    made = Trained.of(model, best, collate(advantageous_rows(pairs[:1])).input_ids, accelerator)
     exported = of_all(lambda: export(config, made, collate.build.tokenizer, out) if is_main_process() else {})[0]
     if is_main_process():
         run.metrics(exported)
@@ -128,8 +125,12 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
 
 
 def _data(config: DistillConfig) -> tuple[list[Pair], Collator]:
-    """The examples with the responses to learn, of each example those at one placement."""
-    responses = at_one_placement(read_responses(config.responses), config.seed)[: config.limit or None]
+    """The examples with the responses to learn, of each example those at one placement, or in all orders of its items
+    where these are chosen among."""
+    responses = read_responses(config.responses)
+    if not TASKS[config.task].slot_names:
+        responses = at_one_placement(responses, config.seed)
+    responses = responses[: config.limit or None]
     if len(kinds := {(response.n_docs, len(response.placement)) for response in responses}) > 1:
         unlike = " and ".join(f"{n_docs} ({n_gold} gold)" for n_docs, n_gold in sorted(kinds))
         raise PosgapError(f"{config.responses}: the prompts have {unlike} documents; sample all with the same n_docs")
@@ -161,12 +162,21 @@ def _plan(config: DistillConfig, pairs: list[Pair]) -> tuple[list[list[Row]], Ob
     first = pairs[0].response
     places = [placement.positions for placement in all_placements(first.n_docs, len(first.placement))]
     method = METHODS[config.method]
-    objective = method.objective(method.parameters.of(config), pairs)
+    objective, k = method.objective(method.parameters.of(config), pairs), config.k
+    rows = objective.rows
+    if TASKS[config.task].slot_names:
+        # Which letter is right depends on the order, and so each response is learnt in its own.
+        if config.distractors == "reshuffled":
+            raise PosgapError(
+                f"distractors: {config.task} has its items in every order anyway; give --distractors kept"
+            )
+        in_own_order = Averaged(advantageous(pairs))
+        objective, k, rows = in_own_order if method.needs_teacher else objective, 0, in_own_order.rows
     steps = plan(
         len(pairs),
         places,
-        objective.rows,
-        config.k,
+        rows,
+        k,
         config.epochs,
         config.batch_size,
         config.seed,
@@ -187,7 +197,7 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
-        checkpoint_activations(model)
+        checkpoint_activations(model, config.keep_attention)
     return model
 
 
@@ -202,7 +212,8 @@ def _teacher(
     }
     states = TeacherStates(work / f"teacher-{files.digest_of(identity)[:16]}", identity)
     mixed = accelerator.mixed_precision == "bf16"
-    return Teacher(states, frozen_head(model, mixed, accelerator.device), collate)
+    kind = AverageTeacher if collate.build.task.slot_names else Teacher
+    return kind(states, frozen_head(model, mixed, accelerator.device), collate)
 
 
 def _rounded_at_the_start(model: str, mixed: bool, by_deepspeed: bool) -> str:
@@ -224,8 +235,8 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {
-        "micro_batch_tokens", "gradient_checkpointing", "deepspeed", "fsdp", "export_dtype", "export_rounding",
-        "lora_export",
+        "micro_batch_tokens", "gradient_checkpointing", "keep_attention", "deepspeed", "fsdp", "export_dtype",
+        "export_rounding", "lora_export",
     }  # fmt: skip
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)
     read = [collate.key(row) for row in advantageous_rows(collate.pairs)]

@@ -29,6 +29,7 @@ from posgap.measurement.sweeps import (
     read_predictions,
     scores_of,
     summarize,
+    swept_rows,
 )
 from posgap.stage import stage
 from posgap.storage.cache import fetch
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
 _TAKEN_OVER = (
     "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
-    "settings", "served", "spent",
+    "settings", "served", "spent", "filled",
 )  # fmt: skip
 
 
@@ -57,7 +58,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     grading that was interrupted goes on from there.
     """
     evidence = Evidence(config.sweep)
-    sweep, rows = evidence.sweep, read_predictions(config.sweep)
+    sweep, rows = evidence.sweep, swept_rows(read_predictions(config.sweep))
     if sweep.grading:
         raise PosgapError(f"{config.sweep}: is graded; give the sweep that it was made from")
     examples = _swept_examples(config, evidence)
@@ -109,7 +110,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     )
     correct = scores_of(graded, sweep, config.sweep).correct
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
-    figures = summarize(correct, sweep.placements, config.seed)
+    figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
     order = Order(sweep.asked.question, sweep.asked.shuffle)
     build = TextPromptBuilder(TASKS[sweep.task], sweep.asked.max_new_tokens, order)
@@ -123,7 +124,7 @@ def _swept_examples(config: GradeConfig, evidence: Evidence) -> dict[str, AnyExa
     """The sweep's examples by id, in its order; `PosgapError` where those given are others."""
     by_id, sweep = {example.id: example for example in read_examples(config.examples)}, evidence.sweep
     examples = {id: by_id[id] for id in evidence.ids if id in by_id}
-    if examples_digest(examples.values(), sweep.n_docs, sweep.asked.shuffle) != sweep.examples_digest:
+    if examples_digest(examples.values(), sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
         raise PosgapError(
             f"{config.sweep}: was swept with other examples than {config.examples}; give those of the sweep"
         )

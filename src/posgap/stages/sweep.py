@@ -1,7 +1,7 @@
 """sweep: accuracy with the gold documents at every position."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -10,24 +10,28 @@ from posgap.config import SweepConfig
 from posgap.errors import PosgapError
 from posgap.files import read_model, write_jsonl
 from posgap.generation.backends import open_generator
+from posgap.generation.generator import Generator, OpenedLate
 from posgap.generation.served import AsServed, Changed
 from posgap.interruption import goes_on
 from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.explored import explored_sweep
+from posgap.measurement.filling import at_lengths
+from posgap.measurement.length_pages import write_map
+from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import answered, figures
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Sweep, no_figures, read_sweep
+from posgap.measurement.sweeping import answered, baseline_placements, figures, placements_of
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
 from posgap.storage.inputs import on_this_machine, source, sources
 from posgap.storage.lineage import method_of, training_examples
-from posgap.tasks.examples import read_examples
-from posgap.tasks.placements import shard_of, swept_placements
+from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tracking.runs import Run
-from posgap.tracking.sweeps import log_sweep
+from posgap.tracking.sweeps import log_lengths, log_sweep
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +48,7 @@ def sweep(config: SweepConfig) -> Location:
     if not config.force:
         _require_same_endpoint(config)
     swept = _sweep(config)
-    if file := source(swept).read(SWEEP_FILE):
-        recorded = read_model(Sweep, file, SWEEP_FILE)
+    for recorded in _recorded(swept):
         if recorded.outcomes and recorded.outcomes.worst_share > config.max_unanswered:
             unanswered = recorded.outcomes.phrase(recorded.placements)
             raise PosgapError(
@@ -55,34 +58,83 @@ def sweep(config: SweepConfig) -> Location:
     return swept
 
 
+def _recorded(swept: Location) -> Iterator[Sweep]:
+    """The sweep, or the sweeps at several lengths, in a folder."""
+    folder = source(swept)
+    names = [name for name in folder.sizes() if Path(name).name == SWEEP_FILE]
+    for file in filter(None, map(folder.read, names)):
+        yield read_model(Sweep, file, SWEEP_FILE)
+
+
 @stage
 @goes_on()
 def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
-    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`.
+    """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
+    into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
 
     Answers are kept beside `out` as they come; a sweep that was interrupted goes on from there.
     """
-    examples = read_examples(config.examples)[: config.limit or None]
-    refuse_searched(Path(config.model), examples)
-    build, label = BACKENDS[config.backend].builder(config), config.label or method_of(config.model) or "model"
-    placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
+    examples = read_examples(config.examples)
+    refuse_searched(Path(config.model), examples[: config.limit or None])
+    build = BACKENDS[config.backend].builder(config)
+    at_each = at_lengths(config, build, examples) if config.lengths else []
+    if len(at_each) > 1:
+        _map(config, at_each, examples, out, run)
+    else:
+        asked = at_each[0] if at_each else (config, build)
+        log_sweep(_swept(*asked, examples, out, out, run), run)
+    run.artifact(out)
+
+
+def _swept(
+    config: SweepConfig,
+    build: TextPromptBuilder,
+    examples: Sequence[AnyExample],
+    place: Path,
+    out: Path,
+    run: Run,
+    generator: Generator | None = None,
+) -> Sweep:
+    """A sweep, which is written into the folder `place`; where too little is answered, that is kept in `out`."""
+    examples = examples[: config.limit or None]
+    label, step = config.label or method_of(config.model) or "model", build.fill.tokens if build.fill else 0
+    placements = placements_of(config, build)
     digests = {"model_digest": config.digest("model"), "prompt_digest": build.digest()}
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
-    asked = answered(config, examples, build, placements, digests, price)
+    asked = answered(config, examples, build, placements, digests, price, generator)
     if asked.spent:
-        run.metrics(asked.spent.metrics())
+        run.metrics(asked.spent.metrics(), step=step)
         log.info("%s: %s", label, asked.spent.sentence())
     if asked.outcomes.worst_share > config.max_unanswered:
-        run.metrics(asked.outcomes.figures)
+        run.metrics(asked.outcomes.figures, step=step)
         write_jsonl(out / PREDICTIONS_FILE, asked.predictions)
         where, often = [placement.positions for placement in placements], asked.most_frequent_reason
-        model = with_uris(config.model)
+        model = with_uris(config.model) + (f" at {step:,} tokens" if step else "")
         raise no_figures(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
     result = figures(config, examples, build, placements, digests, asked, label, _factors(config))
     explored = explored_sweep(result, asked.predictions, examples, build)
-    write_sweep(result, asked.predictions, training_examples(config.model), out, explored)
-    log_sweep(result, run)
-    run.artifact(out)
+    write_sweep(result, asked.predictions, training_examples(config.model), place, explored)
+    return result
+
+
+def _map(
+    config: SweepConfig,
+    at_each: Sequence[tuple[SweepConfig, PromptBuilder]],
+    examples: Sequence[AnyExample],
+    out: Path,
+    run: Run,
+) -> None:
+    """Sweeps at each of several lengths, by one generator, and writes their map."""
+    generator, evidence = OpenedLate(lambda: open_generator(config, at_each[0][1])), []
+    for of_length, build in at_each:
+        assert build.fill
+        place = folder_at(out, build.fill.tokens)
+        place.mkdir()
+        sweep = _swept(of_length, build, examples, place, out, run, generator)
+        evidence.append(Evidence(place, sweep))
+    lengths = length_map(evidence, at_each[0][1].context, config.most_gap)
+    write_map(lengths, [each.sweep for each in evidence], out)
+    log_lengths(lengths, run)
 
 
 def _factors(config: SweepConfig) -> Sequence | None:
@@ -98,11 +150,15 @@ def _estimated(config: SweepConfig) -> str:
     """What the whole sweep takes, in words. Nothing is sent, and no model is loaded."""
     config = on_this_machine(config, sources(config))
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
-    examples = read_examples(config.examples)[: config.limit or None]
+    everything = read_examples(config.examples)
+    examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
     build = backend.builder(config)
-    placements = shard_of(swept_placements(config.n_docs, build.task.n_gold, config.positions), config.shard)
-    asked = product(examples, placements, range(config.samples))
+    if config.lengths:
+        return estimated_lengths(config, at_lengths(config, build, everything), examples, price)
+    placements = placements_of(config, build)
+    everywhere = [*placements, *baseline_placements(config, build)]
+    asked = product(examples, everywhere, range(config.samples))
     prompts = (build.prompt(example, placement) for example, placement, _ in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts)
     return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from posgap.choices import BACKENDS
+from posgap.choices import BACKENDS, TASKS
 from posgap.config import TeacherConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json, write_jsonl
@@ -20,7 +19,7 @@ from posgap.positions import format_positions
 from posgap.stage import stage
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, read_examples
-from posgap.tasks.placements import Placement, require_n_gold, swept_placements
+from posgap.tasks.placements import Placement, require_n_gold
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tracking.runs import Run
 
@@ -44,11 +43,14 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     placements = advantageous_placements(config, build.task.n_gold)
     where = _in_words(placements)
     _require_right_in_sweep(config, placements)
-    score = partial(build.task.score, metric=config.metric)
+
+    def is_right(example: AnyExample, placement: Placement, completion: Completion) -> bool:
+        return build.task.score(completion.text, build.task.answers(example, placement), config.metric) == 1
+
     results: list[bool] = []
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
-        results.append(score(completion.text, example) == 1)
+        results.append(is_right(example, placement, completion))
         if len(results) == MOST_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
                 f"{config.model}: none of the first {MOST_WRONG} responses at {where} is correct; there is nothing to "
@@ -71,12 +73,16 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
             "n_docs": placement.n_docs,
             "response": completion.text,
             "token_ids": completion.token_ids,
-            "correct": score(completion.text, example) == 1,
+            "correct": is_right(example, placement, completion),
         }
         for (example, placement), completion in zip(product(examples, placements), completions)
         if completion.outcome == "answered"
     ]
     kept = [row for row in rows if row["correct"] or config.keep_incorrect]
+    if build.task.slot_names:
+        # Its own order decides what an answer says, and the model's opinion is that of all orders.
+        answered_right = {row["content"] for row in kept}
+        kept = [row for row in rows if row["content"] in answered_right]
     right = sum(row["correct"] for row in rows)
     if not kept:
         unanswered = f" ({outcomes.unanswered} prompts were not answered: {outcomes.listed})" * bool(
@@ -114,12 +120,18 @@ def _require_right_in_sweep(config: TeacherConfig, placements: Sequence[Placemen
 
 
 def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placement]:
-    """The placements in the config, or else the best one of the base model's sweep."""
-    if config.advantageous:
-        return swept_placements(config.n_docs, n_gold, config.advantageous)
+    """The placements in the config, or else the best of the base model's sweep; all where items are chosen among."""
+    if config.advantageous or TASKS[config.task].slot_names:
+        return TASKS[config.task].placements(config.n_docs, config.advantageous)
     if config.sweep is None:
         raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
-    best = Placement(tuple(read_sweep(config.sweep).advantageous), config.n_docs)
+    swept = read_sweep(config.sweep)
+    if swept.filled:
+        raise PosgapError(
+            f"{config.sweep}: is of prompts filled to a length, whose placements are depths; give `advantageous`, or a "
+            f"sweep of {config.n_docs} documents"
+        )
+    best = Placement(tuple(swept.advantageous), config.n_docs)
     require_n_gold(best, n_gold)
     return [best]
 

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from posgap.config import ValidateConfig
-from posgap.data.expectations import check, describe, expectations
+from posgap.data.expectations import answering_distractors, check, describe, expectations
 from posgap.errors import Rejected
 from posgap.files import write_json
 from posgap.stage import stage
@@ -27,8 +27,11 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
     table = describe(examples, build, config.n_docs, excluded)
     # The longest prompt is what the model's context leaves beside the response.
-    suite = expectations(config.n_docs, build.context - build.max_new_tokens, build.task.n_gold)
-    report = {"examples": len(table)} | check(table, suite, out / "data_docs")
+    longest, task = build.context - build.max_new_tokens, build.task
+    of_choices = bool(task.slot_names)
+    suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
+    answering = answering_distractors([] if of_choices else examples)
+    report = {"examples": len(table), **answering} | check(table, suite, out / "data_docs")
     write_json(out / "validation.json", report)
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
@@ -38,3 +41,9 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
         )
     write_examples(out / EXAMPLES_FILE, examples)
     log.info("%d examples pass %d expectations", len(table), report["evaluated"])
+    if among := answering["examples_with_answering_distractors"]:
+        log.warning(
+            "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response can be right "
+            "without the relevant ones (docs/rag.md)",
+            among, len(table), answering["answering_distractors"],
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from posgap.files import digest_of
-from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.examples import AnyExample, Document, RankedExample
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million
 UNMISTAKABLE = 100  # characters of question, answers and gold documents that do not agree by chance
@@ -33,7 +33,8 @@ def contents(examples: Iterable[AnyExample]) -> list[str]:
 
 
 def examples_digest(examples: Iterable[AnyExample], n_docs: int, shuffle: int = 0) -> str:
-    """sha256 of what these examples put into prompts of `n_docs` documents, in whatever order and file they stand.
+    """sha256 of what these examples put into prompts of `n_docs` documents, in whatever order and file they stand; 0
+    stands for all that they have.
 
     Here distractors count as they are, those of a prompt: harder ones make a harder question. A `shuffle` orders them
     by the example's id.
@@ -49,8 +50,21 @@ def among(examples: Iterable[AnyExample], contents: Iterable[str]) -> list[AnyEx
 
 def _asked(example: AnyExample, n_docs: int, shuffle: int) -> list:
     gold, distractors = example.gold, example.distractors
-    documents = [document.model_dump() for document in gold + distractors[: n_docs - len(gold)]]
-    return [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]
+    used = distractors[: n_docs - len(gold)] if n_docs else distractors
+    documents = [document.model_dump() for document in gold + used]
+    asked = [example.question, sorted(example.answers), len(gold), documents, example.id if shuffle else ""]
+    if isinstance(example, RankedExample):
+        asked.append(_marks(example, n_docs - len(gold)))  # some stay where the retriever put them
+    return asked
+
+
+def _marks(example: RankedExample, others: int) -> list[bool]:
+    """Which of a prompt's passages are relevant, in the retriever's order: all that are, and so many others."""
+    marks: list[bool] = []
+    for passage in example.passages:
+        if passage.relevant or marks.count(False) < others:
+            marks.append(passage.relevant)
+    return marks
 
 
 def _told(documents: Iterable[Document]) -> list[str]:

@@ -2,14 +2,29 @@
 
 A document example holds `id, question, answers[], gold[{title, text}], distractors[{title, text}]`;
 a key-value example holds `id, question, answers[], key, value, records[[key, value], ...]`, and its gold document and
-distractors are taken from the records.
+distractors are taken from the records; a ranked example holds `id, question, answers[], relevance,
+passages[{title, text, score, relevant, id}]` in a retriever's order, and its gold documents are the relevant passages.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed, read_jsonl, write_jsonl
+from posgap.json_text import is_array, items
+from posgap.rows import kind_of_table, table_rows
+
+
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+# Texts of which a file may write a single one as it is.
+Texts = Annotated[list[str], BeforeValidator(_one_or_many), Field(min_length=1)]
 
 
 class Document(Record):
@@ -51,18 +66,56 @@ class KVExample(Record):
         return [Document(title=k, text=v) for k, v in self.records if k != self.key]
 
 
-AnyExample = Example | KVExample
+class Passage(Record):
+    """A passage that a retriever returned, with its score where that is known, and whether it is relevant."""
+
+    title: str = ""
+    text: str
+    score: float | None = None
+    relevant: bool = False
+    id: str = ""
+
+    @property
+    def document(self) -> Document:
+        """What of it stands in prompts."""
+        return Document(title=self.title, text=self.text)
+
+
+class RankedExample(Record):
+    """A question with the passages that a retriever returned for it, in its order, the best first.
+
+    `relevance` says by what passages were told to be relevant: their "id", a "label", or an "answer" that they hold.
+    """
+
+    id: str
+    question: str
+    answers: list[str]
+    passages: list[Passage]
+    relevance: Literal["id", "label", "answer"] = "label"
+
+    @property
+    def gold(self) -> list[Document]:
+        return [passage.document for passage in self.passages if passage.relevant]
+
+    @property
+    def distractors(self) -> list[Document]:
+        return [passage.document for passage in self.passages if not passage.relevant]
+
+
+AnyExample = Example | KVExample | RankedExample
 EXAMPLES_FILE = "examples.jsonl.gz"
 
 
 def examples_file(path: Path) -> Path:
-    """`path` itself, or the examples file inside it if it is a stage's folder."""
-    return path / EXAMPLES_FILE if Path(path).is_dir() else Path(path)
+    """`path` itself, or the examples file inside it if it is a stage's folder; a data set's folder is read itself."""
+    return path / EXAMPLES_FILE if Path(path).is_dir() and not kind_of_table(path) else Path(path)
 
 
 def read_examples(path: Path) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
+    They may stand in a table too (`posgap.rows`), and where the rows are of a retrieval log or a trace, they are read
+    as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
     the same id.
     """
@@ -82,9 +135,34 @@ def first_example(path: Path) -> AnyExample:
 
 
 def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
-    for number, row in read_jsonl(file):
-        kind: type[AnyExample] = KVExample if "records" in row else Example
-        yield number, parsed(kind, row, f"{file}:{number}")
+    table = bool(kind_of_table(file))
+    rows = table_rows(file) if table else items(file) if is_array(file) else read_jsonl(file)
+    return rows_as_examples(rows, str(file), table)
+
+
+def rows_as_examples(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, table: bool = False
+) -> Iterator[tuple[int, AnyExample]]:
+    """Yields (number, example) of (number, row) of what `name` names: examples, a retrieval log, or public rows with
+    items to choose from, which the first row decides. Of a `table`, rows that are no examples are of a log."""
+    from posgap.tasks.choice_files import layout_of
+    from posgap.tasks.retrieval_logs import is_log, ranked_examples
+
+    numbered = iter(rows)
+    for first in numbered:
+        everything = chain([first], numbered)
+        if layout := layout_of(first[1]):
+            yield from layout.known(everything, name)
+        elif is_log(first[1], table):
+            yield from ranked_examples(everything, name)
+        else:
+            for number, row in everything:
+                yield number, parsed(kind_of(row), row, f"{name}:{number}")
+
+
+def kind_of(row: Container[str]) -> type[AnyExample]:
+    """The kind of example that a row with these fields is."""
+    return KVExample if "records" in row else RankedExample if "passages" in row else Example
 
 
 def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[AnyExample]:

@@ -14,6 +14,8 @@ from posgap.errors import PosgapError, shortened
 if TYPE_CHECKING:
     import regex
 
+    from posgap.tasks.examples import Document
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = r"\b(a|an|the)\b"
 # Thai to Myanmar, Khmer, kana and Chinese: scripts that put no spaces between words.
@@ -41,6 +43,11 @@ def sub_exact_match(response: str, answers: Sequence[str]) -> bool:
     return any(_stands_in(answer, simplified) for answer, simplified in _comparable(response, answers))
 
 
+def holds_answer(document: "Document", answers: Sequence[str]) -> bool:
+    """Whether a document's title or text contains an answer, both normalised."""
+    return sub_exact_match(f"{document.title} {document.text}", answers)
+
+
 def lost_in_the_middle(response: str, answers: Sequence[str]) -> bool:
     """How Lost in the Middle scores open questions (Liu et al. 2024, scripts/evaluate_qa_responses.py): a normalised
     answer is contained in the response's normalised first line, within a word too.
@@ -64,6 +71,17 @@ def f1(response: str, answers: Sequence[str]) -> float:
     """SQuAD's token F1: the harmonic mean of the precision and recall of words, for the answer that fits best."""
     pairs = _comparable(response, answers)
     return max((_token_f1(simplified.split(), answer.split()) for answer, simplified in pairs), default=0.0)
+
+
+def share_of(response: str, answers: Sequence[str]) -> float:
+    """The share of the answers that the response contains, each as by sub_EM: for answers of several parts, all of
+    which are asked for, rather than of several wordings."""
+    return sum(sub_exact_match(response, [answer]) for answer in answers) / len(answers) if answers else 0.0
+
+
+def all_of(response: str, answers: Sequence[str]) -> bool:
+    """The response contains every one of the answers, each as by sub_EM."""
+    return bool(answers) and all(sub_exact_match(response, [answer]) for answer in answers)
 
 
 def numeric(response: str, answers: Sequence[str]) -> bool:
@@ -185,3 +203,5 @@ LITM = Metric(
 CONTAINS_ANY = Metric("contains_any", "the response contains an answer as it is written", contains_any, "answer")
 NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric)
 REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
+ALL_OF = Metric("all_of", "the response contains the words of every answer, which are parts of one", all_of)
+SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of)

@@ -13,6 +13,10 @@ def _multihop(name: str, help: str, manner: str) -> Task:
             f"than one document: {manner}, and end with a sentence of this form: {MARKER} ...\n\n"
             "{documents}\n\nQuestion: {question}\nReasoning:"
         ),
+        closed_book=(
+            f"Answer the question: reason step by step, and end with a sentence of this form: {MARKER} ...\n\n"
+            "Question: {question}\nReasoning:"
+        ),
         render=search_results,
         metric="em",
         max_new_tokens=256,

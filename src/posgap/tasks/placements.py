@@ -1,23 +1,25 @@
 """Placements: the positions of the gold documents among the n documents of a prompt."""
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
 from posgap.errors import PosgapError
 from posgap.positions import format_positions, parse_positions, parse_shard
-from posgap.tasks.examples import AnyExample, Document
 
 CATEGORIES = ("connected", "disconnected", "reversed")
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """The 1-based positions of the gold documents, in the order of `Example.gold`, and n."""
+    """The 1-based positions of the gold documents, in the order of `Example.gold`, and n.
+
+    A `baseline` has a name in place of positions: it says itself where the documents are.
+    """
 
     positions: tuple[int, ...]
     n_docs: int
+    baseline: str = ""
 
     def __post_init__(self):
         if len(set(self.positions)) != len(self.positions):
@@ -26,17 +28,28 @@ class Placement:
             if not 1 <= position <= self.n_docs:
                 raise PosgapError(f"position {position}: must lie in 1..{self.n_docs}, the number of documents")
 
+    @property
+    def name(self) -> str:
+        """The placement as text: "7", "3+7", or the name of a baseline."""
+        return self.baseline or format_positions(self.positions)
+
 
 def category(positions: Sequence[int]) -> str:
     """The category of two gold documents' positions (pre, post), in the order of reasoning.
 
-    "connected": post directly follows pre; "disconnected": it comes later; "reversed": it comes before pre. "" for a
-    single gold document.
+    "connected": post directly follows pre; "disconnected": it comes later; "reversed": it comes before pre. "" for
+    another number of gold documents.
     """
-    if len(positions) == 1:
+    if len(positions) != 2:
         return ""
     pre, post = positions
     return "connected" if post == pre + 1 else "disconnected" if post > pre else "reversed"
+
+
+def in_order(categories: Iterable[str]) -> list[str]:
+    """The categories that there are, each once: those of pairs in the order of `CATEGORIES`, others as they come."""
+    names = dict.fromkeys(name for name in categories if name)
+    return sorted(names, key=lambda name: CATEGORIES.index(name) if name in CATEGORIES else len(CATEGORIES))
 
 
 def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
@@ -44,15 +57,29 @@ def all_placements(n_docs: int, n_gold: int) -> list[Placement]:
     return [Placement(positions, n_docs) for positions in permutations(range(1, n_docs + 1), n_gold)]
 
 
-def swept_placements(n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
-    """The placements of a sweep: those chosen, or else every position, or else pairs of all categories.
+def spread_placements(n_docs: int, n_gold: int) -> list[Placement]:
+    """Every position for one gold document, and pairs of all categories for two.
 
     Pairs are formed at five anchors spread evenly over the documents: neighbours at each anchor, each anchor with each
-    later one, and all of these swapped. Raises `PosgapError` if a chosen placement is impossible or has another number
-    of gold documents than the task.
+    later one, and all of these swapped. Raises `PosgapError` for more gold documents, which have too many placements.
+    """
+    if n_gold > 2:
+        raise PosgapError(f"positions: name the placements of {n_gold} gold documents, like 1+2+3,8+9+10")
+    return all_placements(n_docs, 1) if n_gold == 1 else _anchored_pairs(n_docs)
+
+
+def swept_placements(
+    n_docs: int,
+    n_gold: int,
+    chosen: Sequence[str] = (),
+    unless_chosen: Callable[[int, int], list[Placement]] = spread_placements,
+) -> list[Placement]:
+    """The placements of a sweep: those chosen, written as text, or else `unless_chosen(n_docs, n_gold)`.
+
+    Raises `PosgapError` if a chosen placement is impossible or has another number of gold documents than the task.
     """
     if not chosen:
-        return all_placements(n_docs, 1) if n_gold == 1 else _anchored_pairs(n_docs)
+        return unless_chosen(n_docs, n_gold)
     placements = [Placement(parse_positions(text), n_docs) for text in chosen]
     for placement in placements:
         require_n_gold(placement, n_gold)
@@ -84,7 +111,10 @@ def spaced_positions(n_docs: int, count: int) -> list[int]:
 def require_n_gold(placement: Placement, n_gold: int) -> None:
     """Raises `PosgapError` unless the placement has `n_gold` gold documents."""
     if len(placement.positions) != n_gold:
-        wanted = "one gold document: write a position like 7" if n_gold == 1 else "two: write positions like 3+7"
+        several = "+".join(str(3 + 4 * i) for i in range(n_gold))
+        wanted = f"{n_gold} gold documents: write positions like {several}"
+        if n_gold == 1:
+            wanted = "one gold document: write a position like 7"
         raise PosgapError(f"placement {format_positions(placement.positions)}: the task has {wanted}")
 
 
@@ -96,27 +126,3 @@ def _anchored_pairs(n_docs: int) -> list[Placement]:
     disconnected = [(a, b) for a in anchors for b in anchors if b > a + 1]
     swapped = sorted((post, pre) for pre, post in connected + disconnected)
     return [Placement(pair, n_docs) for pair in connected + disconnected + swapped]
-
-
-def arrange(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
-    """The n documents of a prompt, with the gold documents at the placement's positions.
-
-    Distractors have the same order at every placement, so that two prompts of one example differ only in the gold
-    documents' positions. That is the example's order, or, for a `shuffle` other than 0, a random order with that seed.
-    Raises `PosgapError` if the example has too few documents for the placement.
-    """
-    gold, n_docs = example.gold, placement.n_docs
-    if len(gold) != len(placement.positions):
-        raise PosgapError(
-            f"example {example.id}: {len(gold)} gold documents for {len(placement.positions)} position(s)"
-        )
-    needed = n_docs - len(gold)
-    distractors = example.distractors
-    if len(distractors) < needed:
-        raise PosgapError(f"example {example.id}: {len(distractors)} distractors, but {n_docs} documents need {needed}")
-    documents = distractors[:needed]
-    if shuffle:
-        random.Random(f"{shuffle} {example.id}").shuffle(documents)
-    for position, document in sorted(zip(placement.positions, gold)):
-        documents.insert(position - 1, document)
-    return documents

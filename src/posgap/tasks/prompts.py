@@ -5,12 +5,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from posgap.errors import PosgapError
 from posgap.files import digest_of
-from posgap.positions import format_positions
-from posgap.tasks.examples import AnyExample
+from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.task import AS_GIVEN, Order, Task
@@ -28,12 +27,31 @@ class Prompt(NamedTuple):
     sample: int = 0
 
 
+class Filler(Protocol):
+    """Decides what stands in prompts of `tokens`, those of the longest answer included, at each of its placements."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def placements(self) -> list[Placement]: ...
+
+    @property
+    def described(self) -> dict[str, object]:
+        """What decides it, as JSON."""
+
+    def documents(self, build: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Document]:
+        """The documents of the prompt."""
+
+
 class TextPromptBuilder:
     """Turns (example, placement) into text, for an endpoint that applies the tokenizer itself.
 
     `template` identifies the chat template that the endpoint puts the text into; empty means none. A response has at
     most `max_new_tokens`, and `max_thinking_tokens` before those, and ends before a string of `stop`.
     """
+
+    fill: Filler | None = None
 
     def __init__(
         self,
@@ -54,7 +72,25 @@ class TextPromptBuilder:
 
     def text(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
-        return self.task.prompt(example, placement, self.order)
+        if placement.baseline:
+            return self.task.prompt(example, placement, self.order)
+        return self.worded(example, self.documents(example, placement))
+
+    def documents(self, example: AnyExample, placement: Placement) -> list[Document]:
+        """What stands in the prompt, in its order."""
+        if self.fill:
+            return self.fill.documents(self, example, placement)
+        return self.task.slots.arrange(example, placement, self.order.shuffle)
+
+    def worded(self, example: AnyExample, documents: Sequence[Document]) -> str:
+        """The text of a prompt that asks an example about these documents."""
+        return self.task.text(documents, example.question, self.order)
+
+    def filled(self, fill: Filler) -> Self:
+        """The same, with prompts filled up to a length."""
+        other = copy.copy(self)
+        other.fill = fill
+        return other
 
     def shuffled(self, seed: int) -> Self:
         """The same, with the distractors in the order of another seed."""
@@ -78,7 +114,8 @@ class TextPromptBuilder:
 
     def _digest(self, *parts: str | list) -> str:
         # What is not asked for is left out, so that digests written before the option existed stay valid.
-        options = [option for option in (self.order.shuffle, self.framed) if option]
+        fill = self.fill.described if self.fill else {}
+        options = [option for option in (self.order.shuffle, self.framed, fill) if option]
         described = [self.task.ordered_template(self.order), *parts, *options]
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -123,7 +160,7 @@ class PromptBuilder(TextPromptBuilder):
         new = self.max_new_tokens + self.max_thinking_tokens
         if len(ids) + new > self.context:
             raise PosgapError(
-                f"example {example.id} at position {format_positions(placement.positions)}: prompt of {len(ids)} "
+                f"example {example.id} at position {placement.name}: prompt of {len(ids)} "
                 f"tokens and {new} new ones exceed the model's context of {self.context}; lower "
                 "n_docs or max_new_tokens"
             )
@@ -162,8 +199,9 @@ class PromptBuilder(TextPromptBuilder):
         return [*ids, self.tokenizer.eos_token_id]
 
     def gold_response(self, example: AnyExample, placement: Placement) -> list[int]:
-        """The token ids of the right response with the example's first answer, with the end token."""
-        return self.response_ids(example, placement, self.task.target.format(answer=example.answers[0]))
+        """The token ids of the right response, with the first of the right answers, and the end token."""
+        right, *_ = self.task.answers(example, placement)
+        return self.response_ids(example, placement, self.task.target.format(answer=right))
 
     def digest(self) -> str:
         """A digest of wording, order, chat template and vocabulary: two builders with equal digests make equal

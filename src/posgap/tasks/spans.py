@@ -1,53 +1,66 @@
-"""Finds the characters and tokens of the gold documents in a prompt."""
+"""Several relevant documents with a distance between them, as in LongPiBench (Tian et al. 2024): how accuracy depends
+on where they begin, and on how far apart they stand."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from posgap.errors import PosgapError
-from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.framing import common_beginning
-from posgap.tasks.placements import Placement, arrange
-from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.placements import Placement, spaced_positions
+from posgap.tasks.slots import Slots, inserted
+from posgap.tasks.task import Task, search_results
+
+FIRSTS, DISTANCES = 5, 4  # of a grid that is not told which: first positions, and distances
+CATEGORY = "distance "
 
 
-def gold_spans(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[tuple[int, int]]:
-    """The characters [start, end) of each gold document, title and text, in the prompt's text.
+def distance(positions: Sequence[int]) -> int:
+    """How many slots further on the next of the positions is, where that is the same for all of them; otherwise 0."""
+    steps = {after - before for before, after in pairwise(positions)}
+    return steps.pop() if len(steps) == 1 and min(steps) > 0 else 0
 
-    They are the range in which the prompt differs from the same prompt with an empty document, so the task's way of
-    writing documents need not be known.
+
+def distance_category(positions: Sequence[int]) -> str:
+    """ "distance 4" where every gold document stands four slots after the one before it; "uneven" for others."""
+    return f"{CATEGORY}{step}" if (step := distance(positions)) else "uneven"
+
+
+def grid(n_docs: int, n_gold: int) -> list[Placement]:
+    """Placements of every first position with every distance, so that neither is confounded with the other.
+
+    There are up to four distances, from 1 to as many as take half of the prompt, and up to five first positions from
+    which all of these fit. Raises `PosgapError` where the documents are too few for two of either.
     """
-    documents = arrange(example, placement, build.order.shuffle)
-    whole, spans = build.task.text(documents, example.question, build.order), []
-    for position in placement.positions:
-        without = [*documents[: position - 1], Document(title="", text=""), *documents[position:]]
-        rest = build.task.text(without, example.question, build.order)
-        start = common_beginning(whole, rest)
-        # Compare only behind `start`: a document that begins like the text behind it would be counted twice.
-        same = common_beginning(whole[start:][::-1], rest[start:][::-1])
-        spans.append((start, len(whole) - same))
-    return spans
-
-
-def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement) -> list[int]:
-    """The indices, in the prompt's token ids, of the tokens that contain a character of a gold document."""
-    if not build.tokenizer.is_fast:
+    gaps = n_gold - 1
+    farthest = n_docs // (2 * gaps)
+    last = n_docs - gaps * farthest
+    if farthest < 2 or last < 2:
         raise PosgapError(
-            "the tokenizer is a slow one, which cannot say which tokens belong to the gold documents; diagnose with "
-            "`attention` 0"
+            f"n_docs={n_docs}: too few for {n_gold} gold documents at two distances; give {4 * gaps} or more, or name "
+            "the placements (--positions)"
         )
-    text, prompt = build.text(example, placement), build(example, placement)
-    whole, before = text, 0
-    if build.chat:
-        whole = build.chat(text)
-        before = whole.find(text)
-    read = build.tokenizer(whole, add_special_tokens=not build.chat, return_offsets_mapping=True)
-    if before < 0 or read["input_ids"] != prompt:
-        raise PosgapError(
-            "the chat template rewrites the prompt, so its gold documents cannot be found among the tokens; diagnose "
-            "with `attention` 0"
-        )
-    spans = [(start + before, end + before) for start, end in gold_spans(build, example, placement)]
-    return [i for i, offsets in enumerate(read["offset_mapping"]) if any(_overlap(offsets, span) for span in spans)]
+    return [
+        Placement(tuple(first + step * i for i in range(n_gold)), n_docs)
+        for step in spaced_positions(farthest, DISTANCES)
+        for first in spaced_positions(last, FIRSTS)
+    ]
 
 
-def _overlap(a: Sequence[int], b: Sequence[int]) -> bool:
-    return a[0] < b[1] and b[0] < a[1]
+def _spans(n_gold: int) -> Task:
+    words = {2: "two", 3: "three", 4: "four"}
+    return Task(
+        name="spans" if n_gold == 2 else f"spans-{n_gold}",
+        help=f"a question that rests on {words[n_gold]} documents, by their place and the distance between them",
+        template=(
+            "Answer the question using only the documents below; some of them are irrelevant. The answer rests on "
+            "more than one document.\n\n{documents}\n\nQuestion: {question}\nAnswer:"
+        ),
+        render=search_results,
+        metric="all_of",
+        max_new_tokens=100,
+        n_gold=n_gold,
+        slots=Slots(inserted, grid, distance_category),
+        synthetic="spans",
+    )
+
+
+SPANS, SPANS_3, SPANS_4 = map(_spans, (2, 3, 4))

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posgap.choices import METRICS, Parameters
+from posgap.choices import BASELINES, METRICS, Parameters
+from posgap.errors import PosgapError
 from posgap.files import digest_of
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.placements import Placement, arrange
+from posgap.tasks.placements import Placement
+from posgap.tasks.slots import INSERTED, Slots
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,15 @@ class Task:
     """A task: the wording of its prompts and the scoring of its responses.
 
     `template` has the fields `documents` and `question` and three paragraphs: the instruction, the documents, and the
-    question with the cue for the answer on the line below it. `render` writes the documents. An example has `n_gold`
-    gold documents. `target` is the form of a right response, with the field `answer`; `one_wording` says that right
-    responses have no other form. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among
-    what the prompt offers. `extract` returns the part of a response that is compared with the answers. `synthetic`
-    names the data of `posgap data make` that the task can ask about; empty where there is none.
+    question with the cue for the answer on the line below it. `render` writes the documents. A placement has `n_gold`
+    positions, and `slots` says how an example's items take them. Where a response names a slot, like an option's
+    letter, `slot_names` are these names; what is right then depends on the placement, and `extract` gives the name.
+    `closed_book` is the template of a prompt without documents; empty: the question and the cue alone.
+
+    `target` is the form of a right response, with the field `answer`; `one_wording` says that right responses have no
+    other form. `chance(n_docs)` is the share of right answers (0 to 1) of a model that guesses among what the prompt
+    offers. `extract` returns the part of a response that is compared with the answers. `synthetic` names the data of
+    `posgap data make` that the task can ask about; empty where there is none.
     """
 
     name: str
@@ -46,6 +52,9 @@ class Task:
     metric: str
     max_new_tokens: int
     n_gold: int = 1
+    slots: Slots = INSERTED
+    slot_names: Sequence[str] = ()
+    closed_book: str = ""
     target: str = "{answer}"
     one_wording: bool = False
     chance: Callable[[int], float] = no_chance
@@ -55,11 +64,26 @@ class Task:
 
     def prompt(self, example: AnyExample, placement: Placement, order: Order = AS_GIVEN) -> str:
         """The prompt's text, without any chat template."""
-        return self.text(arrange(example, placement, order.shuffle), example.question, order)
+        if placement.baseline:
+            return BASELINES[placement.baseline].text(self, example, placement.n_docs, order)
+        return self.text(self.slots.arrange(example, placement, order.shuffle), example.question, order)
+
+    def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
+        """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for."""
+        return self.slots.placements(n_docs, self.n_gold, chosen)
+
+    def categories(self, placements: Sequence[Placement]) -> list[str]:
+        """The category of each placement; empty where there are none."""
+        names = [self.slots.category(placement.positions) for placement in placements]
+        return names if any(names) else []
 
     def text(self, documents: Sequence[Document], question: str, order: Order = AS_GIVEN) -> str:
         """The prompt's text with the documents in the order given."""
         return self.ordered_template(order).format(documents=self.render(documents), question=question)
+
+    def closed_book_text(self, question: str) -> str:
+        """The text of a prompt without documents."""
+        return (self.closed_book or self.template.split("\n\n")[-1]).format(question=question)
 
     def ordered_template(self, order: Order) -> str:
         """The template with the question after the documents, before them, or on both sides
@@ -82,9 +106,29 @@ class Task:
         """The strings after which nothing of a response changes its score by a metric ("" means the task's own)."""
         return METRICS[metric or self.metric].stop if self.extract is str else ()
 
-    def score(self, response: str, example: AnyExample, metric: str = "") -> float:
-        """A response's score, from 0 to 1; `metric` "" means the task's own metric."""
-        return METRICS[metric or self.metric].score(self.extract(response), example.answers)
+    def baselines(self, names: Sequence[str], n_docs: int) -> list[Placement]:
+        """What is asked beside a sweep's placements of `n_docs` documents, by the baselines' names.
+
+        Raises `PosgapError` where the task has no such baseline.
+        """
+        for name in names:
+            if not BASELINES[name].suits(self):
+                raise PosgapError(f"baselines: the task {self.name} has none that is {name}; leave it out")
+        return [Placement((), n_docs, name) for name in names]
+
+    def answers(self, example: AnyExample, placement: Placement) -> list[str]:
+        """What is right at this placement: the example's answers, or the name of the slot that holds the item that
+        matters."""
+        return [self.slot_names[placement.positions[0] - 1]] if self.slot_names else example.answers
+
+    def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
+        """A response's score, from 0 to 1, where these answers are right; `metric` "" means the task's own metric."""
+        return METRICS[metric or self.metric].score(self.extract(response), answers)
+
+    def chosen(self, response: str, items: Sequence[Document]) -> int:
+        """The slot, counted from 1, whose name the response gives, among those of `items`; 0 where it gives none."""
+        names, name = self.slot_names[: len(items)], self.extract(response)
+        return names.index(name) + 1 if name and name in names else 0
 
 
 def search_results(documents: Sequence[Document]) -> str:

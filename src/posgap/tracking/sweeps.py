@@ -2,6 +2,7 @@
 
 import logging
 
+from posgap.measurement.lengths import LengthMap
 from posgap.measurement.reading import p_value
 from posgap.measurement.sweeps import Sweep
 from posgap.tracking.runs import Run
@@ -11,15 +12,34 @@ log = logging.getLogger(__name__)
 
 def _figures(sweep: Sweep) -> dict[str, float]:
     """The figures by which runs and models are compared, in points with the two decimals that people read: `gap_high`
-    is the upper end of the gap's interval, `worst` the accuracy at the worst placement."""
+    is the upper end of the gap's interval, `worst` the accuracy at the worst placement, and `preference` how much more
+    often than evenly the favoured slot is chosen."""
     figures = {
         "gap": sweep.gap,
         "gap_high": sweep.gap_ci95[1],
         "mean": sweep.mean,
         "worst": sweep.worst.accuracy,
+        **{name.replace("-", "_"): baseline.accuracy for name, baseline in sweep.baselines.items()},
         **{f"accuracy_{name}": category.accuracy for name, category in sweep.by_category.items()},
     }
+    if choices := sweep.choices:
+        figures |= {"consistency": choices.consistency, "preference": choices.preference, "no_choice": choices.none}
     return {name: round(value, 2) for name, value in figures.items()}
+
+
+def log_lengths(lengths: LengthMap, run: Run) -> None:
+    """Logs the figures of sweeps at several lengths as metrics, over `step` = tokens, and the effective length."""
+    for at, tokens in enumerate(lengths.tokens):
+        figures = {"gap": lengths.gap[at], "gap_high": lengths.gap_ci95[at][1], "mean": lengths.mean[at]}
+        by_depth = zip(lengths.depths, lengths.accuracy[at])
+        figures |= {f"accuracy_at_depth_{depth:.3g}": value for depth, value in by_depth}
+        run.metrics({name: round(value, 2) for name, value in figures.items()}, step=tokens)
+    effective = lengths.effective
+    ends = {"effective_length_low": effective.low, "effective_length_high": effective.high}
+    run.metrics({"effective_length": effective.tokens} | ends)
+    run.label(lengths.label)
+    for sentence in lengths.reading():
+        log.info("%s: %s", lengths.label, sentence)
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
@@ -41,5 +61,10 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
         log.info("%s: %s", sweep.label, sentence)
     for sentence in sweep.grading.sentences() if sweep.grading else ():
         log.info("%s: %s", sweep.label, sentence)
+    for name, baseline in sweep.baselines.items():
+        log.info(
+            "%s, %s: %.1f (%.1f to %.1f), %+.1f to the mean",
+            sweep.label, name, baseline.accuracy, *baseline.ci95, baseline.over_mean,
+        )  # fmt: skip
     for name, category in sweep.by_category.items():
         log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, category.accuracy, *category.ci95)

@@ -1,0 +1,356 @@
+"""Prompts of a given length in tokens: filled up to it with documents other than the gold one.
+
+The gold document stands after a share of the filler, its depth, at the nearest border of two documents. The last
+document of the filler is cut so that prompt and longest answer together have exactly the tokens that were asked for, as
+the model's own tokenizer counts them, the chat template included.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+from pydantic import Field
+
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.files import Record, digest_of
+from posgap.positions import parse_depths, tokens_of
+from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.metrics import holds_answer
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.slots import INSERTED, shuffled
+from posgap.tasks.task import Order
+
+log = logging.getLogger(__name__)
+_TRIES = 8  # of where to cut, each of which is tokenized
+_SPARE = range(4)  # tokens of the document before the cut one that go too, where no cut alone fits
+
+
+class Filled(Record):
+    """To what length a sweep's prompts were filled, and with what.
+
+    `length` is what was asked for, tokens or a share of the model's context like "50%"; `tokens` are those of a prompt
+    and its longest answer together. `depths` has a share of the filler in percent for each placement: so much stands
+    before the gold document. Filler that an example lacks was drawn by `seed` from the distractors of the others; all
+    of them have the sha256 `pool`. `documents` is how many the first example's prompt has, the gold one included.
+    """
+
+    length: str
+    tokens: int = Field(ge=1)
+    depths: list[float] = Field(min_length=1)
+    seed: int = Field(ge=0)
+    pool: str
+    documents: int = Field(ge=1)
+
+    @property
+    def depth_names(self) -> list[str]:
+        """The depths as text."""
+        return [f"{depth:.3g} %" for depth in self.depths]
+
+
+class Fill:
+    """Fills prompts up to `tokens`, those of the longest answer included, with what `examples` have of distractors.
+
+    An example's own come first, in their order, then those of other examples, in an order drawn by `seed`, but none
+    that holds one of the example's answers, has the gold document's title, or stands in the prompt already.
+    """
+
+    def __init__(self, length: str, tokens: int, depths: Sequence[float], seed: int, examples: Sequence[AnyExample]):
+        self.length, self.depths, self.seed = length, list(depths), seed
+        self._tokens, self._examples = tokens, examples
+        self._is_said = False  # that prompts fall short
+        self._plan: tuple[tuple[str, Order], _Plan] | None = None  # of the last example: its prompts come together
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def placements(self) -> list[Placement]:
+        """A placement for each depth: its number among them."""
+        return [Placement((number,), len(self.depths)) for number in range(1, len(self.depths) + 1)]
+
+    @cached_property
+    def pool(self) -> str:
+        """sha256 of all distractors of all examples."""
+        return digest_of([[document.model_dump() for document in of_example] for of_example in self._distractors])
+
+    @property
+    def described(self) -> dict[str, object]:
+        """What decides the filler of a prompt."""
+        return {"tokens": self.tokens, "depths": self.depths, "seed": self.seed, "pool": self.pool}
+
+    def filled(self, build: TextPromptBuilder, first: AnyExample) -> Filled:
+        """What a sweep's file says of it, whose first example is this."""
+        documents = len(self.documents(build, first, self.placements[0]))
+        return Filled(length=self.length, documents=documents, **self.described)  # type: ignore[arg-type]
+
+    def documents(self, build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[Document]:
+        """The documents of a prompt: the filler with the gold document at the placement's depth.
+
+        Raises `PosgapError` where there is too little filler, or the length is too short for the depths.
+        """
+        assert isinstance(build, PromptBuilder)
+        plan = self._planned(build, example)
+        (number,) = placement.positions
+        at = plan.borders[number - 1]
+        fillers = self._exactly(plan.stock, plan.number, plan.removed, plan.counted(at)).fillers
+        return plan.placed(fillers, at)
+
+    @cached_property
+    def _distractors(self) -> list[list[Document]]:
+        return [example.distractors for example in self._examples]
+
+    def _planned(self, build: PromptBuilder, example: AnyExample) -> "_Plan":
+        asked = example.id, build.order
+        if self._plan is None or self._plan[0] != asked:
+            self._plan = asked, self._new_plan(build, example)
+        return self._plan[1]
+
+    def _new_plan(self, build: PromptBuilder, example: AnyExample) -> "_Plan":
+        """How an example's prompts are filled, found for the one whose gold document stands last."""
+        plan = _Plan(build, example, self.tokens, self._stock(build, example))
+        count = plan.counted(None)
+        least, target = count([]) + plan.target, plan.target
+        if least > target:
+            raise PosgapError(
+                f"length {self.tokens}: example {example.id} takes {least + self.tokens - target} tokens without any "
+                "filler, its longest answer included; ask for a longer one, or lower max_new_tokens"
+            )
+        # Sizes leave out what a task writes around each document.
+        around = count(plan.stock.first(1)) + target - least - plan.stock.size(1)
+        number = plan.stock.fewest(target - least, around)
+        if size := plan.stock.size(number, around):
+            filler = count(plan.stock.first(number)) + target - least
+            number = plan.stock.fewest((target - least) * size / filler, around)
+        while number and count(plan.stock.first(number - 1)) >= 0:
+            number -= 1
+        exact = self._exactly(plan.stock, number, 0, count)
+        plan.number, plan.removed = exact.number, exact.removed
+        if exact.short and not self._is_said:
+            self._is_said = True
+            log.warning(
+                "length %d: no cut of a document fits exactly, so prompts fall short of it, that of %s by %d tokens",
+                self.tokens, example.id, exact.short,
+            )  # fmt: skip
+        plan.borders = self._borders(plan, example)
+        return plan
+
+    def _borders(self, plan: "_Plan", example: AnyExample) -> list[int | None]:
+        """After how many documents of filler the gold one stands at each depth; None: after all of them."""
+        sizes = plan.stock.sizes[: plan.number]
+        if sizes:
+            sizes[-1] = max(0, sizes[-1] - plan.removed)
+        ends = [0, *accumulate(sizes)]
+        # Of two that are as near, as around a document that is cut to nothing, the outer one.
+        nearest = [
+            min(range(len(ends)), key=lambda i: (abs(ends[i] - depth / 100 * ends[-1]), -i if depth > 50 else i))
+            for depth in self.depths
+        ]
+        if len(set(nearest)) < len(nearest):
+            raise PosgapError(
+                f"length {self.tokens}: the filler of example {example.id} is {len(sizes)} documents, too few for "
+                f"{len(self.depths)} depths; ask for a longer one, or for fewer --depths"
+            )
+        return [None if at == len(sizes) else at for at in nearest]
+
+    def _exactly(self, stock: "_Stock", number: int, removed: int, count: "Count") -> "_Exact":
+        """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
+        some tokens are removed at the end, `removed` if that fits. Where nothing fits, as many whole documents as do.
+        """
+        if removed and not count(cut := stock.shortened(stock.first(number), removed)):
+            return _Exact(cut, number, removed, 0)
+        while (excess := count(stock.first(number))) < 0:
+            number += 1
+            if not stock.has(number):
+                raise stock.exhausted(self.tokens, self.tokens + excess)
+        fillers = stock.first(number)
+        if not excess:
+            return _Exact(fillers, number, 0, 0)
+        for spare in _SPARE:
+            tried: set[int] = set()
+            fewer = excess - spare
+            while fewer > 0 and fewer not in tried and len(tried) < _TRIES:
+                tried.add(fewer)
+                cut = stock.shortened(fillers, fewer, spare)
+                off = count(cut)
+                if not off:
+                    return _Exact(cut, number, 0 if spare else fewer, 0)
+                fewer += off
+        whole = stock.first(number - 1)
+        return _Exact(whole, number - 1, 0, -count(whole))
+
+    def _stock(self, build: PromptBuilder, example: AnyExample) -> "_Stock":
+        own = shuffled(list(dict.fromkeys(example.distractors)), example, build.order.shuffle)
+        return _Stock(build, example, own, self._drawn(example, {*own, *example.gold}))
+
+    def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:
+        """Filler of the other examples, in a random order of this example's own."""
+        titles = {document.title.casefold() for document in example.gold} - {""}
+        others = [
+            document
+            for other, of_other in zip(self._examples, self._distractors)
+            for document in of_other
+            if other.id != example.id
+        ]
+        random.Random(f"{self.seed} {example.id}").shuffle(others)
+        for document in others:
+            usable = document.title.casefold() not in titles and not holds_answer(document, example.answers)
+            if usable and document not in there:
+                there.add(document)
+                yield document
+
+
+Count = Callable[[Sequence[Document]], int]  # by how many tokens a prompt with this filler exceeds its length
+
+
+class _Exact(NamedTuple):
+    """Filler, of how many documents it is, how many of their tokens were removed, and by how many it falls short."""
+
+    fillers: list[Document]
+    number: int
+    removed: int
+    short: int
+
+
+class _Plan:
+    """How the prompts of an example are filled: with so many documents of its stock, of which about so many tokens are
+    removed, and at which borders between them the gold document stands."""
+
+    def __init__(self, build: PromptBuilder, example: AnyExample, tokens: int, stock: "_Stock"):
+        self._build, self._example, self.stock = build, example, stock
+        self.target = tokens - build.max_new_tokens - build.max_thinking_tokens
+        self.number = self.removed = 0
+        self.borders: list[int | None] = []
+
+    def placed(self, fillers: Sequence[Document], at: int | None) -> list[Document]:
+        """The filler with the gold document after so many of its documents; None: after all."""
+        at = len(fillers) if at is None else at
+        return [*fillers[:at], *self._example.gold, *fillers[at:]]
+
+    def counted(self, at: int | None) -> Count:
+        """By how many tokens a prompt is too long, whose gold document stands there."""
+
+        def count(fillers: Sequence[Document]) -> int:
+            text = self._build.worded(self._example, self.placed(fillers, at))
+            return len(self._build.token_ids(text)) - self.target
+
+        return count
+
+
+class _Stock:
+    """The filler of an example: its own documents, then those drawn for it, as far as they are needed.
+
+    `sizes` are the tokens of each document's title and text.
+    """
+
+    def __init__(self, build: PromptBuilder, example: AnyExample, own: list[Document], drawn: Iterator[Document]):
+        self._tokenizer, self._example, self._drawn = build.tokenizer, example, drawn
+        self._documents: list[Document] = []
+        self.sizes: list[int] = []
+        self._add(own)
+
+    def fewest(self, tokens: float, around: int) -> int:
+        """The fewest of the first documents that have so many tokens together, with so many around each, or else all
+        that there are."""
+        number, total = 0, 0
+        while total < tokens and self.has(number + 1):
+            total += self.sizes[number] + around
+            number += 1
+        return number
+
+    def has(self, number: int) -> bool:
+        """Whether there are so many documents."""
+        while len(self._documents) < number:
+            if (document := next(self._drawn, None)) is None:
+                return False
+            self._add([document])
+        return True
+
+    def first(self, number: int) -> list[Document]:
+        """The first so many documents."""
+        self.has(number)
+        return self._documents[:number]
+
+    def size(self, number: int, around: int = 0) -> int:
+        """The tokens of the first so many documents, with so many around each."""
+        return sum(size + around for size in self.sizes[:number])
+
+    def shortened(self, documents: Sequence[Document], fewer: int, spare: int = 0) -> list[Document]:
+        """The documents without the last so many tokens of their texts: the last text is cut, and where that is not
+        enough the one before it. Of the document before the cut one `spare` tokens are left out, too."""
+        shorter = list(documents)
+        for i in range(len(shorter) - 1, -1, -1):
+            size = self._count(shorter[i].text)
+            kept = max(0, size - fewer)
+            shorter[i] = shorter[i].model_copy(update={"text": self._beginning(shorter[i].text, kept)})
+            fewer -= size - kept
+            if not fewer:
+                return [*self.shortened(shorter[:i], spare), *shorter[i:]] if spare else shorter
+        return shorter
+
+    def exhausted(self, wanted: int, reached: int) -> PosgapError:
+        """What is wrong where all documents together are too few."""
+        return PosgapError(
+            f"length {wanted}: example {self._example.id} is filled to {reached} tokens with its own distractors and "
+            "all that may be taken from the other examples; ask for a shorter one, or give more examples, or examples "
+            "with more distractors"
+        )
+
+    def _beginning(self, text: str, tokens: int) -> str:
+        """The longest beginning of a text that has at most so many tokens."""
+        least, most = 0, len(text) if tokens else 0
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self._count(text[:middle]) <= tokens:
+                least = middle
+            else:
+                most = middle - 1
+        return text[:least]
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _add(self, documents: Sequence[Document]) -> None:
+        if documents:
+            texts = [f"{document.title} {document.text}" for document in documents]
+            self.sizes += [len(ids) for ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
+            self._documents += documents
+
+
+def at_lengths(
+    config: SweepConfig, build: TextPromptBuilder, examples: Sequence[AnyExample]
+) -> list[tuple[SweepConfig, PromptBuilder]]:
+    """For each length that a sweep's config asks for, the shortest first, the config of a sweep at this length alone
+    and the builder of its prompts, which are filled with the distractors of these examples.
+
+    Raises `PosgapError` where a length exceeds the model's context, two are the same, or the task's prompts cannot be
+    filled.
+    """
+    if not isinstance(build, PromptBuilder):
+        raise PosgapError("lengths: are counted by the model's tokenizer, which an endpoint keeps to itself")
+    if build.task.n_gold != 1 or build.task.slots is not INSERTED:
+        raise PosgapError(
+            f"lengths: task {build.task.name} is not one gold document among others, which could be filler"
+        )
+    tokens = {length: tokens_of(length, build.context) for length in dict.fromkeys(config.lengths)}
+    for length, number in tokens.items():
+        if number > build.context:
+            raise PosgapError(f"length {length}: the model reads no more than {build.context} tokens")
+        if twice := [other for other, same in tokens.items() if same == number and other != length]:
+            raise PosgapError(f"lengths {length} and {twice[0]}: are both {number} tokens; leave one out")
+    depths, ordered = parse_depths(config.depths), sorted(tokens.items(), key=lambda item: item[1])
+    fills = [Fill(length, number, depths, config.seed, examples) for length, number in ordered]
+    return [(config.model_copy(update={"lengths": [fill.length]}), build.filled(fill)) for fill in fills]
+
+
+def as_filled(config: SweepConfig, build: PromptBuilder, examples: Sequence[AnyExample]) -> PromptBuilder:
+    """The builder of the prompts that a sweep at no length, or at one, has asked of these examples."""
+    if not config.lengths:
+        return build
+    ((_, filled),) = at_lengths(config, build, examples)
+    return filled

@@ -1,0 +1,98 @@
+"""Accuracy by where several gold documents begin and by the distance between them, apart."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from posgap.files import Record
+from posgap.measurement import statistics
+from posgap.tasks.spans import distance
+
+_ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
+Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
+
+
+class Margin(Record):
+    """Accuracy by one side of the grid, averaged over the other: at each of `values`, and best minus worst of these.
+
+    `gap_noise` is the gap expected by chance alone, and `p` that of Cochran's Q, small where accuracy is not the same
+    at all values.
+    """
+
+    values: list[int]
+    accuracy: list[Points]
+    ci95: list[tuple[Points, Points]]
+    gap: Points
+    gap_ci95: tuple[Points, Points]
+    gap_noise: Points
+    p: float
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if not len(self.values) == len(self.accuracy) == len(self.ci95):
+            raise ValueError(f"{len(self.accuracy)} accuracies for {len(self.values)} values")
+        return self
+
+
+class Grid(Record):
+    """The figures of a sweep of every first position with every distance.
+
+    Since all distances were asked at every position, the one is not confounded with the other. `far_minus_near` is the
+    accuracy at the largest distance minus that at the smallest, of the same examples at the same first positions.
+    """
+
+    by_position: Margin
+    by_distance: Margin
+    far_minus_near: float
+    far_minus_near_ci95: tuple[float, float]
+
+    def sentences(self) -> list[str]:
+        """The same in words."""
+        position, apart = self.by_position, self.by_distance
+        low, high = self.far_minus_near_ci95
+        return [
+            f"By absolute position, averaged over distances, the gap is {_in_words(position)}.",
+            f"By the distance between the gold documents, averaged over positions, it is {_in_words(apart)}; at "
+            f"distance {apart.values[-1]} accuracy differs from that at {apart.values[0]} by "
+            f"{self.far_minus_near:+.1f} points ({low:+.1f} to {high:+.1f}).",
+        ]
+
+
+def _in_words(margin: Margin) -> str:
+    low, high = margin.gap_ci95
+    return f"{margin.gap:.1f} points ({low:.1f} to {high:.1f}; by chance about {margin.gap_noise:.1f})"
+
+
+def grid_of(correct: np.ndarray, placements: Sequence[Sequence[int]], seed: int) -> Grid | None:
+    """The figures of `correct [E, P]`; None unless the placements are every first position with every distance, of
+    evenly spaced gold documents, at least two of each."""
+    cells = {(distance(positions), positions[0]): i for i, positions in enumerate(placements) if len(positions) > 1}
+    distances, firsts = (sorted({cell[side] for cell in cells}) for side in (0, 1))
+    if 0 in distances or min(len(distances), len(firsts)) < 2 or len(cells) != len(placements):
+        return None
+    if len(cells) != len(distances) * len(firsts):
+        return None
+    order = [[cells[step, first] for first in firsts] for step in distances]
+    scores = np.asarray(correct, np.float64)[:, order]  # [E, distances, first positions]
+    difference, interval = statistics.paired_difference(scores[:, -1], scores[:, 0])
+    return Grid(
+        by_position=_margin(firsts, scores.mean(axis=1), seed),
+        by_distance=_margin(distances, scores.mean(axis=2), seed),
+        far_minus_near=difference,
+        far_minus_near_ci95=interval,
+    )
+
+
+def _margin(values: list[int], scores: np.ndarray, seed: int) -> Margin:
+    accuracy = statistics.accuracy(scores)
+    return Margin(
+        values=values,
+        accuracy=accuracy.tolist(),
+        ci95=statistics.mean_interval(scores).tolist(),
+        gap=statistics.gap(accuracy),
+        gap_ci95=statistics.gap_interval(scores),
+        gap_noise=statistics.gap_noise(scores, np.random.default_rng(seed)),
+        p=statistics.cochran_q(scores)[2],
+    )

@@ -1,0 +1,348 @@
+"""Accuracy by length and depth: the sweeps of one model at several lengths of its prompts, and how long these may get.
+
+Each sweep is a folder of its own within that of the whole, named by its length in tokens, and like any other.
+"""
+
+import copy
+from collections.abc import Sequence, Sized
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.files import Record, read_model
+from posgap.generation.batching import reading_order, shared_lengths
+from posgap.measurement import statistics
+from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
+from posgap.measurement.filling import Filled
+from posgap.measurement.spending import Price, estimate
+from posgap.measurement.sweeps import LENGTHS_FILE, Evidence, Points, Sweep
+from posgap.models.memory import cache_bytes
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.prompts import PromptBuilder
+
+LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
+_TRIED = 4  # examples of which the share that is read is counted
+LENGTH_COMPARISON_FILE = "lengths_comparison.json"
+
+
+class EffectiveLength(Record):
+    """The longest of the lengths asked up to which the gap is at most `most_gap` points, in tokens; 0 where it is more
+    at the shortest already.
+
+    `tokens` goes by the gaps as they were measured, `low` by the upper bounds of the gaps, and `high` by their lower
+    bounds: either end is wrong in at most 5 %.
+    """
+
+    most_gap: Points
+    tokens: int = Field(ge=0)
+    low: int = Field(ge=0)
+    high: int = Field(ge=0)
+
+    def tokens_named(self, asked: Sequence[int]) -> str:
+        """The figure in words, where these lengths were asked."""
+        return self._named(self.tokens, asked)
+
+    def ends_named(self, asked: Sequence[int]) -> str:
+        """Its lower and its upper end in words."""
+        ends = dict.fromkeys(self._named(end, asked) for end in (self.low, self.high))
+        return " to ".join(ends)
+
+    def sentence(self, asked: Sequence[int]) -> str:
+        """All of it as a sentence."""
+        bounds = f"(95 % bounds of the effective length: {self.ends_named(asked)})"
+        if not self.tokens:
+            return f"The position gap is more than {self.most_gap:g} points at {min(asked):,} tokens already {bounds}."
+        return (
+            f"The position gap is at most {self.most_gap:g} points up to a length of {self.tokens_named(asked)} tokens "
+            f"{bounds}."
+        )
+
+    @staticmethod
+    def _named(tokens: int, asked: Sequence[int]) -> str:
+        if not tokens:
+            return f"under {min(asked):,}"
+        return f"{tokens:,}" + (" or more" if tokens == max(asked) else "")
+
+
+class LengthMap(Record):
+    """What came of the sweeps of a model at several lengths, the shortest first: accuracy in percent by length and
+    depth, `accuracy [L, D]`, and the mean and the gap at each length, all with 95 % intervals.
+
+    `lengths` are as they were asked for, `tokens` what they are, for prompt and longest answer together; `documents` is
+    how many documents the first example's prompt has, and `prompt_tokens` the mean number of tokens of a prompt without
+    its answer, where they were counted. `depths` are in percent of the filler, and `context` in tokens.
+    """
+
+    task: str
+    model: str
+    label: str
+    metric: str
+    context: int = Field(ge=1)
+    n_examples: int = Field(ge=1)
+    lengths: list[str] = Field(min_length=1)
+    tokens: list[int]
+    depths: list[float] = Field(min_length=1)
+    documents: list[int]
+    prompt_tokens: list[float | None]
+    accuracy: list[list[Points]]
+    ci95: list[list[tuple[Points, Points]]]
+    mean: list[Points]
+    mean_ci95: list[tuple[Points, Points]]
+    gap: list[Points]
+    gap_ci95: list[tuple[Points, Points]]
+    gap_noise: list[Points]
+    effective: EffectiveLength
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        of_each: dict[str, Sized] = {
+            name: getattr(self, name)
+            for name in (
+                *("tokens", "documents", "prompt_tokens", "accuracy", "ci95"),
+                *("mean", "mean_ci95", "gap", "gap_ci95", "gap_noise"),
+            )
+        }
+        for name, values in of_each.items():
+            if len(values) != len(self.lengths):
+                raise ValueError(f"{name}: {len(values)} for {len(self.lengths)} lengths")
+        rows: list[Sized] = [*self.accuracy, *self.ci95]
+        if any(len(row) != len(self.depths) for row in rows):
+            raise ValueError("accuracy: not of every depth")
+        if sorted(set(self.tokens)) != self.tokens:
+            raise ValueError("tokens: do not grow from each length to the next")
+        return self
+
+    @property
+    def title(self) -> str:
+        """What stands above the page."""
+        return f"{self.label}: accuracy by length and depth"
+
+    @property
+    def depth_names(self) -> list[str]:
+        """The depths as text."""
+        return [f"{depth:.3g} %" for depth in self.depths]
+
+    def reading(self) -> list[str]:
+        """Sentences with the figures that matter."""
+        worst = int(np.argmax(self.gap))
+        low, high = self.gap_ci95[worst]
+        return [
+            self.effective.sentence(self.tokens),
+            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval {low:.1f} to "
+            f"{high:.1f}). The mean over the depths is {self.mean[0]:.1f} % at {self.tokens[0]:,} tokens and "
+            f"{self.mean[-1]:.1f} % at {self.tokens[-1]:,}, of the same {self.n_examples} examples; the model reads "
+            f"{self.context:,} tokens.",
+        ]
+
+
+def effective_length(tokens: Sequence[int], correct: Sequence[np.ndarray], most_gap: float) -> EffectiveLength:
+    """The effective length, of scores `correct [L][E, D]` at lengths of so many tokens, the shortest first.
+
+    Lengths are looked at one after the other, and the first whose bound exceeds `most_gap` ends it. So the lower end,
+    at which every gap's upper 95 % bound is at most that, is too high in at most 5 % (a fixed sequence of tests, each
+    of which has to pass), and the upper end, before the first lower bound above it, is too low in at most 5 %, since
+    all lower bounds hold together (Bonferroni).
+    """
+    pairs = max(1, correct[0].shape[1] * (correct[0].shape[1] - 1)) * len(correct)
+    gaps = [statistics.gap(statistics.accuracy(scores)) for scores in correct]
+    intervals = [statistics.gap_interval(scores) for scores in correct]
+    return EffectiveLength(
+        most_gap=most_gap,
+        tokens=_longest(tokens, gaps, most_gap),
+        low=_longest(tokens, [high for _, high in intervals], most_gap),
+        high=_longest(tokens, [_lower_bound(scores, statistics.LEVEL / pairs) for scores in correct], most_gap),
+    )
+
+
+def _longest(tokens: Sequence[int], bounds: Sequence[float], most: float) -> int:
+    """The length before the first at which the bound is above `most`; 0 where that is the first."""
+    exceeding = next((at for at, bound in enumerate(bounds) if bound > most), len(bounds))
+    return tokens[exceeding - 1] if exceeding else 0
+
+
+def _lower_bound(correct: np.ndarray, error: float) -> float:
+    """The largest lower bound of a difference of two placements, each too high with chance `error`; 0 at least."""
+    if correct.shape[1] < 2:
+        return 0.0
+    return max(0.0, float(np.nanmax(-statistics.pair_bounds(correct, error))))
+
+
+def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> LengthMap:
+    """The map of sweeps at several lengths, the shortest first, of a model that reads `context` tokens."""
+    sweeps = [each.sweep for each in evidence]
+    fills = [filled_of(each) for each in sweeps]
+    first, tokens = sweeps[0], [fill.tokens for fill in fills]
+    return LengthMap(
+        **first.model_dump(include={"task", "model", "label", "metric", "n_examples"}),
+        context=context,
+        lengths=[fill.length for fill in fills],
+        tokens=tokens,
+        depths=fills[0].depths,
+        documents=[fill.documents for fill in fills],
+        prompt_tokens=[sweep.spent and round(sweep.spent.prompt_tokens / sweep.spent.prompts, 2) for sweep in sweeps],
+        **{
+            name: [getattr(sweep, name) for sweep in sweeps]
+            for name in ("accuracy", "ci95", "mean", "mean_ci95", "gap", "gap_ci95", "gap_noise")
+        },
+        effective=effective_length(tokens, [each.correct for each in evidence], most_gap),
+    )
+
+
+def filled_of(sweep: Sweep) -> Filled:
+    """To what length the prompts of a sweep were filled; `PosgapError` where they were not."""
+    if sweep.filled is None:
+        raise PosgapError(f"{sweep.label}: is no sweep at a length")
+    return sweep.filled
+
+
+def read_lengths(path: Path) -> LengthMap:
+    """Reads the map from the folder that `sweep` wrote, or from its `lengths.json`."""
+    return read_model(LengthMap, path, LENGTHS_FILE)
+
+
+def is_of_lengths(path: Path) -> bool:
+    """Whether a folder, or file, is that of sweeps at several lengths."""
+    return (path / LENGTHS_FILE).is_file() if path.is_dir() else path.name == LENGTHS_FILE
+
+
+def folder_at(folder: Path, tokens: int) -> Path:
+    """The folder of the sweep at a length within that of all."""
+    return folder / str(tokens)
+
+
+def estimated_lengths(
+    config: SweepConfig,
+    at_each: Sequence[tuple[SweepConfig, PromptBuilder]],
+    examples: Sequence[AnyExample],
+    price: Price | None = None,
+) -> str:
+    """What sweeps at these lengths take, in words, a line each. Every example is filled up once, so that one that
+    cannot be is named."""
+    lines, prompts, tokens, read = [], 0, 0, 0.0
+    for _, build in at_each:
+        fill = build.fill
+        assert fill
+        for example in examples:
+            build.prompt(example, fill.placements[0])
+        share = share_read([[build(example, at) for at in fill.placements] for example in examples[:_TRIED]])
+        length = fill.tokens - build.max_new_tokens - build.max_thinking_tokens
+        number = len(examples) * len(fill.placements) * config.samples
+        prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
+        lines.append(
+            f"{fill.tokens:,} tokens: {number:,} prompts of {length:,} tokens, of which about {100 * share:.0f} % are "
+            f"read where depths of an example share what they begin with{_cache(config, fill.tokens)}"
+        )
+    longest = at_each[0][1].max_new_tokens + at_each[0][1].max_thinking_tokens
+    total = estimate([tokens], True, prompts * longest, price).removeprefix("1 prompts of ")
+    return "\n".join([*lines, f"Together {prompts:,} prompts of {total}; about {read:,.0f} tokens are read"])
+
+
+def share_read(groups: Sequence[Sequence[Sequence[int]]]) -> float:
+    """The share of the tokens of prompts, in groups that share beginnings, that a cache of the prompt before leaves to
+    be read."""
+    everything = sum(len(prompt) for group in groups for prompt in group)
+    kept = 0
+    for group in groups:
+        shared, order = shared_lengths(group), reading_order(group)
+        kept += sum(int(shared[before, after]) for before, after in pairwise(order))
+    return 1 - kept / everything
+
+
+def _cache(config: SweepConfig, tokens: int) -> str:
+    """What the keys and values of a prompt with its answer take, in words; empty where the model does not say."""
+    size = cache_bytes(config.model, config.dtype, tokens)
+    return f", with keys and values of {size / 2**20:,.1f} MiB each" if size else ""
+
+
+class EffectiveOf(Record):
+    """The effective length of a model."""
+
+    label: str
+    tokens: list[int]
+    effective: EffectiveLength
+
+
+class LengthComparison(Record):
+    """Every model against the first, over the same examples at the same lengths and depths: a comparison a length.
+
+    Two models of different tokenizers read different texts of the same length.
+    """
+
+    reference: str
+    lengths: list[str]
+    depths: list[float]
+    models: list[EffectiveOf]
+    comparisons: list[Comparison]
+
+    @property
+    def title(self) -> str:
+        """What stands above the page."""
+        return f"{', '.join(model.label for model in self.models[1:])} against {self.reference}, by length and depth"
+
+    def reading(self) -> list[str]:
+        """Sentences with the figures that matter: each model's effective length, and whether it is longer."""
+        first, *others = self.models
+        sentences = [f"{model.label}: {model.effective.sentence(model.tokens)}" for model in self.models]
+        for other in others:
+            longer = other.effective.low > first.effective.high
+            shorter = other.effective.high < first.effective.low
+            how = "is longer than" if longer else "is shorter than" if shorter else "cannot be told from"
+            why = ": their bounds do not overlap" if longer or shorter else ""
+            sentences.append(f"The effective length of {other.label} {how} that of {first.label}{why}.")
+        return sentences
+
+
+class LengthEvidence(NamedTuple):
+    """The map of a model, and its sweeps, the shortest first; `path` is what messages name."""
+
+    path: Path
+    lengths: LengthMap
+    sweeps: Sequence[Evidence]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Those in the folder that `sweep` wrote."""
+        lengths = read_lengths(folder)
+        return cls(folder, lengths, [Evidence(folder_at(folder, tokens)) for tokens in lengths.tokens])
+
+
+def compare_lengths(models: Sequence[LengthEvidence], allow: Sequence[str] = ()) -> LengthComparison:
+    """Compares sweeps at several lengths with the first; `PosgapError` where they did not ask alike, at the same
+    lengths and depths, but for what is allowed."""
+    first = models[0].lengths
+    for path, other, _ in models[1:]:
+        if (other.lengths, other.depths) != (first.lengths, first.depths):
+            raise PosgapError(
+                f"{path} and {models[0].path}: not asked alike: lengths ({', '.join(other.lengths)} at "
+                f"{len(other.depths)} depths, not {', '.join(first.lengths)} at {len(first.depths)}); sweep both "
+                "models at the same lengths and --depths"
+            )
+    by_length = [_side_by_side(models, at) for at in range(len(first.lengths))]
+    labels, most_gap = [each.sweep.label for each in by_length[0]], first.effective.most_gap
+    return LengthComparison(
+        reference=labels[0],
+        lengths=first.lengths,
+        depths=first.depths,
+        models=[
+            EffectiveOf(
+                label=label,
+                tokens=lengths.tokens,
+                effective=effective_length(lengths.tokens, [each.correct for each in sweeps], most_gap),
+            )
+            for label, (_, lengths, sweeps) in zip(labels, models)
+        ],
+        comparisons=[compare_sweeps(of_length, allow) for of_length in by_length],
+    )
+
+
+def _side_by_side(models: Sequence[LengthEvidence], at: int) -> Sequence[Evidence]:
+    """The sweeps of several models at one of their lengths, models of one label told apart by their folders."""
+    there = [copy.copy(sweeps[at]) for _, _, sweeps in models]
+    for each, model in zip(there, models):
+        each.path = model.path
+    return named_apart(there)

@@ -1,0 +1,259 @@
+"""Readers of multiple-choice questions and of judged answers, which yield examples of the tasks `options` and `judge`.
+
+The gold document is the right option, or the answer that was preferred; the distractors are the others. An answer's
+title is the name of the model that wrote it, which no prompt shows.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from string import ascii_uppercase as LETTERS
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, Field, model_validator
+
+from posgap.errors import PosgapError
+from posgap.files import parsed, read_rows
+from posgap.tasks.examples import Document, Example, Texts
+
+log = logging.getLogger(__name__)
+_HENDRYCKS = ("question", *LETTERS[:4], "answer")  # columns of the files by the benchmark's authors
+
+
+Rows = Iterable[tuple[int, Any]]
+
+
+class _Options(BaseModel):
+    question: str = Field(min_length=1)
+    choices: list[str] = Field(min_length=2, max_length=len(LETTERS))
+    answer: int | str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_columns(cls, row: Any) -> Any:
+        """Options that have a column each, A, B, C ..., as in the authors' files."""
+        if isinstance(row, dict) and "choices" not in row and "A" in row:
+            return row | {"choices": [row[name] for name in LETTERS if name in row]}
+        return row
+
+    @property
+    def key(self) -> int:
+        """The index of the right option; -1 where there is none."""
+        if isinstance(self.answer, int):
+            return self.answer if 0 <= self.answer < len(self.choices) else -1
+        key = LETTERS.find(self.answer.strip().upper() or "-")
+        return key if key < len(self.choices) else -1
+
+
+def _mmlu(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
+    """Yields (row, example) of multiple-choice questions as MMLU has them (Hendrycks et al. 2021).
+
+    Either `question, choices[], answer` with the index of the right one, from 0 (`cais/mmlu` on the hub), or the
+    authors' CSV files, which have a question, four options and the letter of the right one in a row, and no header. A
+    question whose right option stands among the wrong ones too is yielded as None.
+    """
+    for number, row in rows:
+        if number == 1 and row.get("question") == "question":
+            continue  # a header all the same
+        item = parsed(_Options, row, f"{name}:{number}")
+        if item.key < 0:
+            raise PosgapError(
+                f"{name}:{number}: field `answer`: {item.answer!r} is none of the {len(item.choices)} options; write "
+                "its letter, or its index from 0"
+            )
+        right, wrong = item.choices[item.key], [c for i, c in enumerate(item.choices) if i != item.key]
+        yield number, _example(f"mmlu-{number:06d}", item.question, ("", right), [("", text) for text in wrong])
+
+
+class _Turn(BaseModel):
+    role: str
+    content: str
+
+
+class _Judgment(BaseModel):
+    question_id: int | str
+    model_a: str
+    model_b: str
+    winner: str
+    conversation_a: list[_Turn] = Field(min_length=2)
+    conversation_b: list[_Turn] = Field(min_length=2)
+    turn: int = Field(ge=1)
+
+
+def _mt_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
+    """Yields (row, example) of judgments as MT-Bench has them (Zheng et al. 2023, `lmsys/mt_bench_human_judgments`):
+    `question_id, model_a, model_b, winner, conversation_a, conversation_b, turn`.
+
+    What several judged is one example, at the row of the first judgment: the answer that most of them preferred is the
+    gold document. Where as many, or more, called it a tie, or preferred the other, None is yielded. An answer in the
+    second turn is what was said after the first question, all of it.
+    """
+    votes: dict[tuple, Counter[str]] = {}
+    first: dict[tuple, tuple[int, str, dict[str, str]]] = {}
+    for number, row in rows:
+        item = parsed(_Judgment, row, f"{name}:{number}")
+        winners = {"model_a": item.model_a, "model_b": item.model_b}
+        if item.winner not in winners and not item.winner.startswith("tie"):
+            raise PosgapError(f"{name}:{number}: field `winner`: {item.winner!r} is not model_a, model_b or tie")
+        if item.model_a == item.model_b:
+            raise PosgapError(f"{name}:{number}: field `model_b`: is model_a; what was compared cannot be told apart")
+        judged = (str(item.question_id), item.turn, *sorted(winners.values()))
+        said = {
+            item.model_a: _said(item.conversation_a, item.turn),
+            item.model_b: _said(item.conversation_b, item.turn),
+        }
+        first.setdefault(judged, (number, item.conversation_a[0].content, said))
+        votes.setdefault(judged, Counter())[winners.get(item.winner, "")] += 1
+    for judged, (number, question, said) in first.items():
+        (winner, most), *others = votes[judged].most_common(2)
+        undecided = not winner or any(count == most for _, count in others)
+        loser = next(model for model in said if model != winner)
+        id = f"mt-bench-{judged[0]}-{judged[1]}-{number}"
+        yield number, None if undecided else _example(id, question, (winner, said[winner]), [(loser, said[loser])])
+
+
+def _said(conversation: Sequence[_Turn], turn: int) -> str:
+    """What a model answered up to a turn, after the first question."""
+    reply, *later = conversation[1 : 2 * turn]
+    spoken = [f"{'Question' if said.role == 'user' else 'Answer'}: {said.content}" for said in later]
+    return "\n\n".join([reply.content, *spoken])
+
+
+class _Preferred(BaseModel):
+    prompt: str = Field(min_length=1)
+    chosen: Texts
+    rejected: Texts
+    chosen_model: str = ""
+    rejected_model: str = ""
+    models: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names(cls, row: Any) -> Any:
+        return {name: value for name, value in row.items() if value is not None} if isinstance(row, dict) else row
+
+    def names(self) -> list[str]:
+        """The model of each answer, the chosen ones first; empty where the row does not say it."""
+        of_all = [self.chosen_model, self.rejected_model] if self.chosen_model else self.models
+        return [*of_all, *[""] * (len(self.chosen) + len(self.rejected))]
+
+
+def _reward_bench(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
+    """Yields (row, example) of RewardBench (Lambert et al. 2024), `prompt, chosen, chosen_model, rejected,
+    rejected_model`, or of RewardBench 2 (Malik et al. 2025), where `chosen` and `rejected` are lists.
+
+    A row with several chosen answers, as those of the subset Ties, has no single best one, and is yielded as None.
+    """
+    for number, row in rows:
+        item = parsed(_Preferred, row, f"{name}:{number}")
+        if len(item.chosen) > 1:
+            yield number, None
+            continue
+        best, *others = zip(item.names(), [*item.chosen, *item.rejected])
+        yield number, _example(f"reward-bench-{number:06d}", item.prompt, best, others)
+
+
+class _Compared(BaseModel):
+    question: str = Field(min_length=1)
+    answers: list[str] = Field(min_length=2, max_length=len(LETTERS))
+    label: str
+    id: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_columns(cls, row: Any) -> Any:
+        """Answers that have a column each, response_a, response_b ..."""
+        names = [f"response_{name.lower()}" for name in LETTERS]
+        if isinstance(row, dict) and "answers" not in row and names[0] in row:
+            return row | {"answers": [row[name] for name in names if row.get(name) is not None]}
+        return row
+
+    @property
+    def preferred(self) -> int:
+        """The index of the preferred answer; -1 for a tie, -2 where the label is none."""
+        label = self.label.strip().lower()
+        for prefix in ("response_", "model_", "answer_"):
+            label = label.removeprefix(prefix)
+        if label == "tie":
+            return -1
+        index = LETTERS.lower().find(label) if len(label) == 1 else -1
+        return index if 0 <= index < len(self.answers) else -2
+
+
+def _comparisons(rows: Rows, name: str) -> Iterator[tuple[int, Example | None]]:
+    """Yields (row, example) of answers that were compared: `question`, `answers[]` or `response_a, response_b, ...`,
+    and as `label` the letter of the preferred one, or `tie`, for which None is yielded."""
+    for number, row in rows:
+        item = parsed(_Compared, row, f"{name}:{number}")
+        if item.preferred == -2:
+            raise PosgapError(
+                f"{name}:{number}: field `label`: {item.label!r} is none of the {len(item.answers)} answers; write the "
+                "letter of the preferred one, or tie"
+            )
+        others = [("", text) for index, text in enumerate(item.answers) if index != item.preferred]
+        id = item.id or f"comparison-{number:06d}"
+        tie = item.preferred == -1
+        yield number, None if tie else _example(id, item.question, ("", item.answers[item.preferred]), others)
+
+
+def _example(id: str, question: str, gold: tuple[str, str], others: Iterable[tuple[str, str]]) -> Example | None:
+    """The example of items as (title, text); None where the gold one stands among the others too."""
+    gold_document, *distractors = (Document(title=title, text=text) for title, text in (gold, *others))
+    if any(_plain(other.text) == _plain(gold_document.text) for other in distractors):
+        return None
+    return Example(
+        id=id, question=question, answers=[gold_document.text], gold=[gold_document], distractors=distractors
+    )
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+class Layout(NamedTuple):
+    """A public layout of questions with items to choose from.
+
+    `examples(rows, name)` yields (number, example) of the (number, row) of what `name` names, None for an example that
+    is `left_out`, whose reason follows "left out 3". A row has all fields of one of the sets of `fields`. `columns`
+    name those of a CSV file without a header.
+    """
+
+    examples: Callable[[Rows, str], Iterator[tuple[int, Example | None]]]
+    fields: tuple[frozenset[str], ...]
+    left_out: str = "of which no answer is the best by itself"
+    columns: Sequence[str] = ()
+
+    def read(self, path: Path) -> Iterator[tuple[int, Example | None]]:
+        """Yields (row, example) of a file."""
+        return self.examples(read_rows(path, self.columns), str(path))
+
+    def known(self, rows: Rows, name: str) -> Iterator[tuple[int, Example]]:
+        """The same of rows, without what is left out, which the log counts."""
+        left_out = 0
+        for number, example in self.examples(rows, name):
+            left_out += example is None
+            if example is not None:
+                yield number, example
+        if left_out:
+            log.info("%s: left out %d %s", name, left_out, self.left_out)
+
+
+LAYOUTS = {
+    "mmlu": Layout(
+        _mmlu,
+        (frozenset({"question", "choices", "answer"}), frozenset({"question", "A", "B", "answer"})),
+        "whose right option is among the wrong ones too",
+        _HENDRYCKS,
+    ),
+    "mt-bench": Layout(_mt_bench, (frozenset({"conversation_a", "conversation_b", "winner"}),)),
+    "reward-bench": Layout(_reward_bench, (frozenset({"prompt", "chosen", "rejected"}),)),
+    # Answers in a list, beside a label, stand in retrieval logs too.
+    "comparisons": Layout(_comparisons, (frozenset({"question", "response_a", "response_b", "label"}),)),
+}
+
+
+def layout_of(row: Any) -> Layout | None:
+    """The layout that a row with these fields has; None where it has none of them."""
+    fields = set(row) if isinstance(row, Mapping) else set()
+    return next((layout for layout in LAYOUTS.values() if any(own <= fields for own in layout.fields)), None)

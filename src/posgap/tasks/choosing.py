@@ -1,0 +1,117 @@
+"""Tasks in which a model chooses one of the lettered items of a prompt, and how its choice is read.
+
+What such a model is asked has every item at every letter once: the items are turned as a ring.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from string import ascii_uppercase as LETTERS
+
+from posgap.choices import METRICS
+from posgap.errors import PosgapError
+from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.metrics import exact_match
+from posgap.tasks.placements import Placement
+from posgap.tasks.slots import ROTATED, Slots
+from posgap.tasks.task import Order, Task
+
+_EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
+# What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
+# is none: "A better answer" and "I think" begin with words.
+_VERDICT = r"\[\[\s*([A-Z])\s*\]\]"
+_WHOLE_LINE = r"^[\[({]*([A-Z])[\])}.:,;]*$"
+_STATED = (
+    r"\b(?i:answer|option|choice|choose|pick|verdict|best|better|correct|winner|prefer)\b(?i:\s+(?:is|the|one|would|be"
+    r"|answer|option|choice|response|assistant|letter|was|to))*\s*[:=]?\s*[\[(]*([A-Z])(?=$|[\])}.,:;!?\n]|\s*$|\s+[-–—])"
+)
+_TWO = r"^[\[(]*([A-Z])[\])]*\s*(?:[,/&]|\bor\b|\band\b)[\s\[(]*([A-Z])\b"
+_AT_THE_BEGINNING = r"^[\[({]*([A-Z])(?:$|[\])}.:,;]|\s+[-–—])"
+_ENCLOSED = r"[\[(]\s*([A-Z])\s*[\])]"
+_ALONE = r"(?<![\w'])([A-Z])(?![\w'])"
+
+
+def chosen_letter(response: str) -> str:
+    """The one letter that a response chooses; empty where it chooses none, or more than one.
+
+    A letter counts where it is set apart: as a verdict "[[B]]", as the whole first line, as what is said to be the
+    answer ("The answer is B"), at the beginning ("(B)", "B) Paris", "**B**"), in brackets, or as the only letter of the
+    first line that stands by itself. The first of these ways that names a letter at all decides.
+    """
+    plain = unicodedata.normalize("NFKC", response).translate(_EMPHASIS).strip()
+    line = plain.partition("\n")[0].strip()
+    if re.fullmatch(r"[(\[]?[a-z][)\].:]?", plain):
+        plain = line = plain.upper()
+    ways: list[Iterable[str]] = [
+        re.findall(_VERDICT, plain),
+        re.findall(_WHOLE_LINE, line),  # base models go on to write questions of their own
+        re.findall(_STATED, plain, re.MULTILINE),
+        chain.from_iterable(re.findall(_TWO, line)),
+        re.findall(_AT_THE_BEGINNING, line),
+        re.findall(_ENCLOSED, plain),
+        # "A" and "I" are words where another word follows.
+        re.findall(_ALONE, re.sub(r"\b[AI]\s+(?=[a-z])", "", line)),
+    ]
+    for way in ways:
+        if letters := set(way):
+            return letters.pop() if len(letters) == 1 else ""
+    return ""
+
+
+def any_item(n_docs: int) -> float:
+    """A model that names any item is right once in n_docs."""
+    return 1 / n_docs
+
+
+def lettered(form: str, between: str) -> Callable[[Sequence[Document]], str]:
+    """What writes the texts of items, each in a `form` with the fields `letter` and `text`; no titles."""
+    return lambda items: between.join(form.format(letter=name, text=item.text) for name, item in zip(LETTERS, items))
+
+
+@dataclass(frozen=True)
+class Choosing(Task):
+    """A task whose response names an item by its letter, or has its text for a first line.
+
+    The question stands before the items, as is usual, since an item is read with it in mind; with the order "both" it
+    stands behind them once more.
+    """
+
+    slots: Slots = ROTATED
+    slot_names: Sequence[str] = LETTERS
+    chance: Callable[[int], float] = any_item
+    extract: Callable[[str], str] = chosen_letter
+
+    def ordered_template(self, order: Order) -> str:
+        return super().ordered_template(order if order.question == "both" else replace(order, question="before"))
+
+    def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
+        if not 2 <= n_docs <= len(LETTERS):
+            raise PosgapError(
+                f"task {self.name}: {n_docs} items to choose from; give with --n-docs how many an example has, from 2 "
+                f"to {len(LETTERS)}"
+            )
+        return super().placements(n_docs, chosen)
+
+    def answers(self, example: AnyExample, placement: Placement) -> list[str]:
+        """What is right at this placement: first the letter of the slot, then the item's text."""
+        return [*super().answers(example, placement), *example.answers]
+
+    def score(self, response: str, answers: Sequence[str], metric: str = "") -> float:
+        if metric not in ("", self.metric):
+            return METRICS[metric].score(response, answers)
+        name, *texts = answers
+        letter = self.extract(response)
+        return letter == name if letter else exact_match(_first_line(response), texts)
+
+    def chosen(self, response: str, items: Sequence[Document]) -> int:
+        """The slot, counted from 1, whose letter or item's text the response gives; 0 where it gives none, or two."""
+        if self.extract(response):
+            return super().chosen(response, items)
+        said = [slot for slot, item in enumerate(items, start=1) if exact_match(_first_line(response), [item.text])]
+        return said[0] if len(said) == 1 else 0
+
+
+def _first_line(response: str) -> str:
+    return response.strip().partition("\n")[0]

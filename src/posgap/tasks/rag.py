@@ -1,0 +1,103 @@
+"""Retrieval-augmented generation: any number of relevant passages among those that a retriever returned.
+
+A prompt of n documents holds the relevant passages, at most n of them, and of the others those that the retriever
+ranked highest. So all its orders, that of the retriever among them, have the same documents.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from posgap.errors import PosgapError
+from posgap.tasks.baselines import Baseline
+from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.retrieval import QA
+from posgap.tasks.slots import Slots, shuffled
+from posgap.tasks.task import Order, Task
+
+
+def together(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+    """The relevant passages as a block that begins at the position, in the retriever's order, among the others.
+
+    Where the block would run over the end it ends at the last slot, so that every example has a prompt at every
+    position: the last positions of an example with m relevant passages are all its position n - m + 1.
+    """
+    passages = ranked(example, placement.n_docs)
+    relevant = [passage.document for passage in passages if passage.relevant]
+    others = shuffled([passage.document for passage in passages if not passage.relevant], example, shuffle)
+    before = min(placement.positions[0] - 1, len(others))
+    return others[:before] + relevant + others[before:]
+
+
+def first_moved(example: AnyExample, placement: Placement, shuffle: int = 0, alone: bool = False) -> list[Document]:
+    """The relevant passage that was ranked highest at the position, and all others in the retriever's order, further
+    relevant ones among them; where it is `alone`, these are left out and the prompt is filled with others."""
+    passages = ranked(example, placement.n_docs, alone)
+    first = next(i for i, passage in enumerate(passages) if passage.relevant)
+    others = [passage.document for i, passage in enumerate(passages) if i != first]
+    documents = shuffled(others, example, shuffle)
+    documents.insert(placement.positions[0] - 1, passages[first].document)
+    return documents
+
+
+def as_retrieved(example: AnyExample, n_docs: int, alone: bool = False) -> list[Document]:
+    """The documents of a prompt in the retriever's own order. Raises `PosgapError` for an example without ranks."""
+    if not isinstance(example, RankedExample):
+        raise PosgapError(f"example {example.id}: was not retrieved by anybody, so it has no order of its own")
+    return [passage.document for passage in ranked(example, n_docs, alone)]
+
+
+def ranked(example: AnyExample, n_docs: int, alone: bool = False) -> list[Passage]:
+    """The passages of a prompt of `n_docs` documents in the retriever's order; of an example without ranks the gold
+    documents come first. `alone` takes only the relevant passage that was ranked highest.
+
+    Raises `PosgapError` where there are too few.
+    """
+    if isinstance(example, RankedExample):
+        passages = example.passages
+    else:
+        kinds = ((example.gold, True), (example.distractors, False))
+        passages = [Passage(title=d.title, text=d.text, relevant=relevant) for of, relevant in kinds for d in of]
+    places = [[i for i, passage in enumerate(passages) if passage.relevant is relevant] for relevant in (True, False)]
+    if not places[0]:
+        raise PosgapError(f"example {example.id}: has no relevant passage")
+    kept = places[0][: 1 if alone else n_docs]
+    kept += places[1][: n_docs - len(kept)]
+    if len(kept) < n_docs:
+        raise PosgapError(
+            f"example {example.id}: {len(kept)} passages can be shown, fewer than the {n_docs} documents of a prompt; "
+            f"give --n-docs {len(kept)} or less, or import with --min-docs {n_docs}"
+        )
+    return [passages[i] for i in sorted(kept)]
+
+
+RAG = replace(
+    QA,
+    name="rag",
+    help="a question with the passages that a retriever returned, the relevant ones moved together",
+    slots=Slots(together, of_any_number=True),
+)
+RAG_ONE = replace(
+    QA,
+    name="rag-one",
+    help="the same, only the best-ranked relevant passage moved, the others where the retriever put them",
+    slots=Slots(first_moved, of_any_number=True),
+)
+RAG_ALONE = replace(
+    QA,
+    name="rag-alone",
+    help="the same, the other relevant passages left out",
+    slots=Slots(partial(first_moved, alone=True), of_any_number=True),
+)
+
+
+def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+    return task.text(as_retrieved(example, n_docs, task.name == RAG_ALONE.name), example.question, order)
+
+
+AS_RETRIEVED = Baseline(
+    "as-retrieved",
+    "the passages in the order of the retriever",
+    _in_the_retriever_s_order,
+    suits=lambda task: task.slots.of_any_number,
+)

@@ -1,0 +1,80 @@
+"""How the items of an example take the slots of a prompt: documents their positions, options their letters."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from posgap.errors import PosgapError
+from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.placements import Placement, category, spread_placements, swept_placements
+
+
+def inserted(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+    """The n documents of a prompt, with the gold documents at the placement's positions.
+
+    Distractors have the same order at every placement, so that two prompts of one example differ only in the gold
+    documents' positions. That is the example's order, or, for a `shuffle` other than 0, a random order with that seed.
+    Raises `PosgapError` if the example has too few documents for the placement.
+    """
+    gold = example.gold
+    if len(gold) != len(placement.positions):
+        raise PosgapError(
+            f"example {example.id}: {len(gold)} gold documents for {len(placement.positions)} position(s)"
+        )
+    documents = _others(example, placement.n_docs - len(gold), placement, shuffle)
+    for position, document in sorted(zip(placement.positions, gold)):
+        documents.insert(position - 1, document)
+    return documents
+
+
+def rotated(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
+    """The n items of a prompt, turned as a ring until the one that matters is at the placement's position.
+
+    So every item stands in every slot once where all positions are swept, and an item that attracts is no preference
+    for a slot. `shuffle` and errors are those of `inserted`.
+    """
+    first = inserted(example, Placement((1,) * len(placement.positions), placement.n_docs), shuffle)
+    turns = placement.positions[0] - 1
+    return first[len(first) - turns :] + first[: len(first) - turns]
+
+
+def _others(example: AnyExample, needed: int, placement: Placement, shuffle: int) -> list[Document]:
+    """The first `needed` of the items that do not matter, in their order or in that of a seed."""
+    others = example.distractors
+    if len(others) < needed:
+        raise PosgapError(
+            f"example {example.id}: {len(others)} distractors, but {placement.n_docs} documents need {needed}; give "
+            f"n_docs of at most {placement.n_docs - needed + len(others)}"
+        )
+    return shuffled(others[:needed], example, shuffle)
+
+
+def shuffled(documents: Sequence[Document], example: AnyExample, shuffle: int) -> list[Document]:
+    """An example's documents in a random order with the seed `shuffle`; 0: in their own."""
+    documents = list(documents)
+    if shuffle:
+        random.Random(f"{shuffle} {example.id}").shuffle(documents)
+    return documents
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How the items of an example take the slots of a prompt.
+
+    `arrange(example, placement, shuffle)` says which item stands in each slot. `swept(n_docs, n_gold)` are the
+    placements of a sweep that is not told which. `category(positions)` is the group in which a placement is shown,
+    empty where there is but one. A position can be that of a group `of_any_number` of gold documents.
+    """
+
+    arrange: Callable[[AnyExample, Placement, int], list[Document]]
+    swept: Callable[[int, int], list[Placement]] = spread_placements
+    category: Callable[[Sequence[int]], str] = category
+    of_any_number: bool = False
+
+    def placements(self, n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
+        """The placements of a sweep, as `swept_placements` has them."""
+        return swept_placements(n_docs, n_gold, chosen, self.swept)
+
+
+INSERTED = Slots(inserted)
+ROTATED = Slots(rotated)

@@ -1,0 +1,9 @@
+"""A baseline: the first distractor alone, which answers nothing."""
+
+from posgap.tasks.baselines import Baseline
+
+MISLED = Baseline(
+    name="misled",
+    help="with a document that does not answer",
+    text=lambda task, example, n_docs, order: task.text(example.distractors[:1], example.question, order),
+)

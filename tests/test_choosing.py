@@ -1,0 +1,165 @@
+"""Which lettered item a response chooses."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from posgap.choices import TASKS
+from posgap.data.animals import animal_examples
+from posgap.errors import PosgapError
+from posgap.measurement.choices import choices_of, same_item
+from posgap.tasks.choosing import chosen_letter
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.placements import Placement
+from posgap.tasks.task import Order
+
+CITIES = Example(
+    id="e",
+    question="Capital of France?",
+    answers=["Paris"],
+    gold=[Document(title="some-model", text="Paris")],
+    distractors=[Document(title="another-model", text=city) for city in ("London", "New York", "York")],
+)
+OPTIONS, JUDGE = TASKS["options"], TASKS["judge"]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("B", "b", " B ", "B.", "(B)", "[B]", "b)", "B)", "B:", "**B**", "`B`", '"B"', "B) Paris"),
+        *("B. Paris", "(B) Paris"),
+        *("Answer: B", "Answer: B.", "answer: (B)", "The answer is B", "The answer is B."),
+        *("The correct answer is: **B**",),
+        *("The answer is B) Paris", "Option B", "I choose option B.", "I would pick B.", "My verdict: [[B]]", "[[B]]"),
+        *("Let us see. A is in England. The answer is B.", "It is large, so A fails.\nAnswer: B", "（B）", "B - Paris"),
+        *("B Paris", "I say B", "B\nQuestion: another\nAnswer: C"),
+        *("A good question; the answer is B", "The best answer is B, since A is in England.", "Response [B] wins"),
+        "I think A is wrong, (B)",
+    ],
+)  # fmt: skip
+def test_a_response_that_chooses_the_second(response):
+    assert chosen_letter(response) == "B"
+    assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((2,), 4))) == 1
+    assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((3,), 4))) == 0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("", "   ", "A or B", "A, B", "A and B", "A / B", "(A) and (B)", "[[A]] [[B]]", "[[C]]?? [[B]]", "Both"),
+        *("tie",),
+        *("London or Paris", "A better question would help", "I cannot say", "?"),
+        *("The answer is A. Answer: B",),
+        *("None of them", "An apple", "The answer is unknown"),
+    ],
+)  # fmt: skip
+def test_a_response_that_chooses_none_or_two(response):
+    items = OPTIONS.slots.arrange(CITIES, Placement((1,), 4), 0)
+    assert chosen_letter(response) == "" or OPTIONS.chosen(response, items) == 1, "a text, which is an item's"
+    assert OPTIONS.chosen(response, items) == 0
+    assert not any(OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((i,), 4))) for i in (1, 2, 3, 4))
+
+
+def test_an_item_is_named_by_its_text_too_but_not_by_a_part_of_it_nor_where_two_have_it():
+    items = OPTIONS.slots.arrange(CITIES, Placement((2,), 4), 0)
+    assert [item.text for item in items] == ["York", "Paris", "London", "New York"]
+    for response, slot in {"Paris": 2, "paris.": 2, "New York\nQuestion:": 4, "York": 1, "It is Paris": 0}.items():
+        assert OPTIONS.chosen(response, items) == slot
+        assert OPTIONS.score(response, OPTIONS.answers(CITIES, Placement((2,), 4))) == (slot == 2)
+    assert OPTIONS.chosen("York", [*items, items[0]]) == 0
+
+
+def test_a_letter_beyond_the_items_as_a_tie_is_no_choice():
+    items = [Document(title="", text="one"), Document(title="", text="two")]
+    assert [JUDGE.chosen(said, items) for said in ("[[A]]", "[[B]]", "[[C]]", "tie", "Both are good.")] == [
+        1,
+        2,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_an_option_that_is_a_letter_is_named_by_its_own_letter_alone():
+    blood = CITIES.model_copy(update={"answers": ["B"], "gold": [Document(title="", text="B")]})
+    right = OPTIONS.answers(blood, Placement((1,), 4))
+    assert right == ["A", "B"]
+    assert (OPTIONS.score("A", right), OPTIONS.score("B", right)) == (1, 0)
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_said_chooses_a_letter_or_none(response):
+    assert chosen_letter(response) in ("", *OPTIONS.slot_names)
+
+
+@given(
+    st.sampled_from(OPTIONS.slot_names),
+    st.sampled_from(["{}", "({})", "{}.", "Answer: {}", "The answer is {}.", "[[{}]]", "*{}*"]),
+)
+def test_every_letter_is_read_in_every_form(letter, form):
+    assert chosen_letter(form.format(letter)) == letter
+
+
+def test_the_prompts_have_the_question_before_the_items_and_no_titles():
+    (example,) = animal_examples(1, 2, seed=0)
+    at = Placement((2,), 2)
+    assert JUDGE.prompt(CITIES, at).split("\n\n")[1:] == [
+        "Question: Capital of France?", "Answer A:\nLondon", "Answer B:\nParis", "Best answer:",
+    ]  # fmt: skip
+    assert OPTIONS.prompt(CITIES, at).endswith("Question: Capital of France?\n\nA. London\nB. Paris\n\nAnswer:")
+    assert OPTIONS.prompt(CITIES, at, Order("before")) == OPTIONS.prompt(CITIES, at)
+    assert OPTIONS.prompt(CITIES, at, Order("both")).count("Capital of France?") == 2
+    assert "model" not in JUDGE.prompt(CITIES, at) + OPTIONS.prompt(CITIES, at)
+    assert JUDGE.prompt(example, at) != JUDGE.prompt(example, Placement((1,), 2))
+
+
+@pytest.mark.parametrize("n_docs", [1, 27])
+def test_there_are_as_many_items_as_letters(n_docs):
+    with pytest.raises(PosgapError, match=f"{n_docs} items to choose from; give with --n-docs"):
+        OPTIONS.placements(n_docs)
+
+
+def test_choices_are_those_of_items_named_by_letter_or_text():
+    at = OPTIONS.placements(4)
+    said = ["Paris", "B", "(C)", "D. Paris"]
+    choices = choices_of(OPTIONS, [CITIES], at, said, 0)
+    assert (choices.shares, choices.none, choices.consistency) == ([25, 25, 25, 25], 0, 100)
+    assert choices.slots == ["A", "B", "C", "D"]
+
+
+def test_a_judge_that_takes_the_longest_answer_is_right_where_that_is_right():
+    def example(number: int, gold: str, other: str) -> Example:
+        gold, other = (Document(title="", text=text) for text in (gold, other))
+        return Example(id=str(number), question="?", answers=[gold.text], gold=[gold], distractors=[other])
+
+    pairs = [("long enough", "short"), ("brief", "much longer"), ("tiny", "a long one"), ("same", "size")]
+    examples = [example(number, *pair) for number, pair in enumerate(pairs)]
+    at = JUDGE.placements(2)
+    orders = [JUDGE.slots.arrange(e, placement, 0) for e in examples for placement in at]
+    longest = ["AB"[len(second.text) > len(first.text)] for first, second in orders]
+    lengths = choices_of(JUDGE, examples, at, longest, 0).lengths
+    assert (lengths.n_examples, lengths.longest, lengths.right_longest) == (3, 100, pytest.approx(100 / 3))
+    assert (lengths.right_where_longest, lengths.right_elsewhere) == (100, 0)
+    one = choices_of(JUDGE, examples[:1], at, longest[:2], 0).lengths
+    assert (one.right_where_longest, one.right_elsewhere) == (100, None)
+    assert choices_of(JUDGE, examples[3:], at, ["A", "A"], 0).lengths is None
+
+
+def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
+    examples = list(animal_examples(20, 4, seed=1))
+    at = OPTIONS.placements(4)
+    choices = choices_of(OPTIONS, examples, at, (["C", "C", "A", "?"] * 20), 0)
+    assert (choices.shares, choices.none, choices.consistency) == ([25, 0, 50, 0], 25, 0)
+    assert (choices.slots[choices.favoured], choices.preference) == ("C", 50 - 75 / 4)
+    assert choices.sentence.startswith("C is chosen most often, in 50.0 % (43.4 to 56.6) of the prompts, where 25.0 %")
+    assert choices.sentence.endswith("25.0 % of the responses name no item.")
+
+
+def test_the_gates_consistency_is_that_of_the_letters():
+    examples, at = list(animal_examples(3, 4, seed=2)), OPTIONS.placements(4)
+    said = ["A", "B", "C", "D", "B", "C", "D", "A", "A", "A", "C", "D"]  # the right item; the next one; and neither
+    placed = [(example.id, placement.positions[0]) for example in examples for placement in at]
+    same = same_item(OPTIONS, ((*where, response) for where, response in zip(placed, said)), 4)
+    assert same.tolist() == [1, 1, 0]
+    assert choices_of(OPTIONS, examples, at, said, 0).consistency == pytest.approx(100 * same.mean())
+    assert same_item(OPTIONS, [("e", 1, "none"), ("e", 2, "none")], 2).tolist() == [0]

@@ -1,0 +1,64 @@
+"""The tasks judge and options through the stages, asked of small models."""
+
+import pytest
+
+from posgap.choices import TASKS
+from posgap.config import MakeChoiceConfig, SweepConfig
+from posgap.data.animals import YOUNG, animal_examples
+from posgap.data.expectations import check, describe, expectations
+from posgap.data.verbs import make_choice
+from posgap.errors import PosgapError
+from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.stages.sweep import sweep
+from posgap.tasks.content import content
+from posgap.tasks.examples import Document, read_examples, write_examples
+from posgap.tasks.prompts import PromptBuilder
+
+
+@pytest.fixture
+def questions(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    write_examples(file, animal_examples(4, 3, seed=0))
+    return file
+
+
+def test_a_sweep_of_options_asks_every_rotation_and_says_what_was_chosen(tmp_path, model_folder, questions):
+    config = {"task": "options", "n_docs": 3, "examples": questions, "model": str(model_folder), "max_new_tokens": 4}
+    swept = sweep(SweepConfig(**config, max_unanswered=100, out=tmp_path / "swept"))
+    figures, rows = read_sweep(swept), read_predictions(swept)
+    assert figures.placements == [[1], [2], [3]] and len(rows) == 12
+    choices = figures.choices
+    assert choices.slots == ["A", "B", "C"] and sum(choices.shares) + choices.none == pytest.approx(100)
+    some = sweep(SweepConfig(**config, positions=["1", "3"], max_unanswered=100, out=tmp_path / "some"))
+    assert read_sweep(some).choices is None, "the right item never stands at B"
+    page = (swept / "sweep.html").read_text()
+    assert "What is chosen, whatever is right" in page and choices.sentence in page
+    card = " ".join((swept / "model_card.md").read_text().split())
+    assert f"| same item in every order | {choices.consistency:.1f} |" in card
+    assert f"| A chosen | {choices.shares[0]:.1f} |" in card
+
+
+def test_examples_have_as_many_items_as_are_asked_for_and_the_right_one_once_whoever_wrote_it(tmp_path, tokenizer):
+    (pair,), (three,) = (animal_examples(1, n_docs, seed=0) for n_docs in (2, 3))
+    again = Document(title="another model", text=f" {pair.gold[0].text}\n")
+    examples = [pair.model_copy(update={"distractors": [again]}), three.model_copy(update={"id": "three"})]
+    table = describe(examples, PromptBuilder(TASKS["judge"], tokenizer, 512, 4), 2)
+    failures = check(table, expectations(2, 500, all_items=True), tmp_path / "docs")["failures"]
+    assert [line.partition(" ")[0] for line in failures] == ["`gold_among_distractors`", "`n_docs`"]
+    assert "choice-00001 (1)" in failures[0] and "three (3)" in failures[1]
+
+
+def test_made_questions_are_repeatable_and_never_alike_and_their_lengths_say_nothing(tmp_path):
+    make_choice(MakeChoiceConfig(n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "a.jsonl"))
+    make_choice(MakeChoiceConfig(n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "b.jsonl"))
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+    examples = read_examples(tmp_path / "a.jsonl")
+    assert len({content(example) for example in examples}) == 200
+    asked = [next(animal for animal in YOUNG if example.question.endswith(f" {animal}?")) for example in examples]
+    named = [f" {animal} " in example.gold[0].text for animal, example in zip(asked, examples)]
+    young = [f" {YOUNG[animal]} " in example.gold[0].text for animal, example in zip(asked, examples)]
+    assert all(a != b for a, b in zip(named, young)) and 30 <= sum(young) <= 70
+    longest = [len(e.gold[0].text) > max(len(d.text) for d in e.distractors) for e in examples]
+    assert 40 <= sum(longest) <= 90
+    with pytest.raises(PosgapError, match="that many different examples"):
+        next(animal_examples(10_000, 2, seed=0))
