@@ -32,6 +32,10 @@ from posgap.tasks.responses import Response
 ROOT = Path(__file__).resolve().parents[1]
 
 
+# The same cases in every run, so that a change is judged and not luck; HYPOTHESIS_PROFILE=random draws new ones.
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("random", print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # For `make mutants`, where it is enough that a test fails.
 settings.register_profile(
     "mutants", phases=(Phase.explicit, Phase.generate), derandomize=True, database=None, deadline=None

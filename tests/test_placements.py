@@ -95,7 +95,7 @@ def test_text_is_a_placement_or_is_refused(text):
     except ValueError as error:
         assert "write a position like 7, or two like 3+7" in str(error)
     else:
-        assert len(positions) in (1, 2) and min(positions) >= 1
+        assert len(positions) == text.count("+") + 1 and min(positions) >= 1
 
 
 def test_a_number_has_nine_digits_at_most():

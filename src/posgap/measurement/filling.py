@@ -160,7 +160,7 @@ class Fill:
 
     def _exactly(self, stock: "_Stock", number: int, removed: int, count: "Count") -> "_Exact":
         """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
-        some tokens are removed at the end, `removed` if that fits. Where nothing fits, as many whole documents as do.
+        some tokens are removed at the end, `removed` if that fits. Where nothing fits exactly, the longest that was found.
         """
         if removed and not count(cut := stock.shortened(stock.first(number), removed)):
             return _Exact(cut, number, removed, 0)
@@ -171,18 +171,20 @@ class Fill:
         fillers = stock.first(number)
         if not excess:
             return _Exact(fillers, number, 0, 0)
+        nearest = _Exact(stock.first(number - 1), number - 1, 0, -count(stock.first(number - 1)))
         for spare in _SPARE:
             tried: set[int] = set()
-            fewer = excess - spare
-            while fewer > 0 and fewer not in tried and len(tried) < _TRIES:
+            fewer = max(excess - spare, 0 if spare else 1)
+            while fewer + spare > 0 and fewer >= 0 and fewer not in tried and len(tried) < _TRIES:
                 tried.add(fewer)
                 cut = stock.shortened(fillers, fewer, spare)
                 off = count(cut)
                 if not off:
                     return _Exact(cut, number, 0 if spare else fewer, 0)
+                if 0 < -off < nearest.short:
+                    nearest = _Exact(cut, number, 0, -off)
                 fewer += off
-        whole = stock.first(number - 1)
-        return _Exact(whole, number - 1, 0, -count(whole))
+        return nearest
 
     def _stock(self, build: PromptBuilder, example: AnyExample) -> "_Stock":
         own = shuffled(list(dict.fromkeys(example.distractors)), example, build.order.shuffle)
