@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 from posgap.models.loading import eager_attention
 from posgap.tasks.prompts import Prompt
 

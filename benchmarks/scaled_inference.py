@@ -18,7 +18,7 @@ import torch
 from report import conclude
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 
 LAYERS, HEADS, WIDTH = 6, 12, 768
 STEPS_PER_TURN = 15

@@ -26,7 +26,7 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.errors import PosgapError, Stopped
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]

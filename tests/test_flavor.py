@@ -19,7 +19,7 @@ from posgap.errors import PosgapError
 from posgap.files import digest
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.models import flavor
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 from posgap.models.loading import load_model, load_tokenizer, save_model
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import write_examples

@@ -5,11 +5,12 @@ import random
 import re
 import shutil
 
+import hypothesis
 import mlflow
 import numpy as np
 import pytest
 from conftest import kv_example
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -101,7 +102,7 @@ EXAMPLES = passages()
 
 @settings(max_examples=8, deadline=None)
 # Of the last document's end one token less is two less in the prompt here, so that the one before it is cut.
-@example(length=1344, depths="5", order=Order("after", 2))
+@hypothesis.example(length=1344, depths="5", order=Order("after", 2))
 @given(
     length=st.integers(1000, 1700),
     depths=st.sampled_from(["5", "2", "50%", "0,33.3,90"]),

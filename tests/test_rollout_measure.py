@@ -26,7 +26,7 @@ from transformers import (
 from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 from posgap.models.loading import eager_attention, load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import position_encoding

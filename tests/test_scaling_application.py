@@ -10,7 +10,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 import posgap
 from posgap.errors import PosgapError
 from posgap.models import CONFIG_KEY
-from posgap.models.layer_scaling import layer_scaling, scale_model
+from posgap.models.in_force import scale_model
+from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_model, save_model
 
 SIZES = {

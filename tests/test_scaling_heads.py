@@ -6,7 +6,7 @@ from test_scaling_application import CLOSE, FACTORS, ids, logits, tiny  # noqa: 
 
 from posgap.errors import PosgapError
 from posgap.models.head_scaling import ms_poe_factors, scale_heads, sensitivity
-from posgap.models.layer_scaling import scale_model
+from posgap.models.in_force import scale_model
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])

@@ -19,7 +19,7 @@ _LAZY = {
     "gate": "posgap.library",
     "load": "posgap.library",
     "load_model": "posgap.registered",
-    "scale_model": "posgap.models.layer_scaling",
+    "scale_model": "posgap.models.in_force",
     "sweep": "posgap.library",
 }
 

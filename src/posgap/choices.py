@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from posgap.distillation.recipes import Recipe
     from posgap.gating.rules import GateRule
     from posgap.generation.backends import Backend
+    from posgap.mitigations.mitigation import Mitigation
     from posgap.rollout.position_encodings import PositionEncoding
     from posgap.scaling.curve_kinds import CurveKind
     from posgap.tasks.baselines import Baseline
@@ -244,6 +245,12 @@ CURVES: Choices["CurveKind"] = Choices(
     "posgap.scaling.curve_kinds:STEP",
     "posgap.scaling.curve_kinds:FREE",
     "posgap.scaling.curve_kinds:UNIFORM",
+)
+MITIGATIONS: Choices["Mitigation"] = Choices(
+    "mitigation",
+    "posgap.mitigations",
+    "posgap.mitigations.lpes:LPES",
+    "posgap.mitigations.reordering:REVERSED",
 )
 GATE_RULES: Choices["GateRule"] = Choices(
     "gate rule",

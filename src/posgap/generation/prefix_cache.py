@@ -8,19 +8,22 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from posgap.models.in_force import reads_whole
 from posgap.models.rope_lengths import RopeLengths
 
 
 def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     """Whether the keys and values of a prompt's beginning can be reused for another prompt that begins alike.
 
-    They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, or if
-    the model derives positions from columns instead of taking `position_ids`, since cached rows have gaps.
+    They cannot if a layer forgets (sliding windows, recurrent states), if RoPE's frequencies follow the length, if
+    the model derives positions from columns instead of taking `position_ids`, since cached rows have gaps, or if a
+    mitigation in force has prompts read whole.
     """
     config = model.config.get_text_config()
     return (
         "position_ids" in inspect.signature(model.forward).parameters
         and not RopeLengths.of(config)
+        and not reads_whole(model)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     )
 

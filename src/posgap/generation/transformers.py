@@ -18,6 +18,7 @@ from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.models.in_force import reads_alone
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
@@ -47,7 +48,7 @@ class TransformersGenerator:
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         self.lengths = RopeLengths.of(model.config)
-        self.one_by_one = model.config.model_type in READS_PADDING
+        self.one_by_one = model.config.model_type in READS_PADDING or reads_alone(model)
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.

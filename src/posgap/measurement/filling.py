@@ -160,7 +160,7 @@ class Fill:
 
     def _exactly(self, stock: "_Stock", number: int, removed: int, count: "Count") -> "_Exact":
         """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
-        some tokens are removed at the end, `removed` if that fits. Where nothing fits exactly, the longest that was found.
+        some tokens are removed at the end, `removed` if that fits. Where nothing fits, what falls least short of it.
         """
         if removed and not count(cut := stock.shortened(stock.first(number), removed)):
             return _Exact(cut, number, removed, 0)

@@ -7,3 +7,5 @@ Nothing is imported here, so that vLLM's plugin finds the names below without tr
 ADAPTER = "adapter_config.json"
 # Where a model's config.json has its RoPE factors.
 CONFIG_KEY = "posgap_rope_factors"
+# Where it has the other mitigations that posgap applies when it loads a model.
+MITIGATIONS_KEY = "posgap_mitigations"

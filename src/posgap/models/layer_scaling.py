@@ -21,9 +21,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.errors import PosgapError
-from posgap.models import CONFIG_KEY
-from posgap.models.factors import Factors, check_factors, config_factors
-from posgap.models.head_scaling import scale_heads
 from posgap.models.rope_lengths import KINDS
 
 _ATTRIBUTE = "_posgap_layer_scaling"
@@ -32,26 +29,6 @@ _ELSEWHERE = (
     "its rotary positions cannot be scaled by layer: each attention makes its own tables, or its layers are not one "
     "stack that reads the tables of one embedding"
 )
-
-
-def scale_model(model: PreTrainedModel, factors: Factors | None = None) -> PreTrainedModel:
-    """Scales `model` in place by `factors`, or by those its config names, and returns it.
-
-    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
-    them from then on, so that the model is saved scaled. A model whose config names none is returned
-    as it is. Scaling a scaled model replaces its factors.
-    """
-    if factors is None:
-        factors = config_factors(model.config)
-    if factors is None:
-        return model
-    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
-    if by_head := [row for row in factors if isinstance(row, list | tuple)]:
-        scale_heads(model, by_head)
-    else:
-        layer_scaling(model).set([factor for factor in factors if isinstance(factor, int | float)])
-    setattr(model.config, CONFIG_KEY, list(factors))
-    return model
 
 
 def layer_scaling(model: PreTrainedModel) -> "LayerScaling":

@@ -86,7 +86,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
     from transformers import AutoModelForCausalLM
 
-    from posgap.models.layer_scaling import scale_model
+    from posgap.models.in_force import apply_configured
 
     kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
@@ -107,7 +107,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     _require_whole(path, report)
     _require_finite(path, model.named_parameters())
     _require_causal(path, model.eval())
-    return scale_model(model)
+    return apply_configured(model)
 
 
 @contextmanager

@@ -1,0 +1,107 @@
+"""What every mitigation says of itself, so that one sweep can try them all.
+
+A mitigation works on a model (its config, its positions, its attention, its hidden states) or on what is asked of it
+(the order of a prompt's documents, several prompts for one answer). Its `Settings` are what can be chosen about it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from posgap.choices import Parameters
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from posgap.tasks.examples import AnyExample, Document
+
+Level = Literal["config", "positions", "attention", "hidden states", "prompt", "decoding"]
+# Takes a mitigation's effect back.
+Undo = Callable[[], None]
+
+
+class Settings(BaseModel):
+    """What can be chosen about a mitigation: JSON, as a model's config.json and `posgap mitigate` keep it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """A remedy by its name.
+
+    `source` is the paper, with section or equation. `cost` says in a phrase what a served prompt pays for it beside
+    the model's own work; "nothing" where that is so. `served_by` are the programs that serve it: "anything" that loads
+    the model folder, or some of "transformers" (with posgap), "vllm" (with posgap's plugin), "endpoints" (posgap asks).
+    """
+
+    name: str
+    help: str
+    level: Level
+    source: str
+    cost: str
+    served_by: tuple[str, ...]
+    settings: type[Settings]
+    parameters: ClassVar[type[Parameters]] = Parameters  # none: settings are searched for, or given as JSON
+    of_model: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ModelMitigation(Mitigation):
+    """A mitigation of a model in memory; `posgap.models.in_force` applies, replaces, removes and records it.
+
+    `apply(model, settings)` puts it in force and returns what takes it back. It raises `PosgapError`, before it has
+    changed anything, with the true reason why a family cannot have it. `neutral(config)` are settings that change
+    nothing, to the bit; None where there are none. `tried(tried_on)` are the settings that `posgap mitigate` tries,
+    from the model itself and some of its prompts. `written(config_json, settings)` is a model's config.json with the
+    mitigation in it; where it is None, the mitigation is listed under posgap's own key, and `load_model` applies it.
+    `whole` says that prompts must be read whole, none from another's cached beginning, and `alone` that each must be
+    read in a batch of its own.
+    """
+
+    apply: "Callable[[PreTrainedModel, Any], Undo]"
+    neutral: "Callable[[PretrainedConfig], Settings | None]"
+    tried: "Callable[[TriedOn], Sequence[Settings]]"
+    written: Callable[[Mapping[str, Any], Any], dict[str, Any]] | None = None
+    whole: bool = False
+    alone: bool = False
+    of_model: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class PromptMitigation(Mitigation):
+    """A mitigation of what is asked; the model stays as it is.
+
+    `orders(asked, settings)` are the orders of documents in which the question is asked, each a prompt. Of the
+    responses to them `chosen(responses)` says which one, by index, is the answer. `tried()` are the settings that
+    `posgap mitigate` tries. `needs_attention` says that `asked.attention` must be there: a model in memory.
+    """
+
+    orders: "Callable[[Asked, Any], Sequence[Sequence[Document]]]"
+    chosen: Callable[[Sequence[str]], int]
+    tried: Callable[[], Sequence[Settings]]
+    needs_attention: bool = False
+
+
+@dataclass(frozen=True)
+class TriedOn:
+    """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings."""
+
+    model: "PreTrainedModel"
+    prompts: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question and its documents in the order in which they are given to a mitigation.
+
+    `attention(documents)`, where a model in memory is asked, is how much of the attention of the prompt's last token
+    falls on each of the documents in that order, averaged over layers and heads: `[n_docs]`.
+    """
+
+    example: "AnyExample"
+    documents: "Sequence[Document]"
+    seed: int
+    attention: "Callable[[Sequence[Document]], Sequence[float]] | None" = None

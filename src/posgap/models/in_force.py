@@ -1,0 +1,157 @@
+"""The mitigations in force in a model: applied, replaced, removed, and recorded in its config.
+
+They are undone in the reverse of the order in which they were applied, so that each finds the model as it left it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from posgap.choices import MITIGATIONS
+from posgap.errors import PosgapError
+from posgap.files import parsed
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.factors import Factors, check_factors, config_factors
+from posgap.models.head_scaling import scale_heads
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from posgap.mitigations.mitigation import ModelMitigation, Settings, Undo
+
+_ATTRIBUTE = "_posgap_in_force"
+
+
+class _InForce(NamedTuple):
+    mitigation: "ModelMitigation"
+    settings: "Settings"
+    undo: "Undo"
+
+
+def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
+    """The settings of the mitigations in force, by name, in the order in which they were applied."""
+    return {each.mitigation.name: each.settings for each in _stack(model)}
+
+
+def reads_whole(model: "PreTrainedModel") -> bool:
+    """Whether a mitigation in force has prompts read whole, none from another's cached beginning."""
+    return any(each.mitigation.whole for each in _stack(model))
+
+
+def reads_alone(model: "PreTrainedModel") -> bool:
+    """Whether a mitigation in force has each prompt read in a batch of its own."""
+    return any(each.mitigation.alone for each in _stack(model))
+
+
+def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
+    """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
+
+    Raises `PosgapError` where the model's family cannot have it; the model is then as it was.
+    """
+    mitigation = model_mitigation(name)
+    given = settings if isinstance(settings, mitigation.settings) else parsed(mitigation.settings, settings, name)
+    above = _taken_back(model, name)
+    try:
+        _put(model, mitigation, given)
+    except PosgapError:
+        for each in above:
+            _put(model, each.mitigation, each.settings)
+        raise
+    for each in above:
+        if each.mitigation.name != name:
+            _put(model, each.mitigation, each.settings)
+
+
+def remove(model: "PreTrainedModel", name: str) -> None:
+    """Takes a mitigation back; nothing where it is not in force."""
+    for each in _taken_back(model, name):
+        if each.mitigation.name != name:
+            _put(model, each.mitigation, each.settings)
+
+
+def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "PreTrainedModel":
+    """Scales `model` in place by `factors`, or by those its config names, and returns it.
+
+    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
+    them from then on, so that the model is saved scaled. A model whose config names none is returned
+    as it is. Scaling a scaled model replaces its factors.
+    """
+    if factors is None:
+        factors = config_factors(model.config)
+    if factors is None:
+        return model
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
+    if by_head := [row for row in factors if isinstance(row, list | tuple)]:
+        remove(model, "lpes")
+        scale_heads(model, by_head)
+        setattr(model.config, CONFIG_KEY, list(factors))
+    else:
+        apply(model, "lpes", {"factors": list(factors)})
+    return model
+
+
+def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
+    scale_model(model)
+    for listed in configured(model.config, model.name_or_path):
+        apply(model, listed["name"], listed["settings"])
+    return model
+
+
+def configured(config: "PretrainedConfig", where: str = "config.json") -> list[dict[str, Any]]:
+    """The mitigations that a model's config lists under posgap's key: `name` and `settings` of each."""
+    listed = getattr(config, MITIGATIONS_KEY, None) or []
+    if not isinstance(listed, list) or any(
+        not isinstance(each, dict) or set(each) != {"name", "settings"} for each in listed
+    ):
+        raise PosgapError(f"{where}: {MITIGATIONS_KEY} must be a list of names with their settings; apply them again")
+    return listed
+
+
+def written(config_json: Mapping[str, Any], name: str, settings: "Settings") -> dict[str, Any]:
+    """A model's config.json with a mitigation in it, in place of its own earlier settings."""
+    mitigation = model_mitigation(name)
+    if mitigation.written:
+        return mitigation.written(config_json, settings)
+    others = [each for each in config_json.get(MITIGATIONS_KEY) or [] if each["name"] != name]
+    return {**config_json, MITIGATIONS_KEY: [*others, {"name": name, "settings": settings.model_dump(mode="json")}]}
+
+
+def model_mitigation(name: str) -> "ModelMitigation":
+    """The mitigation of that name; `PosgapError` where it works on what is asked, not on a model."""
+    mitigation = MITIGATIONS[name]
+    if not mitigation.of_model:
+        raise PosgapError(f"{name}: works on what is asked, so that no model has it; sweep with --mitigation {name}")
+    return cast("ModelMitigation", mitigation)
+
+
+def _put(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
+    undo = mitigation.apply(model, settings)
+    _set(model, [*_stack(model), _InForce(mitigation, settings, undo)])
+
+
+def _taken_back(model: "PreTrainedModel", name: str) -> list[_InForce]:
+    """Undoes a mitigation and all that were applied after it, and returns them, this one first."""
+    stack = _stack(model)
+    at = next((i for i, each in enumerate(stack) if each.mitigation.name == name), len(stack))
+    for each in reversed(stack[at:]):
+        each.undo()
+    _set(model, stack[:at])
+    return stack[at:]
+
+
+def _stack(model: "PreTrainedModel") -> list[_InForce]:
+    return list(getattr(model, _ATTRIBUTE, []))
+
+
+def _set(model: "PreTrainedModel", stack: Sequence[_InForce]) -> None:
+    """Sets what is in force; the config lists what `load_model` must apply."""
+    setattr(model, _ATTRIBUTE, list(stack))
+    listed = [
+        {"name": each.mitigation.name, "settings": each.settings.model_dump(mode="json")}
+        for each in stack
+        if not each.mitigation.written
+    ]
+    if listed:
+        setattr(model.config, MITIGATIONS_KEY, listed)
+    elif hasattr(model.config, MITIGATIONS_KEY):
+        delattr(model.config, MITIGATIONS_KEY)
