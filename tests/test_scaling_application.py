@@ -1,6 +1,7 @@
 """RoPE factors on transformers models: what they compute, and what they leave alone."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posgap
 from posgap.errors import PosgapError
-from posgap.models import CONFIG_KEY
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.factors import is_altered
 from posgap.models.in_force import scale_model
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import load_model, save_model
+from posgap.scaling import vllm_plugin
 
 SIZES = {
     "vocab_size": 60,
@@ -229,3 +232,22 @@ def test_a_model_without_rope_is_refused():
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt2"](n_layer=2, n_head=2, n_embd=16, vocab_size=60))
     with pytest.raises(PosgapError, match="no rotary position embedding to scale; layer-wise scaling needs"):
         scale_model(model, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("named", "altered"),
+    [({}, False), ({CONFIG_KEY: [1.5]}, True), ({MITIGATIONS_KEY: [{"name": "pine", "settings": {}}]}, True)],
+)
+def test_a_config_says_that_without_posgap_the_model_is_another(named, altered):
+    assert is_altered(SimpleNamespace(**named)) is altered
+
+
+def test_vllm_serves_no_model_whose_mitigations_it_cannot_do():
+    loaded: list[str] = []
+    load = vllm_plugin._scaling(lambda self, vllm_config, model_config: loaded.append("loaded"))
+    config = SimpleNamespace(posgap_mitigations=[{"name": "pine", "settings": {}}])
+    with pytest.raises(ValueError, match="posgap_mitigations has pine, which vLLM cannot do"):
+        load(None, None, SimpleNamespace(hf_config=config))
+    assert not loaded
+    load(None, None, SimpleNamespace(hf_config=SimpleNamespace()))
+    assert loaded == ["loaded"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from posgap.errors import PosgapError
-from posgap.models import CONFIG_KEY
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -16,6 +16,12 @@ Factors = Sequence[float] | Sequence[Sequence[float]]
 def config_factors(config: "PretrainedConfig") -> Factors | None:
     """The factors that a model's config names."""
     return getattr(config, CONFIG_KEY, None)
+
+
+def is_altered(config: "PretrainedConfig") -> bool:
+    """Whether a model's config names RoPE factors or mitigations, so that whoever loads it without posgap gets another
+    model."""
+    return any(getattr(config, key, None) is not None for key in (CONFIG_KEY, MITIGATIONS_KEY))
 
 
 def require_rope(config: "PretrainedConfig", where: str) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
 from posgap.files import read_object, write_json
-from posgap.models import CONFIG_KEY
+from posgap.models.factors import is_altered
 
 if TYPE_CHECKING:
     from mlflow.models import Model
@@ -25,7 +25,10 @@ NAME = "posgap"
 DATA, ASKED = "data/model", "data/asked.json"
 MAX_NEW_TOKENS = 64  # of a model of which nothing says how it was asked
 # MLflow reads the type of the parameters first, and quotes what is none.
-_REFUSED = "of a model whose layers are scaled: use posgap.load_model or mlflow.pyfunc.load_model, which scale it"
+_REFUSED = (
+    "of a model that is scaled, or mitigated otherwise, when it is loaded: use posgap.load_model or "
+    "mlflow.pyfunc.load_model, which do that"
+)
 _COMPONENTS = "components/tokenizer"  # where MLflow looks for what is no model
 _OF_MODEL = (".safetensors", ".safetensors.index.json")
 
@@ -74,7 +77,7 @@ def save_model(
     _link(folder, Path(path) / DATA)
     if asked:
         write_json(Path(path) / ASKED, dict(asked))
-    scaled = getattr(config, CONFIG_KEY, None) is not None
+    scaled = is_altered(config)
     mlflow_model.add_flavor(NAME, version=__version__, data=DATA, scaled=scaled)
     if scaled:
         mlflow_model.add_flavor(

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from posgap.models import CONFIG_KEY
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
@@ -82,6 +82,12 @@ def _scaled(rotary: Any, factor: float) -> Any:
 def _scaling(load: Callable) -> Callable:
     @functools.wraps(load)
     def load_scaled(self, vllm_config, model_config, *arguments, **options):
+        if listed := getattr(model_config.hf_config, MITIGATIONS_KEY, None):
+            names = ", ".join(str(each["name"]) for each in listed)
+            raise ValueError(
+                f"posgap: {MITIGATIONS_KEY} has {names}, which vLLM cannot do; serve the model with transformers "
+                "(posgap.load_model)"
+            )
         model = load(self, vllm_config, model_config, *arguments, **options)
         factors = getattr(model_config.hf_config, CONFIG_KEY, None)
         if factors is not None:
