@@ -115,7 +115,8 @@ def test_the_source_distribution_holds_all_that_makes_the_wheel(tree, wheel, dis
     (archive,) = distributions.glob("*.tar.gz")
     with tarfile.open(archive) as source:
         files = {member.name.partition("/")[2] for member in source if member.isfile()}
-    assert {"Makefile", "constraints.txt", "tests/conftest.py", "infra/images/Dockerfile", "docs/kubeflow.md"} < files
+    assert {"Makefile", "constraints.txt", "CHANGELOG.md", "tests/conftest.py"} < files
+    assert {"infra/images/Dockerfile", "docs/kubeflow.md"} < files
 
 
 def test_every_component_of_the_wheel_imports_and_is_the_wheel_s(environment):
