@@ -14,22 +14,25 @@ from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, TriedOn
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.in_force import apply, in_force, remove
+from posgap.models.layout import reading
 from posgap.models.loading import load_model, save_model
 
 OF_MODELS = [mitigation.name for mitigation in MITIGATIONS if isinstance(mitigation, ModelMitigation)]
 FAMILIES = ["llama", "gemma2"]
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
 PROMPTS = [IDS[0].tolist(), IDS[0].flip(0).tolist()]
+# The prompt is the first so many of the tokens, and these are its documents; what follows is the response.
+PROMPT, SPANS = 9, [(1, 4), (4, 7)]
 
 
 def logits(model, ids=IDS) -> torch.Tensor:
-    with torch.inference_mode():
+    with torch.inference_mode(), reading(model, SPANS, PROMPT):
         return model(input_ids=ids, use_cache=False).logits
 
 
-def decoded(model, ids=IDS, prefill=5) -> torch.Tensor:
+def decoded(model, ids=IDS, prefill=PROMPT) -> torch.Tensor:
     """The same logits by a prefill of some tokens and steps of one."""
-    with torch.inference_mode():
+    with torch.inference_mode(), reading(model, SPANS, PROMPT):
         out = model(input_ids=ids[:, :prefill], use_cache=True)
         rows, states = [out.logits], out.past_key_values
         for at in range(prefill, ids.shape[1]):

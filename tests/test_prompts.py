@@ -192,3 +192,21 @@ def test_the_order_is_part_of_the_prompts_and_of_their_digest(tokenizer, textual
     orders = [Order(), Order("before"), Order("both"), Order(shuffle=1), Order(shuffle=2)]
     assert len({build(order).prompt(example, placement).text for order in orders}) == len(orders)
     assert len({build(order).digest() for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("chat", ["", "{{ '<s>' + messages[0]['content'] + '</s>' }}"])
+def test_prompts_say_where_their_documents_stand_where_they_are_asked_to(tokenizer, chat, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", chat or None)
+    build, placement = PromptBuilder(TASKS["kv"], tokenizer, 10**6, 8), Placement((3,), 4)
+    example = kv_example()
+    assert build.prompt(example, placement).spans is None
+    build.marks_documents = True
+    prompt = build.prompt(example, placement)
+    shown = [tokenizer.decode(prompt.token_ids[first:end]) for first, end in prompt.spans]
+    documents = build.documents(example, placement)
+    assert len(shown) == 4
+    for text, document in zip(shown, documents):
+        assert document.title in text and document.text in text
+        assert not any(other.title in text for other in documents if other != document)
+    ends = [0, *(end for _, end in prompt.spans)]
+    assert all(end <= first < stop for end, (first, stop) in zip(ends, prompt.spans))

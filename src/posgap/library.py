@@ -303,12 +303,14 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
 def _in_memory(
     model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig, together: bool
 ) -> _Model:
+    from posgap.models.in_force import wants_spans
     from posgap.models.loading import context_length, padding
 
     if config.backend != "transformers":
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)
     build = builder_with(config, pads, context_length(model.config, pads))
+    build.marks_documents = wants_spans(model.config)
     generator: Generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     if together:
         generator = _Together(generator)

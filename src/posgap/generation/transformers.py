@@ -14,11 +14,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from posgap.errors import PosgapError
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
-from posgap.models.in_force import reads_alone
+from posgap.models.in_force import reads_alone, reads_spans
+from posgap.models.layout import Span, reading
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
@@ -70,16 +72,24 @@ class TransformersGenerator:
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
         read = [[prompt.token_ids for prompt in group] for group in groups]
+        spans = [[prompt.spans for prompt in group] for group in groups]
         orders = [reading_order(prompts) for prompts in read]
         cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
         for turn in range(max(map(len, orders))):
             going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
             rows = [rows[i] for i in going_on]
-            answers = self._answer([read[row][orders[row][turn]] for row in rows], cache, sampling)
+            prompts, places = ([of[row][orders[row][turn]] for row in rows] for of in (read, spans))
+            answers = self._answer(prompts, places, cache, sampling)
             yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
 
-    def _answer(self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling) -> list[Completion]:
+    def _answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        spans: Sequence[Sequence[Span] | None],
+        cache: PrefixCache,
+        sampling: Sampling,
+    ) -> list[Completion]:
         """The answers of prompts, those together that are answered as they are alone."""
         alike: dict[Any, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -87,8 +97,23 @@ class TransformersGenerator:
             alike.setdefault(apart, []).append(row)
         answers: dict[int, Completion] = {}
         for rows in alike.values():
-            answers |= zip(rows, self._answer_alike([prompts[row] for row in rows], cache, sampling))
+            with self._laid_out(prompts[rows[0]], spans[rows[0]]):
+                answers |= zip(rows, self._answer_alike([prompts[row] for row in rows], cache, sampling))
         return [answers[row] for row in range(len(prompts))]
+
+    @contextmanager
+    def _laid_out(self, prompt: Sequence[int], spans: Sequence[Span] | None) -> Iterator[None]:
+        """Tells the mitigations in force that ask for it where the documents of a prompt stand that is read alone."""
+        if not reads_spans(self.model):
+            yield
+            return
+        if spans is None:
+            raise PosgapError(
+                "a mitigation of the model must know where the documents stand, which these prompts do not say: "
+                "ask without baselines, or of prompts made here, set `marks_documents` of their builder"
+            )
+        with reading(self.model, spans, len(prompt)):
+            yield
 
     def _answer_alike(
         self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling

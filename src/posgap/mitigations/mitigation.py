@@ -58,7 +58,9 @@ class ModelMitigation(Mitigation):
     from the model itself and some of its prompts. `written(config_json, settings)` is a model's config.json with the
     mitigation in it; where it is None, the mitigation is listed under posgap's own key, and `load_model` applies it.
     `whole` says that prompts must be read whole, none from another's cached beginning, and `alone` that each must be
-    read in a batch of its own.
+    read in a batch of its own. `spans` says that it must be told where a prompt's documents stand
+    (`posgap.models.layout.reading`): prompts then come from a builder with `marks_documents`, and are read whole and
+    alone.
     """
 
     apply: "Callable[[PreTrainedModel, Any], Undo]"
@@ -67,6 +69,7 @@ class ModelMitigation(Mitigation):
     written: Callable[[Mapping[str, Any], Any], dict[str, Any]] | None = None
     whole: bool = False
     alone: bool = False
+    spans: bool = False
     of_model: ClassVar[bool] = True
 
 

@@ -34,12 +34,22 @@ def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
 
 def reads_whole(model: "PreTrainedModel") -> bool:
     """Whether a mitigation in force has prompts read whole, none from another's cached beginning."""
-    return any(each.mitigation.whole for each in _stack(model))
+    return any(each.mitigation.whole or each.mitigation.spans for each in _stack(model))
 
 
 def reads_alone(model: "PreTrainedModel") -> bool:
     """Whether a mitigation in force has each prompt read in a batch of its own."""
-    return any(each.mitigation.alone for each in _stack(model))
+    return any(each.mitigation.alone or each.mitigation.spans for each in _stack(model))
+
+
+def reads_spans(model: "PreTrainedModel") -> bool:
+    """Whether a mitigation in force must be told where the documents of a prompt stand."""
+    return any(each.mitigation.spans for each in _stack(model))
+
+
+def wants_spans(config: "PretrainedConfig") -> bool:
+    """Whether a mitigation that a model's config lists must be told where the documents of a prompt stand."""
+    return any(model_mitigation(listed["name"]).spans for listed in configured(config))
 
 
 def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from posgap.errors import PosgapError
 from posgap.files import digest_of
+from posgap.tasks.document_spans import Span, characters, token_offsets, token_spans
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing
 from posgap.tasks.placements import Placement
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 
 class Prompt(NamedTuple):
     """A prompt: the task's text and, for a local model, its token ids, in the chat template if there is one; and which
-    of several responses to it is asked for."""
+    of several responses to it is asked for. `spans` are the columns [first, after the last) of each document's tokens,
+    in their order; None where nobody has looked."""
 
     text: str
     token_ids: Sequence[int] = ()
     sample: int = 0
+    spans: tuple[Span, ...] | None = None
 
 
 class Filler(Protocol):
@@ -124,9 +127,12 @@ class PromptBuilder(TextPromptBuilder):
     """Turns (example, placement) into token ids for one tokenizer and task.
 
     The framing's chat template is applied, else the tokenizer's if it has one. `context` is the model's context length
-    in tokens, of which those of the longest response are reserved. Raises `PosgapError` where the model cannot be
-    asked with that framing.
+    in tokens, of which those of the longest response are reserved. With `marks_documents` prompts say where their
+    documents stand, as some mitigations need it. Raises `PosgapError` where the model cannot be asked with that
+    framing.
     """
+
+    marks_documents = False
 
     def __init__(
         self,
@@ -164,7 +170,21 @@ class PromptBuilder(TextPromptBuilder):
                 f"tokens and {new} new ones exceed the model's context of {self.context}; lower "
                 "n_docs or max_new_tokens"
             )
-        return Prompt(text, ids)
+        return Prompt(text, ids, spans=self._spans(example, placement, text, ids) if self.marks_documents else None)
+
+    def _spans(
+        self, example: AnyExample, placement: Placement, text: str, ids: Sequence[int]
+    ) -> tuple[Span, ...] | None:
+        """Where the documents stand; of a baseline's prompt there is nobody to say it."""
+        if placement.baseline:
+            return None
+        documents = self.documents(example, placement)
+
+        def worded(shown: Sequence[Document]) -> str:
+            return self.worded(example, shown)
+
+        found = [characters(worded, documents, position) for position in range(1, len(documents) + 1)]
+        return token_spans(token_offsets(self.tokenizer, self.chat, text, ids), found)
 
     @property
     def framed(self) -> dict[str, Any]:

@@ -16,20 +16,26 @@ def prompt_builder(
     task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN, framing: Framing = PLAIN
 ) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
+    from posgap.models.in_force import wants_spans
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
-    task, tokenizer = TASKS[task_name], load_tokenizer(model)
-    context = context_length(load_config(model), tokenizer)
-    return PromptBuilder(task, tokenizer, context, max_new_tokens or task.max_new_tokens, order, framing)
+    task, tokenizer, config = TASKS[task_name], load_tokenizer(model), load_config(model)
+    context = context_length(config, tokenizer)
+    build = PromptBuilder(task, tokenizer, context, max_new_tokens or task.max_new_tokens, order, framing)
+    build.marks_documents = wants_spans(config)
+    return build
 
 
 def builder_of(config: PromptConfig | DistillConfig, longest: int = 0) -> PromptBuilder:
     """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
     does not say it."""
+    from posgap.models.in_force import wants_spans
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
-    tokenizer = load_tokenizer(config.model)
-    return builder_with(config, tokenizer, context_length(load_config(config.model), tokenizer), longest)
+    tokenizer, of_model = load_tokenizer(config.model), load_config(config.model)
+    build = builder_with(config, tokenizer, context_length(of_model, tokenizer), longest)
+    build.marks_documents = wants_spans(of_model)
+    return build
 
 
 def builder_with(

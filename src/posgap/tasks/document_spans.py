@@ -1,0 +1,60 @@
+"""Finds where documents stand in a prompt: their characters, and their tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from posgap.errors import PosgapError
+from posgap.tasks.examples import Document
+from posgap.tasks.framing import ChatTemplate, common_beginning
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Span = tuple[int, int]
+
+
+def characters(worded: Callable[[Sequence[Document]], str], documents: Sequence[Document], position: int) -> Span:
+    """The characters [start, end), in `worded(documents)`, of the document at `position`, counted from 1.
+
+    They are its title and text: the range in which the text differs from the same with an empty document, so the
+    task's way of writing documents need not be known.
+    """
+    whole = worded(documents)
+    rest = worded([*documents[: position - 1], Document(title="", text=""), *documents[position:]])
+    start = common_beginning(whole, rest)
+    # Compare only behind `start`: a document that begins like the text behind it would be counted twice.
+    same = common_beginning(whole[start:][::-1], rest[start:][::-1])
+    return start, len(whole) - same
+
+
+def token_offsets(
+    tokenizer: "PreTrainedTokenizerBase", chat: ChatTemplate | None, text: str, ids: Sequence[int]
+) -> list[Span]:
+    """The characters of `text`, [start, end), that each token of the prompt `ids` has; what the chat template puts
+    before and behind the text has places outside of it.
+
+    Raises `PosgapError` where the tokenizer cannot say so, or the template rewrites the text.
+    """
+    if not tokenizer.is_fast:
+        raise PosgapError("the tokenizer is a slow one, which cannot say which tokens belong to a document")
+    whole = chat(text) if chat else text
+    before = whole.find(text)
+    read = tokenizer(whole, add_special_tokens=not chat, return_offsets_mapping=True)
+    if before < 0 or list(read["input_ids"]) != list(ids):
+        raise PosgapError("the chat template rewrites the prompt, so its documents cannot be found among the tokens")
+    return [(start - before, end - before) for start, end in read["offset_mapping"]]
+
+
+def token_spans(offsets: Sequence[Span], found: Sequence[Span]) -> tuple[Span, ...]:
+    """The columns [first, after the last) of the tokens with a character of each range of characters in `found`.
+
+    A token that two documents share is the first one's. Raises `PosgapError` where a document has no token.
+    """
+    spans: list[Span] = []
+    for number, (start, end) in enumerate(found, start=1):
+        free = spans[-1][1] if spans else 0
+        columns = [i for i, (a, b) in enumerate(offsets) if i >= free and a < end and start < b]
+        if not columns:
+            raise PosgapError(f"document {number} has no token of its own, so it cannot be told from its neighbours")
+        spans.append((columns[0], columns[-1] + 1))
+    return tuple(spans)
