@@ -251,6 +251,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations",
     "posgap.mitigations.lpes:LPES",
     "posgap.mitigations.reordering:REVERSED",
+    "posgap.mitigations.channel_scaling:CHANNEL_SCALING",
 )
 GATE_RULES: Choices["GateRule"] = Choices(
     "gate rule",
