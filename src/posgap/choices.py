@@ -252,6 +252,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations.lpes:LPES",
     "posgap.mitigations.reordering:REVERSED",
     "posgap.mitigations.channel_scaling:CHANNEL_SCALING",
+    "posgap.mitigations.pine:PINE",
 )
 GATE_RULES: Choices["GateRule"] = Choices(
     "gate rule",

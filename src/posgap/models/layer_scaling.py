@@ -38,6 +38,11 @@ def layer_scaling(model: PreTrainedModel) -> "LayerScaling":
     return getattr(model, _ATTRIBUTE)
 
 
+def factors_in_force(model: PreTrainedModel) -> Tensor | None:
+    """The factors of a model's layers, `[L]`, if it was ever scaled."""
+    return getattr(model, _ATTRIBUTE).factors if hasattr(model, _ATTRIBUTE) else None
+
+
 class LayerScaling:
     """The factors in force in a model, and what applies them.
 
