@@ -253,6 +253,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations.reordering:REVERSED",
     "posgap.mitigations.channel_scaling:CHANNEL_SCALING",
     "posgap.mitigations.pine:PINE",
+    "posgap.mitigations.calibration:CALIBRATION",
 )
 GATE_RULES: Choices["GateRule"] = Choices(
     "gate rule",
