@@ -22,14 +22,15 @@ from transformers import (
 from posgap.choices import TASKS
 from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.data.two_hop import two_hop_examples
-from posgap.diagnosis import attention
-from posgap.diagnosis.attention import attention_rows, attention_shares
+from posgap.diagnosis.attention import attention_shares
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.errors import PosgapError
 from posgap.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
+from posgap.models import attention_reading
+from posgap.models.attention_reading import attention_rows
 from posgap.models.loading import load_model, load_tokenizer
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
@@ -173,7 +174,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("at_once", [2 * 2 * 4 * 24, 1 << 26], ids=["two rows at once", "all rows at once"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_rows_of_attention_are_those_of_the_eager_maps(name, at_once, monkeypatch):
-    monkeypatch.setattr(attention, "WEIGHTS_AT_ONCE", at_once)
+    monkeypatch.setattr(attention_reading, "WEIGHTS_AT_ONCE", at_once)
     torch.manual_seed(0)
     model = Models.from_config(ARCHITECTURES[name]).double().eval()
     own, ids = model.config._attn_implementation, torch.randint(3, 64, (24,)).tolist()

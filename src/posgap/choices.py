@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from posgap.distillation.recipes import Recipe
     from posgap.gating.rules import GateRule
     from posgap.generation.backends import Backend
-    from posgap.mitigations.mitigation import Mitigation
+    from posgap.mitigations.mitigation import Mitigation, PromptMitigation
     from posgap.rollout.position_encodings import PositionEncoding
     from posgap.scaling.curve_kinds import CurveKind
     from posgap.tasks.baselines import Baseline
@@ -251,9 +251,15 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations",
     "posgap.mitigations.lpes:LPES",
     "posgap.mitigations.reordering:REVERSED",
+    "posgap.mitigations.reordering:REORDERING",
+    "posgap.mitigations.attention_sorting:ATTENTION_SORTING",
+    "posgap.mitigations.permutation:PERMUTATION",
     "posgap.mitigations.channel_scaling:CHANNEL_SCALING",
     "posgap.mitigations.pine:PINE",
     "posgap.mitigations.calibration:CALIBRATION",
+)
+PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by
+    "Choices[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)
 )
 GATE_RULES: Choices["GateRule"] = Choices(
     "gate rule",

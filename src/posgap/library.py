@@ -23,12 +23,12 @@ from posgap.generation.generator import Completion, Generator, OpenedLate, Sampl
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
-from posgap.measurement.sweeping import answered, figures, placements_of
+from posgap.measurement.sweeping import answered, figures, label_of, placements_of, prompt_digest
 from posgap.models.factors import config_factors
 from posgap.results import LengthsResult, SweepResult
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.storage.inputs import fetched, on_this_machine, sources
-from posgap.storage.lineage import method_of, training_examples
+from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample, kind_of, read_examples, told_apart, write_examples
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
@@ -147,7 +147,7 @@ def sweep(
 def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
     """The sweep of a model by prompts of this builder."""
     placements = placements_of(config, build)
-    digests = {"model_digest": asked.digest, "prompt_digest": build.digest()}
+    digests = {"model_digest": asked.digest, "prompt_digest": prompt_digest(config, build)}
     responses = answered(config, rows, build, placements, digests, generator=asked.generator)
     if responses.outcomes.worst_share > config.max_unanswered:
         unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
@@ -156,7 +156,7 @@ def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows:
             f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
             + (f"; most often: {reason}" if reason else "")
         )
-    label = config.label or method_of(config.model) or "model"
+    label = label_of(config)
     measured = figures(config, rows, build, placements, digests, responses, label, asked.factors)
     return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows, build)
 
@@ -311,17 +311,15 @@ def _in_memory(
     pads = padding(tokenizer)
     build = builder_with(config, pads, context_length(model.config, pads))
     build.marks_documents = wants_spans(model.config)
-    generator: Generator = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
-    if together:
-        generator = _Together(generator)
-    return _Model(config, build, config_factors(model.config), "", generator)
+    alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
+    return _Model(config, build, config_factors(model.config), "", _Together(alone) if together else alone)
 
 
 class _Together:
     """A generator of which every process of a launch answers its part, and which yields all answers on each."""
 
-    def __init__(self, generator: Generator):
-        self.generator = generator
+    def __init__(self, generator: TransformersGenerator):
+        self.generator, self.attention = generator, generator.attention
 
     def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
         from posgap.distillation.processes import gather, rank_and_world

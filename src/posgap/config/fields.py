@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 from pydantic import AfterValidator, BeforeValidator, StringConstraints
 from pydantic.fields import FieldInfo
 
-from posgap.choices import BASELINES, METRICS, TASKS, Choices, split_commas, unset_if_empty
+from posgap.choices import BASELINES, METRICS, PROMPT_MITIGATIONS, TASKS, Choices, split_commas, unset_if_empty
 from posgap.errors import PosgapError
 from posgap.json_text import parse
 from posgap.locations import Location, as_location, is_hub_name, is_uri, split_uri
@@ -236,6 +236,7 @@ Lengths = Annotated[
 Depths = Annotated[str, BeforeValidator(_depths)]
 QuestionPlace = Literal["after", "before", "both"]
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
+PromptMitigationName = Annotated[str, PROMPT_MITIGATIONS, AfterValidator(PROMPT_MITIGATIONS.checked_if_any)]
 BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.checked)]], BeforeValidator(split_commas)]
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
 JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]

@@ -1,10 +1,10 @@
 """Parameters of sweeps, and of the stages that read them."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from posgap.choices import BACKENDS, BASELINES, GATE_RULES, WITHOUT_EFFECT, Parameters
+from posgap.choices import BACKENDS, BASELINES, GATE_RULES, PROMPT_MITIGATIONS, WITHOUT_EFFECT, Parameters
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -21,9 +21,11 @@ from posgap.config.fields import (
     ModelPath,
     OptionalInputPath,
     Placements,
+    PromptMitigationName,
     Shard,
     Values,
 )
+from posgap.errors import first_fault
 
 MODEL = (
     "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
@@ -75,7 +77,21 @@ class Sampled(Parameters):
         return self
 
 
+class Mitigating(Parameters):
+    """By which mitigation of prompts a model is asked."""
+
+    mitigation: PromptMitigationName = Field(
+        "",
+        description="mitigation by which every example is asked, each position being that of the gold document as "
+        f"it is given; {PROMPT_MITIGATIONS.described()}; empty: none",
+    )
+    mitigation_settings: Values = Field(
+        {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
+    )
+
+
 class SweepConfig(
+    Mitigating,
     Filling,
     Sampled,
     Swept,
@@ -110,9 +126,38 @@ class SweepConfig(
             raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
         if len(self.lengths) > 1 and self.shard:
             raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
+        if self.lengths and self.mitigation:
+            raise ValueError(
+                "`mitigation`: asks in other orders, in which prompts no longer have the tokens that they are filled "
+                "to: give `n_docs` in place of `lengths`"
+            )
         if self.lengths and self.baselines:
             raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
         return self
+
+    @model_validator(mode="after")
+    def _can_be_mitigated(self) -> Self:
+        if not self.mitigation:
+            if self.mitigation_settings:
+                raise ValueError("`mitigation_settings`: are those of a `mitigation`, which is not given")
+            return self
+        mitigation = PROMPT_MITIGATIONS[self.mitigation]
+        try:
+            mitigation.settings(**self.mitigation_settings)
+        except ValidationError as error:
+            raise ValueError(f"`mitigation_settings` of {self.mitigation}: {first_fault(error)}") from None
+        if mitigation.needs_attention and not BACKENDS[self.backend].gives_attention:
+            raise ValueError(
+                f"`mitigation` {self.mitigation}: looks at the model's attention, which backend {self.backend} does "
+                "not show; take transformers"
+            )
+        return self
+
+    def settings(self) -> dict[str, Any]:
+        """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
+        as before there were mitigations."""
+        known = super().settings()
+        return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
 
     @model_validator(mode="after")
     def _baselines_differ(self) -> Self:

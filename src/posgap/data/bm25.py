@@ -1,4 +1,5 @@
-"""Hard distractors: the passages of other questions that BM25 ranks highest, by the library bm25s."""
+"""BM25, by the library bm25s: hard distractors, the passages of other questions that it ranks highest, and the
+relevance of a prompt's documents."""
 
 from collections.abc import Iterator, Sequence
 
@@ -44,6 +45,20 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
             )
         else:
             yield example.model_copy(update={"distractors": hard})
+
+
+def relevance(question: str, documents: Sequence[Document]) -> list[float]:
+    """BM25's score of each of these documents for a question, `[n_docs]`, counted among them; titles count as text."""
+    import bm25s
+
+    texts = [f"{document.title} {document.text}" for document in documents]
+    words = bm25s.tokenize(texts, stopwords="en", show_progress=False)
+    asked = bm25s.tokenize([question], stopwords="en", return_ids=False, show_progress=False)[0]
+    if not asked or not words.vocab:
+        return [0.0] * len(documents)
+    ranking = bm25s.BM25()
+    ranking.index(words, show_progress=False)
+    return [float(score) for score in ranking.get_scores(asked)]
 
 
 def _distractors(ranked: Sequence[Document], example: Example, needed: int) -> list[Document] | None:

@@ -50,6 +50,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     sweep = read_sweep(config.sweep)
     if sweep.grading:
         raise PosgapError(f"{config.sweep}: is graded by a model; diagnose the sweep that it was made from")
+    sweep.require_model_alone(config.sweep, "diagnose a sweep without one")
     paths = {"examples": config.examples, "model": config.model, "out": config.sweep}
     was = parsed(SweepConfig, sweep.settings | paths, f"{config.sweep}: settings")
     if not BACKENDS[was.backend].local:

@@ -38,6 +38,11 @@ class Backend:
         """Whether completions come with token ids."""
         return self.local
 
+    @property
+    def gives_attention(self) -> bool:
+        """Whether it shows the model's attention."""
+        return False
+
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
         from posgap.tasks.prompts import TextPromptBuilder
@@ -81,6 +86,10 @@ class TransformersParameters(Parameters):
 
 
 class _Transformers(Backend):
+    @property
+    def gives_attention(self) -> bool:
+        return True
+
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         import torch
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from posgap.files import digest_of
 from posgap.generation.thoughts import opened_by
+from posgap.tasks.document_spans import Span
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 # How a prompt ended. Only `answered` is right or wrong; everything else scores 0 and is counted.
@@ -19,12 +20,14 @@ Outcome = Literal["answered", "truncated", "refused", "empty", "failed", "ungrad
 
 class Usage(NamedTuple):
     """Tokens of a prompt and its completion, those of the completion spent on thinking, and the seconds of waiting for
-    it; None where unknown. What a batch takes stands with the first of its completions that is there."""
+    it; None where unknown. What a batch takes stands with the first of its completions that is there. Where an answer
+    took several `prompts`, it is what they took together."""
 
     prompt: int | None = None
     completion: int | None = None
     thinking: int | None = None
     seconds: float | None = None
+    prompts: int = 1
 
 
 class Completion(NamedTuple):
@@ -104,6 +107,19 @@ class Generator(Protocol):
 
         A group holds prompts of one example, which have long beginnings in common. `groups` is read only as prompts
         are needed, so it may be an iterator that makes them.
+        """
+        ...
+
+
+@runtime_checkable
+class Attending(Protocol):
+    """A generator that shows its model's attention."""
+
+    def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
+        """The shares of the attention of the last of a prompt's tokens, averaged over layers and heads, that fall on
+        the tokens of each of these spans [first, after the last) together.
+
+        Raises `PosgapError` where the model shows none.
         """
         ...
 

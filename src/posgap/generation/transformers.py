@@ -19,6 +19,7 @@ from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.models.attention_reading import attention_rows
 from posgap.models.in_force import reads_alone, reads_spans
 from posgap.models.layout import Span, reading
 from posgap.models.loading import on_device
@@ -82,6 +83,13 @@ class TransformersGenerator:
             prompts, places = ([of[row][orders[row][turn]] for row in rows] for of in (read, spans))
             answers = self._answer(prompts, places, cache, sampling)
             yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
+
+    def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
+        if self.lengths:
+            forget_lengths(self.model)
+        (by_layer,) = attention_rows(self.model, prompt, instead="take a mitigation that needs none")
+        by_token = by_layer.mean(0)
+        return [float(by_token[first:end].sum()) for first, end in spans]
 
     def _answer(
         self,

@@ -194,4 +194,5 @@ def _usage(value: Any) -> Usage | None:
     details = details if isinstance(details, dict) else {}
     tokens = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("reasoning_tokens"))
     counted = [n if isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**53 else None for n in tokens]
-    return Usage(*counted) if any(n is not None for n in counted) else None
+    prompt, completion, thinking = counted
+    return Usage(prompt, completion, thinking) if any(n is not None for n in counted) else None

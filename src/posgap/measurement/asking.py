@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from posgap.files import digest, work_folder
 from posgap.generation.backends import open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import AsServed, Served
+from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.unfinished import Unfinished
 from posgap.progress import track
 from posgap.tasks.examples import AnyExample, examples_file
@@ -21,8 +23,9 @@ from posgap.tasks.prompts import Prompt, TextPromptBuilder
 
 log = logging.getLogger(__name__)
 # Of a stage's parameters those that change no response, beside those that change no result at all.
-# What prompts are filled with stands in their digest.
-_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect", "lengths", "depths", "most_gap"}
+# What prompts are filled with, and how they are mitigated, stands in their digest.
+_IN_DIGEST = {"lengths", "depths", "most_gap", "mitigation", "mitigation_settings"}
+_WITHOUT_EFFECT = {"metric", "limit", "label", "keep_incorrect"} | _IN_DIGEST
 Each = Callable[[AnyExample, Placement, Completion], None]
 
 
@@ -38,6 +41,7 @@ def answers(
     samples: int = 1,
     token_ids: bool = False,
     generator: Generator | None = None,
+    mitigated: Mitigated | None = None,
 ) -> tuple[list[Completion], Served | None]:
     """The completions of every example at every placement, in this order, with all `samples` of a prompt one after the
     other, and what an endpoint said of itself.
@@ -46,6 +50,7 @@ def answers(
     asked for. `beside` has what decides the answers besides the config's parameters and the examples' file. `each` is
     called with all of them, those of before the interruption first, and may raise. `what` names the work where its
     progress is shown. Without a `generator` the config's backend answers.
+    What is `mitigated` is asked so; an answer from several prompts is kept when all of them are there.
     """
     identity = {name: getattr(config, name) for name in config.deciding() if name not in _WITHOUT_EFFECT}
     identity["stop"] = list(build.stop)  # which may come from the metric
@@ -68,6 +73,10 @@ def answers(
         build.prompt(examples[example], placements[0])
     if missing:
 
+        def question(example: int, number: int) -> Question:
+            placement, sample = divmod(number, samples)
+            return Question(examples[example], placements[placement], sample)
+
         def prompt(example: int, number: int) -> Prompt:
             placement, sample = divmod(number, samples)
             return build.prompt(examples[example], placements[placement])._replace(sample=sample)
@@ -76,7 +85,12 @@ def answers(
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
         generator = generator or open_generator(config, build)
-        for example, number, completion in ask(generator, unfinished, missing, prompt, sampling, what):
+        if mitigated:
+            generate = partial(mitigated.generate, generator)
+            asked = ask(generator, unfinished, missing, question, sampling, what, generate)
+        else:
+            asked = ask(generator, unfinished, missing, prompt, sampling, what)
+        for example, number, completion in asked:
             each(examples[example], placements[number // samples], completion)
     served = None if BACKENDS[config.backend].local else unfinished.served
     return [unfinished.completions[prompt] for prompt in prompts], served
@@ -86,20 +100,22 @@ def ask(
     generator: Generator,
     unfinished: Unfinished,
     missing: Mapping[int, Sequence[int]],
-    prompt: Callable[[int, int], Prompt],
+    prompt: Callable[[int, int], Any],
     sampling: Sampling,
     what: str,
+    generate: Callable[[Iterable[Sequence[Any]], Sampling], Iterator[tuple[int, int, Completion]]] | None = None,
 ) -> Iterator[tuple[int, int, Completion]]:
     """Asks the prompts that are `missing`, by (group, numbers within it), and yields (group, number, completion).
 
     Each completion is kept as it comes, with the seconds since the one before unless the generator says what it took,
-    and so is what an endpoint says of itself, which must go on from what it said before.
+    and so is what an endpoint says of itself, which must go on from what it said before. `generate` answers in place of
+    the generator itself, by way of it, and then what `prompt` gives is whatever that takes.
     """
     if isinstance(generator, AsServed):
         generator.served = unfinished.served
     of_group = list(missing.items())
     groups = ([prompt(group, number) for number in numbers] for group, numbers in of_group)
-    answered = generator.generate(groups, sampling)
+    answered = (generate or generator.generate)(groups, sampling)
     asked = time.monotonic()
     for which, at, completion in track(answered, sum(map(len, missing.values())), what):
         usage = completion.usage or Usage()

@@ -6,7 +6,7 @@ from pathlib import Path
 from posgap.files import Record, read_model
 from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
-from posgap.measurement.sweeps import Evidence
+from posgap.measurement.sweeps import Evidence, Sweep
 from posgap.positions import format_positions
 
 COMPARISON_FILE = "comparison.json"
@@ -103,7 +103,19 @@ def _difference(candidate: Evidence, reference: Evidence, asked_otherwise: list[
         if (sentence := each.outcomes.sentence(placements))
     )
     verdict = _verdict(figures, reference.sweep.label, placements)
-    return Difference(**figures, verdict=f"{verdict} {unanswered}".strip())
+    mitigated = _mitigated(candidate.sweep, reference.sweep)
+    return Difference(**figures, verdict=" ".join(filter(None, [verdict, mitigated, unanswered])))
+
+
+def _mitigated(candidate: Sweep, reference: Sweep) -> str:
+    """By which mitigation each was asked, in words; empty where both were asked without any, or by the same."""
+    if candidate.mitigation == reference.mitigation:
+        return ""
+    asked = [
+        f"{each.label} was asked {f'by the mitigation {each.mitigation.phrase}' if each.mitigation else 'without any'}"
+        for each in sorted([candidate, reference], key=lambda each: not each.mitigation)
+    ]
+    return f"{', '.join(asked)}."
 
 
 def _verdict(figures: dict, reference: str, placements: list[list[int]]) -> str:

@@ -19,7 +19,8 @@ from posgap.measurement.sweeps import Evidence, Prediction, Sweep, baselines_of,
 from posgap.positions import format_positions, parse_shard
 
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
-_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest", "asked", "filled"}
+_TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest"}
+_TAKEN_OVER |= {"asked", "filled", "mitigation"}
 _WITHOUT_EFFECT = SweepConfig.parameters().keys() - SweepConfig.deciding()
 _APART = {"placements", "shard", "positions"}  # in which parts differ
 

@@ -15,6 +15,12 @@ def reading(sweep: Sweep) -> list[str]:
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({_to(sweep.mean_ci95)}), "
         f"of {sweep.n_examples} examples.",
     ]
+    if sweep.mitigation:
+        beside = "; what was asked otherwise was asked without it" if sweep.baselines else ""
+        sentences.append(
+            f"The model was asked by the mitigation {sweep.mitigation.phrase}: a position is that of the {place} as "
+            f"given to it, not as the model reads{beside}."
+        )
     if sweep.baselines:
         parts = [f"{name} {asked.accuracy:.1f} ({_to(asked.ci95)})" for name, asked in sweep.baselines.items()]
         sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")

@@ -78,9 +78,13 @@ class Spent(Record):
         money = {"money": price.of(tokens[0], tokens[1]), "currency": price.currency} if price else {}
         seconds = round(sum(usage.seconds or 0.0 for usage in counted), 3)
         return cls(
-            prompts=len(counted), prompt_tokens=tokens[0], completion_tokens=tokens[1], thinking_tokens=tokens[2],
-            seconds=seconds, **money,
-        )  # fmt: skip
+            prompts=sum(usage.prompts for usage in counted),
+            prompt_tokens=tokens[0],
+            completion_tokens=tokens[1],
+            thinking_tokens=tokens[2],
+            seconds=seconds,
+            **money,
+        )
 
     @classmethod
     def together(cls, parts: Sequence["Spent | None"]) -> "Spent | None":

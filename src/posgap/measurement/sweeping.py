@@ -11,6 +11,7 @@ import numpy as np
 from posgap.choices import BACKENDS
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError, shortened
+from posgap.files import digest_of
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import Served
 from posgap.interruption import GOES_ON
@@ -18,6 +19,7 @@ from posgap.locations import with_uris
 from posgap.measurement.asking import Each, answers
 from posgap.measurement.choices import choices_of
 from posgap.measurement.filling import Fill
+from posgap.measurement.mitigated import Mitigated
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Price, Spent
 from posgap.measurement.sweeps import (
@@ -31,6 +33,7 @@ from posgap.measurement.sweeps import (
     swept_rows,
 )
 from posgap.positions import parse_shard
+from posgap.storage.lineage import method_of
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
@@ -51,6 +54,19 @@ def baseline_placements(config: SweepConfig, build: TextPromptBuilder) -> list[P
     """The baselines that a sweep's config asks for: of a sweep in parts, with the first of them."""
     first = not config.shard or parse_shard(config.shard)[0] == 1
     return build.task.baselines(config.baselines, config.n_docs) if first else []
+
+
+def label_of(config: SweepConfig) -> str:
+    """The name of what is swept in plots and tables, where the config gives none: the method that made the model, and
+    the mitigation by which it is asked."""
+    parts = [method_of(config.model) or "model", config.mitigation]
+    return config.label or ", ".join(filter(None, parts))
+
+
+def prompt_digest(config: SweepConfig, build: TextPromptBuilder) -> str:
+    """A digest of all that makes a sweep's prompts: the builder's, and with it that of a mitigation."""
+    mitigated = Mitigated.of(config, build)
+    return digest_of([build.digest(), mitigated.described.model_dump()]) if mitigated else build.digest()
 
 
 class Answered(NamedTuple):
@@ -88,8 +104,9 @@ def answered(
     everywhere = [*placements, *baseline_placements(config, build)]
     each = _supervision(config, len(examples) * len(everywhere) * config.samples, len(everywhere))
     completions, served = answers(
-        config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples, generator=generator
-    )
+        config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples,
+        generator=generator, mitigated=Mitigated.of(config, build),
+    )  # fmt: skip
     asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
     task, score = build.task, build.task.score
     predictions: list[Prediction] = [
@@ -142,6 +159,7 @@ def figures(
         served=answered.served,
         spent=answered.spent,
         filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,
+        mitigation=mitigated.described if (mitigated := Mitigated.of(config, build)) else None,
     )
 
 

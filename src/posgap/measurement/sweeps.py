@@ -120,6 +120,19 @@ class Asked(Record):
         )
 
 
+class AskedBy(Record):
+    """The mitigation of prompts by which a sweep asked, and its settings."""
+
+    name: str
+    settings: dict
+
+    @property
+    def phrase(self) -> str:
+        """Its name, with its settings where it has some."""
+        chosen = ", ".join(f"{name} {value}" for name, value in self.settings.items())
+        return f"{self.name} ({chosen})" if chosen else self.name
+
+
 class Sweep(Record):
     """What was asked of a model, and its accuracy in points at every placement.
 
@@ -129,7 +142,8 @@ class Sweep(Record):
     task has them do so, `baselines` how the same examples came out that were asked otherwise too. `grid` has the
     effects of position and distance apart, where every distance was asked at every position. `grading` says how a model
     judged the responses, where one did. `filled` says to what length prompts were filled, where they were: placements
-    are then numbers of depths, of which there are `n_docs`.
+    are then numbers of depths, of which there are `n_docs`. `mitigation` says by which one the model was asked, if by
+    one: placements are then those in which documents were given to that.
     """
 
     task: str
@@ -165,6 +179,7 @@ class Sweep(Record):
     spent: Spent | None = None
     grading: Grading | None = None
     filled: Filled | None = None
+    mitigation: AskedBy | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -222,6 +237,15 @@ class Sweep(Record):
     def advantageous(self) -> list[int]:
         """The placement with the highest accuracy; the first of equals."""
         return self.placements[int(np.argmax(self.accuracy))]
+
+    def require_model_alone(self, where: object, instead: str) -> None:
+        """Raises `PosgapError` where it was asked by a mitigation, so that it says nothing of the model alone; it names
+        `where` the sweep is and what to do `instead`."""
+        if self.mitigation:
+            raise PosgapError(
+                f"{where}: was asked by the mitigation {self.mitigation.phrase}, so that it is not of the model alone; "
+                f"{instead}"
+            )
 
 
 def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categories: Sequence[str] = ()) -> dict:

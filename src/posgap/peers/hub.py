@@ -103,6 +103,7 @@ def _sweeps(config: HubPushConfig) -> list[_Swept]:
     for location in config.sweeps:
         folder = cast(Path, source(location).fetch())
         figures = read_sweep(folder)
+        figures.require_model_alone(location, "a model's card is to say what the model does: push a sweep without one")
         if model and figures.model_digest and figures.model_digest != model:
             raise PosgapError(
                 f"{location}: is a sweep of {shortened(figures.model)}, which is another model than {config.model}, or "

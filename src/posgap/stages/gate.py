@@ -35,6 +35,10 @@ def gate(config: GateConfig) -> Location:
 
 @stage
 def _gate(config: GateConfig, out: Path, run: Run) -> None:
+    if config.name:
+        read_sweep(config.candidate).require_model_alone(
+            config.candidate, f"{config.name} would be registered as the model alone: sweep without one, and gate that"
+        )
     verdict = judge(config.candidate, config.base, config.champion, policy_of(config))
     write_json(out / GATE_FILE, verdict.model_dump(mode="json"))
     if key := signing_key():

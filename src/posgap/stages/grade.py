@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
 _TAKEN_OVER = (
     "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
-    "settings", "served", "spent", "filled",
+    "settings", "served", "spent", "filled", "mitigation",
 )  # fmt: skip
 
 

@@ -53,6 +53,9 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     if names := [name for name in judged if judged[name] != swept_files.get(name)]:
         raise PosgapError(f"{config.gate}: judged another sweep than {config.sweep}: {names[0]} differs; gate this one")
     swept = evidence.sweep
+    swept.require_model_alone(
+        config.sweep, "the registry serves the model alone: sweep without one, gate that and promote it"
+    )
     run.label(swept.label)
     if not verdict.passed:
         run.tags({"posgap.promotion": "refused"})

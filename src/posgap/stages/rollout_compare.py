@@ -29,6 +29,8 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
             f"measured over {measurement.sequence_length}; predict again with `measurement`"
         )
     sweep = read_sweep(config.sweep) if config.sweep else None
+    if sweep:
+        sweep.require_model_alone(config.sweep, "give a sweep without one, whose positions are those that it reads")
     if sweep and sweep.categories:
         raise PosgapError(
             f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from posgap.choices import BACKENDS
@@ -18,18 +18,26 @@ from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.length_pages import write_map
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
+from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import answered, baseline_placements, figures, placements_of
+from posgap.measurement.sweeping import (
+    answered,
+    baseline_placements,
+    figures,
+    label_of,
+    placements_of,
+    prompt_digest,
+)
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
 from posgap.storage.inputs import on_this_machine, source, sources
-from posgap.storage.lineage import method_of, training_examples
+from posgap.storage.lineage import training_examples
 from posgap.tasks.examples import AnyExample, read_examples
-from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
 
@@ -97,9 +105,9 @@ def _swept(
 ) -> Sweep:
     """A sweep, which is written into the folder `place`; where too little is answered, that is kept in `out`."""
     examples = examples[: config.limit or None]
-    label, step = config.label or method_of(config.model) or "model", build.fill.tokens if build.fill else 0
+    label, step = label_of(config), build.fill.tokens if build.fill else 0
     placements = placements_of(config, build)
-    digests = {"model_digest": config.digest("model"), "prompt_digest": build.digest()}
+    digests = {"model_digest": config.digest("model"), "prompt_digest": prompt_digest(config, build)}
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
     asked = answered(config, examples, build, placements, digests, price, generator)
     if asked.spent:
@@ -159,9 +167,20 @@ def _estimated(config: SweepConfig) -> str:
     placements = placements_of(config, build)
     everywhere = [*placements, *baseline_placements(config, build)]
     asked = product(examples, everywhere, range(config.samples))
-    prompts = (build.prompt(example, placement) for example, placement, _ in asked)
-    tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in prompts)
-    return estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)
+    mitigated, read = Mitigated.of(config, build), list[int]()
+
+    def prompts(question: Question) -> Sequence[Prompt]:
+        if mitigated is None:
+            return [build.prompt(question.example, question.placement)]
+        several = mitigated.asked(question)
+        read.extend(several.read)
+        return several.prompts
+
+    every = chain.from_iterable(prompts(Question(*each)) for each in asked)
+    tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in every)
+    words = estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)
+    before = f"; before these, {len(read):,} prompts of {sum(read):,} tokens are read for their attention"
+    return words + before * bool(read)
 
 
 def _require_same_endpoint(config: SweepConfig) -> None:

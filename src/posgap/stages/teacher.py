@@ -126,6 +126,7 @@ def advantageous_placements(config: TeacherConfig, n_gold: int) -> list[Placemen
     if config.sweep is None:
         raise PosgapError("no advantageous position: give `advantageous`, or a `sweep` of this model to read it from")
     swept = read_sweep(config.sweep)
+    swept.require_model_alone(config.sweep, "give `advantageous`, or a sweep without one")
     if swept.filled:
         raise PosgapError(
             f"{config.sweep}: is of prompts filled to a length, whose placements are depths; give `advantageous`, or a "

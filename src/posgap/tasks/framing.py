@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,7 +122,14 @@ class ChatTemplate:
 
 def common_beginning(a: str, b: str) -> int:
     """The length of the common beginning of both texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b)))
+    same, most = 0, min(len(a), len(b))
+    while same < most:
+        middle = (same + most + 1) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            most = middle - 1
+    return same
 
 
 def _in_limits(call: Callable[[], T]) -> T:

@@ -70,8 +70,20 @@ class TextPromptBuilder:
         self.max_new_tokens, self.max_thinking_tokens, self.stop = max_new_tokens, max_thinking_tokens, stop
 
     def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
-        """The prompt's text, without token ids."""
-        return Prompt(self.text(example, placement))
+        """The prompt's text, and for a local model its token ids, which raises `PosgapError` if prompt and response
+        would exceed the context."""
+        name = f"example {example.id} at position {placement.name}"
+        if placement.baseline:
+            return self.of_text(self.text(example, placement), name)
+        return self.of_documents(example, self.documents(example, placement), name)
+
+    def of_documents(self, example: AnyExample, documents: Sequence[Document], name: str) -> Prompt:
+        """The prompt that asks an example about these documents, in their order; errors call it by that name."""
+        return self.of_text(self.worded(example, documents), name)
+
+    def of_text(self, text: str, name: str) -> Prompt:
+        """The prompt of a text; errors call it by that name."""
+        return Prompt(text)
 
     def text(self, example: AnyExample, placement: Placement) -> str:
         """The prompt's text, without any chat template."""
@@ -159,32 +171,28 @@ class PromptBuilder(TextPromptBuilder):
         """The prompt's token ids; raises `PosgapError` if prompt and response would exceed the context."""
         return list(self.prompt(example, placement).token_ids)
 
-    def prompt(self, example: AnyExample, placement: Placement) -> Prompt:
-        """The prompt as text and token ids; raises `PosgapError` if prompt and response would exceed the context."""
-        text = self.text(example, placement)
+    def of_text(self, text: str, name: str) -> Prompt:
         ids = self.token_ids(text)
         new = self.max_new_tokens + self.max_thinking_tokens
         if len(ids) + new > self.context:
             raise PosgapError(
-                f"example {example.id} at position {placement.name}: prompt of {len(ids)} "
-                f"tokens and {new} new ones exceed the model's context of {self.context}; lower "
-                "n_docs or max_new_tokens"
+                f"{name}: prompt of {len(ids)} tokens and {new} new ones exceed the model's context of "
+                f"{self.context}; lower n_docs or max_new_tokens"
             )
-        return Prompt(text, ids, spans=self._spans(example, placement, text, ids) if self.marks_documents else None)
+        return Prompt(text, ids)
 
-    def _spans(
-        self, example: AnyExample, placement: Placement, text: str, ids: Sequence[int]
-    ) -> tuple[Span, ...] | None:
-        """Where the documents stand; of a baseline's prompt there is nobody to say it."""
-        if placement.baseline:
-            return None
-        documents = self.documents(example, placement)
+    def of_documents(self, example: AnyExample, documents: Sequence[Document], name: str) -> Prompt:
+        prompt = super().of_documents(example, documents, name)
+        return prompt._replace(spans=self.spans(example, documents, prompt)) if self.marks_documents else prompt
+
+    def spans(self, example: AnyExample, documents: Sequence[Document], prompt: Prompt) -> tuple[Span, ...]:
+        """Where these documents stand in their prompt. Raises `PosgapError` where nobody can say it."""
 
         def worded(shown: Sequence[Document]) -> str:
             return self.worded(example, shown)
 
         found = [characters(worded, documents, position) for position in range(1, len(documents) + 1)]
-        return token_spans(token_offsets(self.tokenizer, self.chat, text, ids), found)
+        return token_spans(token_offsets(self.tokenizer, self.chat, prompt.text, prompt.token_ids), found)
 
     @property
     def framed(self) -> dict[str, Any]:

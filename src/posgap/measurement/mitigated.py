@@ -1,0 +1,169 @@
+"""Questions asked by a mitigation of prompts: one example at one placement becomes several prompts, of whose responses
+one is the answer."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from posgap.choices import PROMPT_MITIGATIONS
+from posgap.config import SweepConfig
+from posgap.errors import PosgapError
+from posgap.generation.generator import Attending, Completion, Generator, Sampling, Usage
+from posgap.measurement.sweeps import AskedBy
+from posgap.mitigations.mitigation import Asked
+from posgap.tasks.document_spans import Span
+from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+
+if TYPE_CHECKING:
+    from posgap.mitigations.mitigation import PromptMitigation, Settings
+
+Attention = Callable[[Sequence[int], Sequence[Span]], Sequence[float]]  # to these spans of a prompt's tokens
+
+
+class Question(NamedTuple):
+    """An example at a placement, and which of several responses to it is asked for."""
+
+    example: AnyExample
+    placement: Placement
+    sample: int = 0
+
+
+class Several(NamedTuple):
+    """The prompts of a question, each with its documents in an order; `given` is that of the placement. `read` are the
+    tokens of prompts that were read before, only for their attention. A baseline's prompt has no documents here."""
+
+    prompts: Sequence[Prompt]
+    orders: Sequence[Sequence[Document]]
+    given: Sequence[Document]
+    read: Sequence[int]
+
+
+class Mitigated:
+    """Asks as a mitigation of prompts has it, whose `settings` these are; baselines are asked as without it.
+
+    `seed` is that of all that a mitigation draws.
+    """
+
+    def __init__(self, build: TextPromptBuilder, mitigation: "PromptMitigation", settings: "Settings", seed: int):
+        self.build, self.mitigation, self.settings, self.seed = build, mitigation, settings, seed
+
+    @classmethod
+    def of(cls, config: SweepConfig, build: TextPromptBuilder) -> "Mitigated | None":
+        """The mitigation that a sweep's config asks for; None where it asks for none."""
+        if not config.mitigation:
+            return None
+        mitigation = PROMPT_MITIGATIONS[config.mitigation]
+        return cls(build, mitigation, mitigation.settings(**config.mitigation_settings), config.seed)
+
+    @property
+    def described(self) -> AskedBy:
+        """What a sweep's file says of it."""
+        return AskedBy(name=self.mitigation.name, settings=self.settings.model_dump(mode="json"))
+
+    def asked(self, question: Question, attention: Attention | None = None) -> Several:
+        """The prompts of a question. Without `attention` to look at, documents all get the same."""
+        example, placement, sample = question
+        if placement.baseline:
+            return Several([self.build.prompt(example, placement)._replace(sample=sample)], [], [], [])
+        read: list[int] = []
+        name = f"example {example.id} at position {placement.name}"
+
+        def prompt(documents: Sequence[Document]) -> Prompt:
+            return self.build.of_documents(example, documents, name)._replace(sample=sample)
+
+        def shares(documents: Sequence[Document]) -> Sequence[float]:
+            asked = prompt(documents)
+            read.append(len(asked.token_ids))
+            if attention is None:
+                return [0.0] * len(documents)
+            try:
+                return attention(asked.token_ids, cast(PromptBuilder, self.build).spans(example, documents, asked))
+            except PosgapError as error:
+                raise PosgapError(f"mitigation {self.mitigation.name}: {error}") from None
+
+        given = self.build.documents(example, placement)
+        needed = shares if self.mitigation.needs_attention else None
+        orders = self.mitigation.orders(Asked(example, given, self.seed, needed), self.settings)
+        return Several(list(map(prompt, orders)), orders, given, read)
+
+    def generate(
+        self, generator: Generator, groups: Iterable[Sequence[Question]], sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """Yields (index of a group, index of a question within it, its answer), as `Generator.generate` does."""
+        attention = self._attention_of(generator) if self.mitigation.needs_attention else None
+        under_way: dict[int, list[_UnderWay]] = {}
+
+        def expanded() -> Iterator[list[Prompt]]:
+            for index, group in enumerate(groups):
+                under_way[index] = [_UnderWay(self.asked(question, attention), {}) for question in group]
+                yield [prompt for each in under_way[index] for prompt in each.asked.prompts]
+
+        for index, at, completion in generator.generate(expanded(), sampling):
+            number = 0
+            while at >= (count := len(under_way[index][number].asked.prompts)):
+                at, number = at - count, number + 1
+            question = under_way[index][number]
+            question.completions[at] = completion
+            if len(question.completions) == count:
+                yield index, number, self.answer(question.asked, [question.completions[i] for i in range(count)])
+
+    def answer(self, asked: Several, completions: Sequence[Completion]) -> Completion:
+        """The answer to a question from the completions of its prompts: the one that the mitigation chooses among those
+        that are answers, with what all of them took. Where one failed it is that, so that it is asked again; where
+        none is an answer it is the first.
+
+        Where a response names a slot, it names in the answer the slot in which that item was given.
+        """
+        if not asked.orders:
+            return completions[0]
+        spent = _together([completion.usage for completion in completions], asked.read)
+        if failed := [completion for completion in completions if completion.outcome == "failed"]:
+            return failed[0]._replace(usage=spent)
+        said = [
+            self._as_given(completion, asked.given, order)
+            for completion, order in zip(completions, asked.orders, strict=True)
+            if completion.outcome == "answered"
+        ]
+        if not said:
+            return completions[0]._replace(usage=spent)
+        task = self.build.task
+        texts = [each.text if task.slot_names else task.extract(each.text) for each in said]
+        return said[self.mitigation.chosen(texts)]._replace(usage=spent)
+
+    def _as_given(self, completion: Completion, given: Sequence[Document], order: Sequence[Document]) -> Completion:
+        task = self.build.task
+        slot = task.chosen(completion.text, order) if task.slot_names else 0
+        if not slot or list(order) == list(given):
+            return completion
+        name = task.slot_names[list(given).index(order[slot - 1])]
+        return completion._replace(text=task.target.format(answer=name), token_ids=[])
+
+    def _attention_of(self, generator: Generator) -> Attention:
+        if not isinstance(generator, Attending):
+            raise PosgapError(
+                f"mitigation {self.mitigation.name}: looks at the model's attention, which only one process with the "
+                "whole model shows; give --processes 1"
+            )
+        return generator.attention
+
+
+class _UnderWay(NamedTuple):
+    """A question whose prompts are asked, and the completions that are there, by the prompts' numbers."""
+
+    asked: Several
+    completions: dict[int, Completion]
+
+
+def _together(usages: Sequence[Usage | None], read: Sequence[int]) -> Usage | None:
+    """The sum of these, and of prompts of so many tokens that were read beside; None where nothing is known."""
+    known = [usage for usage in usages if usage]
+    if not known:
+        return None
+
+    def total(name: str, *more: int) -> Any:
+        counts = [count for usage in known if (count := getattr(usage, name)) is not None]
+        return sum([*counts, *more]) if counts else None
+
+    prompts = len(usages) + len(read)
+    return Usage(total("prompt", *read), total("completion"), total("thinking"), total("seconds"), prompts)
