@@ -10,7 +10,7 @@ document's keys for each token and needs no copy of them. Cached keys stand wher
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posgap.errors import PosgapError
@@ -32,11 +32,12 @@ class NoChoice(Settings):
 class _Plan:
     """Where documents stand: `first` is their first column and `ends` those after their last tokens, one after the
     other without a gap; `positions [K]` is where each of the prompt's tokens stands as a key, documents at the end of
-    all documents."""
+    all documents. `free_keys` are, for each layer that has read them, the documents' keys without positions."""
 
     first: int
     ends: "Sequence[int]"
     positions: "Tensor"
+    free_keys: "dict[int, Tensor]" = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -120,12 +121,18 @@ def _attended(computed: "Computed", plan: _Plan, seen: int, turn: "Rotation") ->
     """The attention `[1, Q, H, D]` of the tokens from column `seen` on."""
     import torch
 
-    layer, query = computed.layer, computed.query[0]
-    key, value = (x[0].repeat_interleave(query.shape[0] // x.shape[1], dim=0) for x in (computed.key, computed.value))
+    layer, query = computed.layer, computed.query[0] * computed.scaling
+    key, value = (_by_head(x[0], query) for x in (computed.key, computed.value))
     columns = torch.arange(key.shape[1], device=query.device)
     rows = columns[seen:]
-    shifts = _shifts(computed, query, key, plan, seen, turn)
-    scores = query @ key.transpose(1, 2)
+    if layer not in plan.free_keys:
+        documents = slice(plan.first, plan.end)
+        places = -plan.positions[documents].to(query.device)
+        plan.free_keys[layer] = turn(computed.key[0, :, documents], places, layer)
+    shifts = _shifts(query, plan, seen, turn, layer)
+    scores = query.new_empty(*query.shape[:2], len(columns))
+    for outside in (slice(0, plan.first), slice(plan.end, None)):
+        scores[..., outside] = query @ key[:, outside].transpose(1, 2)
     for document, (start, end) in enumerate(zip((plan.first, *plan.ends), plan.ends)):
         turned = turn(query, shifts[..., document], layer)
         scores[..., start:end] = turned @ key[:, start:end].transpose(1, 2)
@@ -133,15 +140,20 @@ def _attended(computed: "Computed", plan: _Plan, seen: int, turn: "Rotation") ->
     of = torch.bucketize(columns, torch.tensor(plan.ends, device=query.device), right=True)
     others = inside[rows][:, None] & inside & (of[rows][:, None] != of)
     visible = (columns <= rows[:, None]) | others
-    scores = (scores.float() * computed.scaling).masked_fill(~visible, -torch.inf)
-    return (scores.softmax(-1).to(value.dtype) @ value).transpose(0, 1)[None]
+    scores = scores.masked_fill_(~visible, -torch.inf).softmax(-1, dtype=torch.float32)
+    return (scores.to(value.dtype) @ value).transpose(0, 1)[None]
 
 
-def _shifts(computed: "Computed", query: "Tensor", key: "Tensor", plan: _Plan, seen: int, turn: "Rotation") -> "Tensor":
+def _by_head(of: "Tensor", query: "Tensor") -> "Tensor":
+    """Keys or values `[H_kv, K, D]`, those that heads have in common once for each of the query's heads."""
+    return of.repeat_interleave(query.shape[0] // of.shape[0], dim=0)
+
+
+def _shifts(query: "Tensor", plan: _Plan, seen: int, turn: "Rotation", layer: int) -> "Tensor":
     """How far each document is moved away from the end of the documents, `[H, Q, n]`, for each token that looks."""
     import torch
 
-    layer, device = computed.layer, query.device
+    device = query.device
     lengths = torch.tensor(plan.lengths(), device=device)
     n_docs = len(lengths)
     of = torch.repeat_interleave(lengths)  # the document of each of their tokens
@@ -151,15 +163,14 @@ def _shifts(computed: "Computed", query: "Tensor", key: "Tensor", plan: _Plan, s
     if seen < known:
         positions[: known - seen] = plan.positions[seen:known].to(device)
     # Importance is that of queries and keys without positions.
-    free = turn(query, -positions, layer)
-    free_keys = turn(key[:, plan.first : plan.end], -plan.positions[plan.first : plan.end].to(device), layer)
+    free = turn(query, -positions, layer) / turn.gain**2
     shifts = torch.zeros(*query.shape[:2], n_docs, device=device)
-    scores = (free @ free_keys.transpose(1, 2)).float() * computed.scaling / turn.gain**2
     first, end = max(0, plan.first - seen), max(0, plan.end - seen)
+    scores = (free @ _by_head(plan.free_keys[layer], query).transpose(1, 2)).float()
     after = scores[:, end:].softmax(-1) @ belongs / lengths
     shifts[:, end:] = _moved(after, lengths)
     if end > first:
-        others = scores[:, first:end].masked_fill(of[:, None] == of, -torch.inf).softmax(-1)
+        others = scores[:, first:end].masked_fill_(of[:, None] == of, -torch.inf).softmax(-1)
         among = belongs.T @ (others @ belongs) / lengths
         among = among.masked_fill(torch.eye(n_docs, dtype=torch.bool, device=device), torch.inf)
         shifts[:, first:end] = _moved(among, lengths)[:, of]
