@@ -18,6 +18,7 @@ from posgap.config import (
     GateConfig,
     HubPushConfig,
     MergeConfig,
+    PromoteConfig,
     SweepConfig,
     TeacherConfig,
 )
@@ -35,6 +36,7 @@ from posgap.mitigations.reordering import at_ends, by_relevance
 from posgap.peers.hub import _sweeps
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge
+from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import advantageous_placements
 from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample, write_examples
@@ -116,6 +118,8 @@ def test_attention_sorts_the_attended_last_and_looks_again_in_the_new_order():
     assert [d.title for d in once] == ["t3", "t1", "t0", "t2"] and seen == [["t0", "t1", "t2", "t3"]]
     (twice,) = sorting.orders(asked(given, attention=attention), sorting.settings(rounds=2))
     assert [d.title for d in twice] == ["t0", "t1", "t3", "t2"] and seen[-1] == ["t3", "t1", "t0", "t2"]
+    (first,) = sorting.orders(asked(given, attention=attention), sorting.settings(most="first"))
+    assert [d.title for d in first] == ["t2", "t0", "t1", "t3"]
     (equal,) = sorting.orders(asked(given, attention=lambda order: [0.5] * 4), sorting.settings())
     assert equal == given
 
@@ -346,7 +350,9 @@ def test_a_model_on_this_machine_is_asked_and_estimated(tmp_path, model_folder, 
     of_parts = MergeConfig(sweeps=[sweep(SweepConfig(**common, out=tmp_path / "p1", shard="1/2")), parts[1]], out="m")
     with pytest.raises(PosgapError, match="not parts of one sweep; label, prompt_digest"):
         merge(of_parts)
-    with pytest.raises(PosgapError, match=r"asked by the mitigation attention-sorting \(rounds 2\).*diagnose a sweep"):
+    with pytest.raises(
+        PosgapError, match=r"asked by the mitigation attention-sorting \(rounds 2, most last\).*diagnose a sweep"
+    ):
         read_swept(DiagnoseConfig(sweep=whole, out=tmp_path / "d", **{n: common[n] for n in ("examples", "model")}))
     with pytest.raises(PosgapError, match="not of the model alone; give `advantageous`"):
         advantageous_placements(TeacherConfig(**common, sweep=whole, out=tmp_path / "t"), 1)
@@ -408,3 +414,6 @@ def test_a_mitigated_candidate_is_no_model_that_could_be_registered(tmp_path):
     ):
         gate(GateConfig(**config, name="acme"))
     assert posgap.gate(candidate, base).rules, "it can be judged all the same"
+    judged = gate(GateConfig(**config))
+    with pytest.raises(PosgapError, match="the registry serves the model alone: sweep without one"):
+        promote(PromoteConfig(model="m", sweep=candidate, gate=judged, name="acme", out=tmp_path / "promotion"))

@@ -47,7 +47,7 @@ def shared_lengths(prompts: Sequence[Sequence[int]]) -> np.ndarray:
     tokens = np.full((len(prompts), max(map(len, prompts)) + 1), -1)
     for row, prompt in zip(tokens, prompts):
         row[: len(prompt)] = prompt
-    differing = [tokens != row for row in tokens]
+    differing = (tokens != row for row in tokens)  # one at a time: a mitigation asks hundreds of prompts of an example
     return np.stack([np.where(d.any(axis=1), d.argmax(axis=1), len(p)) for d, p in zip(differing, prompts)])
 
 
