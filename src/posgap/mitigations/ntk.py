@@ -1,0 +1,56 @@
+"""NTK-aware scaling: a larger base of RoPE, through the model's own `rope_parameters`.
+
+The slowest frequency is divided by the factor, as position interpolation divides it, and the fastest stays as it is:
+with d dimensions that are turned, base' = base * factor ** (d / (d - 2)). Whatever scaling the model's RoPE has
+already works on the larger base. A saved model has its new base and no sign that it was ever another.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from posgap.errors import PosgapError
+from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
+from posgap.mitigations.rope_parameters import Factor, put, rotary_dimensions, written
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+FACTORS = (1.5, 2.0, 4.0)
+# Of these it is known that frequency i is base ** (-2 i / d), before whatever else they do.
+_KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+
+
+def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    name, turned = f"{config.name_or_path or config.model_type}: ntk", rotary_dimensions(config, parameters)
+    if parameters["rope_type"] not in _KINDS:
+        raise PosgapError(f"{name}: how its RoPE ({parameters['rope_type']}) follows from its base is not known here")
+    if turned <= 2:
+        raise PosgapError(f"{name}: it turns {turned} dimensions of a head, so that no base changes their frequency")
+    return {**parameters, "rope_theta": parameters["rope_theta"] * factor ** (turned / (turned - 2))}
+
+
+def _apply(model: "PreTrainedModel", settings: Factor) -> Undo:
+    return put(model, "ntk", _change, settings.factor)
+
+
+def _written(config_json: Mapping[str, Any], settings: Factor) -> dict[str, Any]:
+    return written(config_json, "ntk", _change, settings.factor)
+
+
+def _tried(tried_on: TriedOn) -> Sequence[Factor]:
+    return [Factor(factor=factor) for factor in FACTORS]
+
+
+NTK = ModelMitigation(
+    name="ntk",
+    help="a larger base of RoPE, in the model's own configuration",
+    level="config",
+    source="bloc97 2023, NTK-aware scaled RoPE; Peng et al. 2023, section 3.1, arXiv 2309.00071",
+    cost="nothing",
+    served_by=("anything",),
+    settings=Factor,
+    apply=_apply,
+    neutral=lambda config: Factor(factor=1),
+    tried=_tried,
+    written=_written,
+)

@@ -1,0 +1,179 @@
+"""RoPE that a model's own `rope_parameters` change, so that whatever loads the model folder has it without posgap.
+
+In memory the model's rotary embeddings are made anew from the changed configuration, as loading the folder makes them.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from posgap.errors import PosgapError
+from posgap.mitigations.mitigation import Settings, Undo
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# The parameters of one RoPE, `(config, parameters, factor)`, as they are with a factor other than 1.
+Change = Callable[["PretrainedConfig", Mapping[str, Any], float], dict[str, Any]]
+_FULL = "full_attention"
+_EFFECT = 2.0  # the factor by which it is tried whether a model reads its rotary tables at all
+
+
+class Factor(Settings):
+    """`factor` by which the positions that a model can tell apart are stretched; 1 changes nothing."""
+
+    factor: Annotated[float, Field(ge=1)]
+
+
+def put(model: "PreTrainedModel", name: str, change: Change, factor: float) -> Undo:
+    """Has `model` turn queries and keys by changed `rope_parameters`; returns what takes that back.
+
+    `PosgapError`, and a model as it was, where it has no RoPE that `rope_parameters` make, or reads nothing of it.
+    """
+    import torch
+
+    where = f"{model.name_or_path or type(model).__name__}: {name}"
+    config: Any = model.config.get_text_config()
+    rotaries = [module for module in model.modules() if _is_rotary(module, config)]
+    if not rotaries:
+        raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
+    unchanged = _logits(model)
+    undo = _put(config, rotaries, where, change, _EFFECT)
+    try:
+        same = torch.equal(_logits(model), unchanged)
+    finally:
+        undo()
+    if same:
+        raise PosgapError(f"{where}: its attention reads no rotary positions (ALiBi, or none at all)")
+    return _put(config, rotaries, where, change, factor)
+
+
+def written(config_json: Mapping[str, Any], name: str, change: Change, factor: float) -> dict[str, Any]:
+    """A model's config.json with changed `rope_parameters`, or in the older names (`rope_theta`, `rope_scaling`) where
+    it has those, which transformers still reads and older programs know alone."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    made = CONFIG_MAPPING[config_json["model_type"]]
+    config = made.from_dict(copy.deepcopy(dict(config_json)))
+    text: Any = config.get_text_config()
+    part = next((each for each in config.sub_configs if getattr(config, each, None) is text), None)
+    wanted = _changed(text, f"config.json: {name}", change, factor)
+    own = dict(config_json if part is None else config_json[part])
+    if "rope_parameters" not in own and not _by_type(text, wanted):
+        old = {key: value for key, value in wanted.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        own |= {"rope_theta": wanted["rope_theta"], "rope_scaling": old if old["rope_type"] != "default" else None}
+    else:
+        own.pop("rope_scaling", None)  # which transformers would read in place of the other
+        own["rope_parameters"] = wanted
+    result = own if part is None else {**config_json, part: own}
+    read: Any = made.from_dict(copy.deepcopy(result)).get_text_config()
+    if read.rope_parameters != wanted:
+        raise PosgapError(f"config.json: {name}: transformers reads other rope_parameters from it than were written")
+    return result
+
+
+def require_unscaled(config: "PretrainedConfig", parameters: Mapping[str, Any], name: str) -> None:
+    """`PosgapError` where a RoPE is scaled already, so that another scaling would take its place or add to it."""
+    kind = parameters["rope_type"]
+    if kind != "default":
+        raise PosgapError(
+            f"{config.name_or_path or config.model_type}: {name}: its RoPE is scaled already ({kind}); apply it to the "
+            "model without that, or take ntk, which changes the base alone"
+        )
+
+
+def rotary_dimensions(config: "PretrainedConfig", parameters: Mapping[str, Any]) -> int:
+    """The dimensions of a head that are turned, two by a frequency."""
+    text: Any = config
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(head * (parameters.get("partial_rotary_factor") or 1.0))
+
+
+def _is_rotary(module: "nn.Module", config: Any) -> bool:
+    """Whether a module makes rotary tables from this config; a vision tower's are made from another."""
+    return "RotaryEmbedding" in type(module).__name__ and getattr(module, "config", None) is config
+
+
+def _by_type(config: Any, parameters: Mapping[str, Any]) -> list[str]:
+    """The types of layers that have a RoPE each, by the keys of `parameters`; empty where all layers have one."""
+    return [key for key in config.nested_rope_parameter_keys(parameters) if parameters[key]]
+
+
+def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str, Any]:
+    """The `rope_parameters` of a config with a factor. Where types of layers have a RoPE each, the layers that see all
+    that was read get it, as Gemma 3's did; those with a window see near tokens alone."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        raise PosgapError(f"{where}: it has no rotary position embedding to scale")
+    if factor == 1:
+        return dict(parameters)
+    types = _by_type(config, parameters)
+    if not types:
+        return change(config, parameters, factor)
+    chosen = [_FULL] if _FULL in types else types
+    return {**parameters, **{each: change(config, parameters[each], factor) for each in chosen}}
+
+
+def _put(config: Any, rotaries: "list[nn.Module]", where: str, change: Change, factor: float) -> Undo:
+    before = config.rope_parameters if hasattr(config, "rope_parameters") else None
+    wanted = _changed(config, where, change, factor)
+    if wanted == before:
+        return lambda: None
+    config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
+    try:
+        made = [type(module)(config) for module in rotaries]  # type: ignore[call-arg]
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        config.rope_parameters = before
+        raise PosgapError(f"{where}: its rotary embedding takes no such rope_parameters: {error}") from None
+    if config.rope_parameters != wanted:  # a config that puts values of its own in their place
+        config.rope_parameters = before
+        raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
+    undone = [_become(module, new) for module, new in zip(rotaries, made)]
+
+    def undo() -> None:
+        config.rope_parameters = before
+        for each in undone:
+            each()
+
+    return undo
+
+
+def _become(module: "nn.Module", new: "nn.Module") -> Undo:
+    """Gives a rotary embedding the tables of a new one. It stays the same module, whose `forward` may be wrapped."""
+    device = next(module.buffers()).device
+    before, tables = _public(module), dict(module._buffers)
+    _set(module, before, _public(new), {key: _on(table, device) for key, table in new._buffers.items()})
+    return lambda: _set(module, _public(module), before, tables)
+
+
+def _on(table: "Tensor | None", device: Any) -> "Tensor | None":
+    return None if table is None else table.to(device)
+
+
+def _public(module: "nn.Module") -> dict[str, Any]:
+    """What a rotary embedding knows beside its buffers: kinds, gains, lengths."""
+    return {key: value for key, value in vars(module).items() if key[0] != "_" and key not in ("forward", "training")}
+
+
+def _set(module: "nn.Module", old: dict[str, Any], new: dict[str, Any], tables: "dict[str, Tensor | None]") -> None:
+    for key in old:
+        del vars(module)[key]
+    vars(module).update(new)
+    module._buffers.clear()
+    module._buffers.update(tables)
+
+
+def _logits(model: "PreTrainedModel") -> "Tensor":
+    """The logits of a few tokens."""
+    import torch
+
+    trained = model.training
+    model.eval()  # dropout would make two runs differ
+    try:
+        with torch.no_grad():
+            return model(input_ids=torch.arange(3, device=model.device)[None]).logits
+    finally:
+        model.train(trained)

@@ -1,0 +1,122 @@
+"""Native factors: what is in memory, saved, written into config.json, and loaded by plain transformers is the same."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from transformers import AutoModelForCausalLM
+
+sys.path.append(str(ROOT / "benchmarks"))
+import families
+
+from posgap.errors import PosgapError
+from posgap.mitigations.yarn import Yarn
+from posgap.models.in_force import apply, model_mitigation, remove, written
+
+NATIVE = ["linear", "ntk", "yarn"]
+IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
+
+
+def logits(model) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=IDS, use_cache=False).logits
+
+
+def plain(folder) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox"])
+def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
+    model = families.build(family, num_attention_heads=1, num_key_value_heads=1)
+    before = logits(model)
+    model.save_pretrained(tmp_path / "base")
+    apply(model, name, {"factor": 2.0})
+    changed = logits(model)
+    model.save_pretrained(tmp_path / "saved")
+    file = tmp_path / "base" / "config.json"
+    assert not torch.allclose(changed, before, atol=1e-3)
+    assert torch.equal(logits(plain(tmp_path / "saved")), changed)
+    settings = {"factor": 2.0} if name != "yarn" else {"factor": 2.0, "original_max_position_embeddings": 128}
+    file.write_text(
+        json.dumps(written(json.loads(file.read_text()), name, model_mitigation(name).settings(**settings)))
+    )
+    assert torch.equal(logits(plain(tmp_path / "base")), changed)
+    assert "posgap" not in file.read_text() + (tmp_path / "saved" / "config.json").read_text()
+    remove(model, name)
+    assert torch.equal(logits(model), before)
+
+
+def test_linear_is_positions_divided():
+    model = families.build("llama")
+    apply(model, "linear", {"factor": 1.5})
+    linear = logits(model)
+    remove(model, "linear")
+    apply(model, "lpes", {"factors": [1.5] * model.config.num_hidden_layers})
+    torch.testing.assert_close(logits(model), linear)
+
+
+def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
+    model = families.build("llama")
+    own = model.model.rotary_emb.inv_freq.clone()
+    apply(model, "ntk", {"factor": 3.0})
+    ratio = own / model.model.rotary_emb.inv_freq
+    assert ratio[0] == 1 and ratio[-1] == pytest.approx(3.0, rel=1e-5) and all(ratio.diff() > 0)
+
+
+def test_yarn_is_what_its_paper_says():
+    """Equations 10 to 13 and the temperature of equation 15, written out; alpha 1 and beta 32 turns."""
+    model = families.build("llama", head_dim=64, max_position_embeddings=4096)
+    own = model.model.rotary_emb.inv_freq.double()
+    apply(model, "yarn", {"factor": 4.0})
+    rotary = model.model.rotary_emb
+    turns = 4096 * own / (2 * torch.pi)
+    fast, slow = turns > 40, turns < 0.8
+    assert fast.any() and slow.any() and not (fast | slow).all()
+    torch.testing.assert_close(rotary.inv_freq[fast].double(), own[fast])
+    torch.testing.assert_close(rotary.inv_freq[slow].double(), own[slow] / 4)
+    assert rotary.attention_scaling == pytest.approx(0.1 * torch.log(torch.tensor(4.0)).item() + 1)
+
+
+def test_layers_with_a_window_keep_their_positions():
+    model = families.build("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2)
+    apply(model, "linear", {"factor": 2.0})
+    assert model.config.rope_parameters["sliding_attention"]["rope_type"] == "default"
+    assert model.config.rope_parameters["full_attention"]["factor"] == 2.0
+
+
+@pytest.mark.parametrize("old", [{"rope_theta": 5000.0}, {"rope_theta": 5000.0, "rope_scaling": None}])
+def test_an_older_config_keeps_its_names(old):
+    config = {key: value for key, value in families.build("llama").config.to_dict().items() if key != "rope_parameters"}
+    changed = written(config | old, "yarn", Yarn(factor=2.0))
+    assert changed["rope_theta"] == 5000.0 and "rope_parameters" not in changed
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 128}
+    assert changed["rope_scaling"] == yarn
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bloom", "falcon, ALiBi", "mamba"])
+@pytest.mark.parametrize("name", NATIVE)
+def test_models_without_rotary_positions_are_refused(name, family):
+    made, settings = families.ROWS[family]
+    model = families.build(made, **settings)
+    before, kept = logits(model), model.config.to_dict()
+    with pytest.raises(PosgapError, match=rf"{name}: its attention reads no|{name}: it has no rotary"):
+        apply(model, name, {"factor": 2.0})
+    assert torch.equal(logits(model), before) and model.config.to_dict() == kept
+
+
+def test_a_scaled_rope_is_not_scaled_again_but_its_base_can_be():
+    model = families.build("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
+    before = logits(model)
+    for name in ("linear", "yarn"):
+        with pytest.raises(PosgapError, match=r"scaled already \(linear\)"):
+            apply(model, name, {"factor": 2.0})
+        assert torch.equal(logits(model), before)
+    own = model.model.rotary_emb.inv_freq.clone()
+    apply(model, "ntk", {"factor": 2.0})
+    assert model.model.rotary_emb.inv_freq[0] == own[0] and own[-1] / model.model.rotary_emb.inv_freq[
+        -1
+    ] == pytest.approx(2.0, rel=1e-5)
