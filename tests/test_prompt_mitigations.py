@@ -12,8 +12,10 @@ from endpoint import Endpoint, retrieve, served
 from test_gate import write_sweep
 
 import posgap
+from posgap.check import check
 from posgap.choices import MITIGATIONS, TASKS
 from posgap.config import (
+    CheckConfig,
     DiagnoseConfig,
     GateConfig,
     HubPushConfig,
@@ -22,8 +24,9 @@ from posgap.config import (
     SweepConfig,
     TeacherConfig,
 )
+from posgap.data.made import made_examples
 from posgap.diagnosis.swept import read_swept
-from posgap.errors import PosgapError
+from posgap.errors import NotEnoughEvidence, PosgapError
 from posgap.files import parsed, read_json, write_json
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.transformers import TransformersGenerator
@@ -269,6 +272,20 @@ def test_a_letter_is_that_of_the_item_where_it_was_given():
     assert said[0, 0].text == "Z?"
 
 
+@pytest.mark.parametrize("name", [task.name for task in TASKS if task.synthetic])
+def test_every_task_is_asked_with_all_its_documents_and_for_the_sample_that_is_wanted(name):
+    task = TASKS[name]
+    (example,) = made_examples(task, 1, 12, 0)
+    for placement in task.placements(12)[1:3]:
+        given = TextPromptBuilder(task, 9).documents(example, placement)
+        for mitigation in OF_PROMPTS:
+            mitigated = Mitigated(TextPromptBuilder(task, 9), mitigation, mitigation.settings(), 0)
+            asked = mitigated.asked(Question(example, placement, 3))
+            assert asked.given == given and {prompt.sample for prompt in asked.prompts} == {3}
+            assert all(document.text in prompt.text for prompt in asked.prompts for document in given)
+            assert bool(asked.read) == mitigation.needs_attention
+
+
 # Attention of a model in memory
 
 
@@ -377,6 +394,16 @@ def test_an_interrupted_sweep_asks_all_orders_of_what_failed_again_and_nothing_e
     result = read_sweep(sweep(config))
     assert endpoint.seen.total() == 2 * 6, "both placements of the one example"
     assert result.accuracy == [100, 100] and result.spent.prompts == 3 * 2 * 6
+
+
+def test_a_check_is_of_the_model_as_it_is_asked(endpoint, tmp_path):
+    endpoint.answer = first_record
+    write_examples(tmp_path / "e.jsonl", kv_examples(4))
+    asked = {"examples": tmp_path / "e.jsonl", "model": "served", "base_url": endpoint.url, "n_docs": 3, "seed": 1}
+    first = {"mitigation": "reordering", "mitigation_settings": {"most": "first"}}
+    with pytest.raises(NotEnoughEvidence):
+        check(CheckConfig(**asked, **first, out=tmp_path / "check"))
+    assert read_sweep(tmp_path / "check" / "sweep").accuracy == [100, 100, 100]
 
 
 def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():

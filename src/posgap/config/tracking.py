@@ -25,7 +25,7 @@ from posgap.config.fields import (
     Values,
     WorkPath,
 )
-from posgap.config.measurement import MODEL, ExpectedConfig, Judging, Sampled, Swept
+from posgap.config.measurement import MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
 from posgap.config.policy import PUBLIC_KEY, Demands, Enough
 
 
@@ -77,6 +77,7 @@ class CheckConfig(
     *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
     Enough,
     Judging,
+    Mitigating,
     Sampled,
     Swept,
     *BACKENDS.bases(),  # type: ignore[misc]
