@@ -103,7 +103,7 @@ def test_models_without_rotary_positions_are_refused(name, family):
     made, settings = families.ROWS[family]
     model = families.build(made, **settings)
     before, kept = logits(model), model.config.to_dict()
-    with pytest.raises(PosgapError, match=rf"{name}: its attention reads no|{name}: it has no rotary"):
+    with pytest.raises(PosgapError, match=rf"{name}: its attention does not follow|{name}: it has no rotary"):
         apply(model, name, {"factor": 2.0})
     assert torch.equal(logits(model), before) and model.config.to_dict() == kept
 

@@ -253,6 +253,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations.linear:LINEAR",
     "posgap.mitigations.ntk:NTK",
     "posgap.mitigations.yarn:YARN",
+    "posgap.mitigations.attention_buckets:ATTENTION_BUCKETS",
     "posgap.mitigations.reordering:REVERSED",
     "posgap.mitigations.reordering:REORDERING",
     "posgap.mitigations.attention_sorting:ATTENTION_SORTING",

@@ -21,9 +21,10 @@ _KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
 
 def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    name, turned = f"{config.name_or_path or config.model_type}: ntk", rotary_dimensions(config, parameters)
+    name = f"{config.name_or_path or config.model_type}: ntk"
     if parameters["rope_type"] not in _KINDS:
         raise PosgapError(f"{name}: how its RoPE ({parameters['rope_type']}) follows from its base is not known here")
+    turned = rotary_dimensions(config, parameters)
     if turned <= 2:
         raise PosgapError(f"{name}: it turns {turned} dimensions of a head, so that no base changes their frequency")
     return {**parameters, "rope_theta": parameters["rope_theta"] * factor ** (turned / (turned - 2))}

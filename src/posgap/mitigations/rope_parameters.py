@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The parameters of one RoPE, `(config, parameters, factor)`, as they are with a factor other than 1.
 Change = Callable[["PretrainedConfig", Mapping[str, Any], float], dict[str, Any]]
 _FULL = "full_attention"
-_EFFECT = 2.0  # the factor by which it is tried whether a model reads its rotary tables at all
+_EFFECT = 2.0  # the factor with which it is tried whether a model follows its rope_parameters at all
 
 
 class Factor(Settings):
@@ -33,22 +33,32 @@ def put(model: "PreTrainedModel", name: str, change: Change, factor: float) -> U
 
     `PosgapError`, and a model as it was, where it has no RoPE that `rope_parameters` make, or reads nothing of it.
     """
+    return changed(model, name, followed_rotaries(model, name, change), change, factor)
+
+
+def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "list[nn.Module]":
+    """The rotary embeddings that a model's `rope_parameters` make, after a look whether a changed one changes what the
+    model computes; `PosgapError` where it does not, or where there are none."""
     import torch
 
-    where = f"{model.name_or_path or type(model).__name__}: {name}"
-    config: Any = model.config.get_text_config()
-    rotaries = [module for module in model.modules() if _is_rotary(module, config)]
+    where = _where(model, name)
+    rotaries = [module for module in model.modules() if _is_rotary(module, model.config.get_text_config())]
     if not rotaries:
         raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
-    unchanged = _logits(model)
-    undo = _put(config, rotaries, where, change, _EFFECT)
+    unchanged = logits(model)
+    undo = changed(model, name, rotaries, change, _EFFECT)
     try:
-        same = torch.equal(_logits(model), unchanged)
+        same = torch.equal(logits(model), unchanged)
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PosgapError(f"{where}: it cannot be read with such rope_parameters: {_line(error)}") from None
     finally:
         undo()
     if same:
-        raise PosgapError(f"{where}: its attention reads no rotary positions (ALiBi, or none at all)")
-    return _put(config, rotaries, where, change, factor)
+        raise PosgapError(
+            f"{where}: its attention does not follow its rope_parameters (ALiBi, tables of another making, or no "
+            "rotary positions)"
+        )
+    return rotaries
 
 
 def written(config_json: Mapping[str, Any], name: str, change: Change, factor: float) -> dict[str, Any]:
@@ -117,17 +127,19 @@ def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str
     return {**parameters, **{each: change(config, parameters[each], factor) for each in chosen}}
 
 
-def _put(config: Any, rotaries: "list[nn.Module]", where: str, change: Change, factor: float) -> Undo:
-    before = config.rope_parameters if hasattr(config, "rope_parameters") else None
-    wanted = _changed(config, where, change, factor)
-    if wanted == before:
-        return lambda: None
-    config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
+def changed(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float) -> Undo:
+    """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
+    config: Any = model.config.get_text_config()
+    where, before = _where(model, name), getattr(config, "rope_parameters", None)
     try:
+        wanted = _changed(config, where, change, factor)
+        if wanted == before:
+            return lambda: None
+        config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
         made = [type(module)(config) for module in rotaries]  # type: ignore[call-arg]
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         config.rope_parameters = before
-        raise PosgapError(f"{where}: its rotary embedding takes no such rope_parameters: {error}") from None
+        raise PosgapError(f"{where}: its rotary embedding takes no such rope_parameters: {_line(error)}") from None
     if config.rope_parameters != wanted:  # a config that puts values of its own in their place
         config.rope_parameters = before
         raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
@@ -166,7 +178,15 @@ def _set(module: "nn.Module", old: dict[str, Any], new: dict[str, Any], tables: 
     module._buffers.update(tables)
 
 
-def _logits(model: "PreTrainedModel") -> "Tensor":
+def _where(model: "PreTrainedModel", name: str) -> str:
+    return f"{model.name_or_path or type(model).__name__}: {name}"
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def logits(model: "PreTrainedModel") -> "Tensor":
     """The logits of a few tokens."""
     import torch
 
