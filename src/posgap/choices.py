@@ -254,6 +254,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations.ntk:NTK",
     "posgap.mitigations.yarn:YARN",
     "posgap.mitigations.attention_buckets:ATTENTION_BUCKETS",
+    "posgap.mitigations.self_extend:SELF_EXTEND",
     "posgap.mitigations.reordering:REVERSED",
     "posgap.mitigations.reordering:REORDERING",
     "posgap.mitigations.attention_sorting:ATTENTION_SORTING",
