@@ -4,18 +4,22 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, kv_example
+from transformers import DynamicCache
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
+import posgap
 from posgap.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
 from posgap.mitigations.pine import segments
-from posgap.models.in_force import apply
+from posgap.models.in_force import apply, wants_spans
 from posgap.models.layout import reading
+from posgap.models.loading import save_model
 from posgap.tasks.prompts import Prompt
+from posgap.tasks.setup import prompt_builder
 
 BEFORE, AFTER = [3, 4, 5], [20, 21, 22]
 DOCUMENTS = [[6, 7, 8], [9, 10], [11, 12, 13, 14], [30, 31]]
@@ -153,7 +157,11 @@ def test_a_prompt_is_read_whole_and_alone():
         with pytest.raises(PosgapError, match="each in a batch of its own"):
             model(input_ids=torch.tensor([ids, ids]))
         with pytest.raises(PosgapError, match="read in pieces"):
-            model(input_ids=torch.tensor([ids[: spans[-1][1] - 1]]))
+            model(input_ids=torch.tensor([ids[:-1]]))
+        cached = DynamicCache(config=model.config)
+        cached.update(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2, 8), 0)
+        with pytest.raises(PosgapError, match="read in pieces"):
+            model(input_ids=torch.tensor([ids[2:]]), past_key_values=cached)
 
 
 def test_it_reads_with_factors_of_layers():
@@ -174,3 +182,16 @@ def test_prompts_are_answered_alike_in_any_order_and_must_say_where_documents_st
     assert len(answers) == 6 and all(answer == answers[0] for answer in answers)
     with pytest.raises(PosgapError, match="must know where the documents stand"):
         list(generator.generate([[Prompt("", prompt()[0])]], Sampling(6)))
+
+
+def test_who_asks_a_model_in_force_or_saved_says_where_documents_stand(tokenizer, tmp_path):
+    model = families.build("llama", vocab_size=len(tokenizer))
+    assert not wants_spans(model.config)
+    apply(model, "pine", {})
+    assert wants_spans(model.config)
+    few = {"max_new_tokens": 3, "max_unanswered": 100}
+    swept = posgap.sweep(model, [kv_example(i) for i in range(2)], tokenizer=tokenizer, n_docs=4, **few)
+    for _, rows in swept.frame.groupby("id"):
+        assert len(rows) == 4 and rows[rows.position > 1].response.nunique() == 1
+    save_model(model, tokenizer, tmp_path / "model")
+    assert prompt_builder("kv", str(tmp_path / "model"), 0).marks_documents

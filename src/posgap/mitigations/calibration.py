@@ -83,17 +83,14 @@ class _Reader:
             return
         cache = kwargs.get("past_key_values")
         self.seen = cache.get_seq_length() if cache is not None else 0
-        if self.seen:
+        if len(self.layout.spans) < 2:
+            self.shares = None
             return
         ids = args[0] if args else kwargs.get("input_ids")
-        self.shares, self.spans = None, self.layout.spans
-        if len(self.spans) < 2:
+        self.layout.require_whole("calibration", ids, self.seen)
+        if self.seen:
             return
-        if ids is None or len(ids) != 1:
-            raise PosgapError("calibration: prompts are read by their token ids, each in a batch of its own")
-        self.prompt = self.layout.length or ids.shape[1]
-        if self.prompt > ids.shape[1]:
-            raise PosgapError("calibration: the prompt is read in pieces; it must be read whole")
+        self.spans, self.prompt = self.layout.spans, self.layout.length or ids.shape[1]
         self.shares = (self._relevance(decoder, ids[:, : self.prompt]) / self.settings.temperature).softmax(-1)
 
     def _relevance(self, decoder: Any, ids: "Tensor") -> "Tensor":

@@ -50,11 +50,14 @@ class _Attention(NamedTuple):
 
 def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
     from posgap.models.layout import layout_of
+    from posgap.models.own_attention import is_taken_over
 
     layers = decoder_layers(model)
     name, width = model.name_or_path or type(model).__name__, model.config.get_text_config().hidden_size
     if settings.channel >= width:
         raise PosgapError(f"{name}: channel-scaling: hidden states have {width} channels, none is {settings.channel}")
+    if is_taken_over(model):
+        raise PosgapError(f"{name}: channel-scaling: another mitigation computes its attention; remove that first")
     if outside := [layer for layer in settings.layers if layer >= len(layers)]:
         raise PosgapError(f"{name}: channel-scaling: there are {len(layers)} layers, counted from 0, none {outside[0]}")
     found = [_attention(layers[layer], name) for layer in dict.fromkeys(settings.layers)]

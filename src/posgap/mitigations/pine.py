@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 
 if TYPE_CHECKING:
@@ -96,20 +95,14 @@ class _Reader:
         ids = args[0] if args else kwargs.get("input_ids")
         cache = kwargs.get("past_key_values")
         self.seen = cache.get_seq_length() if cache is not None else 0
-        if not self.seen:
-            self.plan = self._planned(ids)
-        if self.plan is None or self.seen:
-            return None
-        return args, {**kwargs, "position_ids": self.plan.positions[None].to(decoder.device)}
-
-    def _planned(self, ids: "Tensor | None") -> _Plan | None:
         if len(self.layout.spans) < 2:
+            self.plan = None
             return None
-        if ids is None or len(ids) != 1:
-            raise PosgapError("pine: prompts are read by their token ids, each in a batch of its own")
-        if self.layout.spans[-1][1] > ids.shape[1]:
-            raise PosgapError("pine: the prompt is read in pieces; it must be read whole")
-        return _plan(ids[0].tolist(), self.layout.spans)
+        self.layout.require_whole("pine", ids, self.seen)
+        if self.seen:
+            return None
+        self.plan = _plan(ids[0].tolist(), self.layout.spans)
+        return args, {**kwargs, "position_ids": self.plan.positions[None].to(decoder.device)}
 
     def attend(self, computed: "Computed") -> "tuple[Tensor, Tensor | None]":
         if self.plan is None:

@@ -5,7 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from posgap.errors import PosgapError
+
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 _ATTRIBUTE = "_posgap_layout"
@@ -21,6 +24,15 @@ class Layout:
 
     spans: Sequence[Span] = ()
     length: int | None = None
+
+    def require_whole(self, mitigation: str, ids: "Tensor | None", seen: int) -> None:
+        """`PosgapError` unless the prompt is read at once, alone in its batch: `ids [1, S]`, where `seen` tokens were
+        read before."""
+        if ids is None or len(ids) != 1:
+            raise PosgapError(f"{mitigation}: prompts are read by their token ids, each in a batch of its own")
+        prompt = max(self.length or 0, *(end for _, end in self.spans))
+        if seen < prompt and (seen or ids.shape[1] < prompt):
+            raise PosgapError(f"{mitigation}: the prompt is read in pieces; it must be read whole")
 
 
 def layout_of(model: "PreTrainedModel") -> Layout:

@@ -40,7 +40,7 @@ def require_plain_attention(model: PreTrainedModel, mitigation: str) -> None:
     other mitigation computes its attention."""
     name = f"{model.name_or_path or type(model).__name__}: {mitigation}"
     config: Any = model.config.get_text_config()
-    if (config._attn_implementation or "").startswith(_PREFIX):
+    if is_taken_over(model):
         raise PosgapError(f"{name}: another mitigation computes its attention already; remove that first")
     if getattr(config, "attn_logit_softcapping", None):
         raise PosgapError(f"{name}: its attention caps its scores, which is not known here")
@@ -51,8 +51,15 @@ def require_plain_attention(model: PreTrainedModel, mitigation: str) -> None:
     attentions = _attentions(model)
     if not attentions or any(not hasattr(_code_of(each), "ALL_ATTENTION_FUNCTIONS") for each in attentions):
         raise PosgapError(f"{name}: its attention is no separate function that could be replaced")
+    if any("forward" in vars(each) for each in attentions):
+        raise PosgapError(f"{name}: another mitigation has its attention read twice; remove that first")
     if any(getattr(each, "sinks", None) is not None for each in attentions):
         raise PosgapError(f"{name}: its attention has sinks beside the tokens, which are not known here")
+
+
+def is_taken_over(model: PreTrainedModel) -> bool:
+    """Whether a mitigation computes a model's attention."""
+    return (model.config.get_text_config()._attn_implementation or "").startswith(_PREFIX)
 
 
 def _is_windowed(config: Any) -> bool:
@@ -118,7 +125,7 @@ class Rotation:
 
     def __init__(self, model: PreTrainedModel, mitigation: str):
         name = f"{model.name_or_path or type(model).__name__}: {mitigation}"
-        self.model, self.rotary = model, getattr(model.get_decoder(), "rotary_emb", None)
+        self.model = model
         if not hasattr(self.rotary, "inv_freq"):
             raise PosgapError(f"{name}: it has no rotary embedding of all its layers, whose positions could be moved")
         if RopeLengths.of(model.config.get_text_config()):
@@ -147,14 +154,18 @@ class Rotation:
         return seen
 
     @property
+    def rotary(self) -> Any:
+        """The embedding at present, which another mitigation may have put in place of the model's own."""
+        return getattr(self.model.get_decoder(), "rotary_emb", None)
+
+    @property
     def gain(self) -> float:
         """What the model's tables multiply rotated queries and keys by (YaRN's are not 1)."""
         return float(getattr(self.rotary, "attention_scaling", 1.0))
 
     def __call__(self, x: Tensor, positions: Tensor, layer: int) -> Tensor:
         """`x [..., S, D]`, rotated already, turned further by `positions [..., S]` in a layer."""
-        frequencies: Any = self.rotary
-        angles = positions[..., None].float() * frequencies.inv_freq.to(x.device)
+        angles = positions[..., None].float() * self.rotary.inv_freq.to(x.device)
         factors = factors_in_force(self.model)
         if factors is not None:
             angles = angles / factors[layer].to(x.device)
