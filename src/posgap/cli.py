@@ -148,6 +148,8 @@ STAGES: Verbs = {
     "train_job": (config.TrainJobConfig, "posgap.stages.train_job:train_job"),
     "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
     "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
+    "mitigate": (config.MitigateConfig, "posgap.stages.mitigate:mitigate"),
+    "apply": (config.ApplyConfig, "posgap.stages.apply:apply"),
     "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
     "merge": (config.MergeConfig, "posgap.stages.merge:merge"),
     "grade": (config.GradeConfig, "posgap.stages.grade:grade"),

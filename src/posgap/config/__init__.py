@@ -31,6 +31,7 @@ from posgap.config.measurement import (
     PlanConfig,
     SweepConfig,
 )
+from posgap.config.mitigation import ApplyConfig, MitigateConfig
 from posgap.config.pipelines import (
     CompiledPipeline,
     DemoConfig,
@@ -81,6 +82,7 @@ from posgap.config.tracking import (
 __all__ = [
     "ON_HUB",
     "POSITIONAL",
+    "ApplyConfig",
     "ApproveConfig",
     "BackendConfig",
     "ChampionConfig",
@@ -111,6 +113,7 @@ __all__ = [
     "MakeSpansConfig",
     "MakeTwoHopConfig",
     "MergeConfig",
+    "MitigateConfig",
     "NamedScheduleConfig",
     "NewestConfig",
     "PipelineArguments",

@@ -138,6 +138,16 @@ def show_scaling(out: Any, picture: Any, metrics: Any) -> None:
     )
 
 
+def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
+    """Shows the page of a comparison of mitigations, and the gain of the best that was measured."""
+    folder = Path(out.path)
+    result = read_json(folder / "mitigate.json")
+    shutil.copyfile(folder / "mitigate.html", page.path)
+    measured = [each for each in result["found"] if each["measured"]]
+    measure(metrics, gap=result["base_gap"], mean=result["base_mean"])
+    describe(out, measured=", ".join(each["name"] for each in measured), seconds=str(result["seconds"]))
+
+
 def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
     """Shows the reading of a rollout, from the file `name`, and its pictures."""
     folder = Path(out.path)

@@ -1,13 +1,13 @@
 """The scaling file, `scaling.json`, and the model folder that carries its factors."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from posgap.errors import PosgapError
 from posgap.files import Record, parsed, read_model, read_object, write_json
+from posgap.mitigations.applied import copy_model, refuse_chosen_by, warn_in_card
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -85,33 +85,23 @@ def read_scaling(path: Path) -> Scaling:
 def write_scaled_model(model: Path, scaling: Scaling, out: Path) -> None:
     """Copies a model folder into `out` and adds the factors to `config.json`, the scaling file, the examples that it
     was searched on, and a warning in the model card that plain transformers loads the model unscaled."""
-    shutil.copytree(model, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json", ".*"))
+    copy_model(model, out)
     config = read_object(out / "config.json")
     write_json(out / "config.json", {**config, CONFIG_KEY: scaling.factors})
     write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
     write_training_examples(out, training_examples(model).union(scaling.example_contents))
-    card = out / "README.md"
-    as_it_is: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}  # whoever wrote it, in what encoding
-    front, body = _front_matter(card.read_text(**as_it_is) if card.exists() else "")
-    warning = WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY)
-    card.write_text(front + warning + body, **as_it_is)
+    warn_in_card(out, WARNING.format(factors=json.dumps(scaling.factors), key=CONFIG_KEY))
 
 
 def refuse_searched(model: Path, examples: Sequence[AnyExample]) -> None:
-    """Raises `PosgapError` if a scaled model's scaling was searched on any of `examples`."""
+    """Raises `PosgapError` if a model's scaling was searched on any of `examples`, or its mitigation chosen by any."""
+    refuse_chosen_by(model, examples)
     file = Path(model) / SCALING_FILE
     if file.exists() and (searched := among(examples, read_scaling(file).example_contents)):
         raise PosgapError(
             f"{model}: its scaling was searched on {len(searched)} of these examples ({searched[0].id}, ...); "
             "measure it on examples that the search has not seen"
         )
-
-
-def _front_matter(card: str) -> tuple[str, str]:
-    """Splits a model card into its YAML front matter and its text."""
-    if not card.startswith("---\n") or (end := card.find("\n---\n", 4)) < 0:
-        return "", card
-    return card[: end + 5], card[end + 5 :]
 
 
 WARNING = """\

@@ -1,0 +1,3 @@
+from posgap.components.apply.component import apply
+
+__all__ = ["apply"]

@@ -1,0 +1,3 @@
+from posgap.components.mitigate.component import mitigate
+
+__all__ = ["mitigate"]

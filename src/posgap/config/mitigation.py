@@ -1,0 +1,86 @@
+"""Parameters of the comparison of mitigations, and of a mitigation's application to a model."""
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from posgap.choices import MITIGATIONS, split_commas
+from posgap.config.base import GenerationConfig, StageConfig
+from posgap.config.fields import ModelName, OptionalInputPath, Placements, Values
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+def _duration(text: str) -> str:
+    if not (parts := _DURATION.fullmatch(text)) or not float(parts[1]):
+        raise ValueError("must be a time like 90s, 30m or 2h")
+    return text
+
+
+def seconds_of(duration: str) -> float:
+    """A time like 30m in seconds."""
+    number, unit = duration[:-1], duration[-1]
+    return float(number) * _UNITS[unit]
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+MitigationNames = Annotated[list[Annotated[str, AfterValidator(MITIGATIONS.checked)]], BeforeValidator(split_commas)]
+
+
+class MitigateConfig(GenerationConfig):
+    """Tries the mitigations that suit a model on some examples, and measures the best of them on others."""
+
+    examples_for: ClassVar[str] = "search"
+
+    exclude: OptionalInputPath = Field(
+        None, description="evaluation examples; the comparison refuses to run on any of them"
+    )
+    methods: MitigationNames = Field(
+        [], description=f"mitigations to try, like lpes,reordering; {MITIGATIONS.described()}; empty: all"
+    )
+    budget: Duration = Field(
+        "30m",
+        description="time to spend, like 90s, 30m or 2h; the model as it is and one mitigation are measured however "
+        "long that takes",
+    )
+    positions: Placements = Field([], description="positions to measure, separated by commas; empty: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    search: int = Field(0, ge=0, description="examples on which settings are tried; 0: a quarter of all")
+    selection: int = Field(
+        0, ge=0, description="other examples on which the best settings are tried again; 0: a quarter of all"
+    )
+    finalists: int = Field(4, ge=1, description="mitigations that are measured on the examples left over")
+    generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
+    population: int = Field(8, ge=2, description="lpes: candidates in a generation")
+    objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
+        "mean", description="what makes settings the best: mean accuracy over positions, the worst, or mean minus gap"
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "MitigateConfig":
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError("name each of the `methods` once")
+        return self
+
+
+class ApplyConfig(StageConfig):
+    """Writes a model folder that loads with a mitigation in force: the same parameters, and another config."""
+
+    model: ModelName = Field(description="Hugging Face folder or hub name of the model")
+    found: OptionalInputPath = Field(
+        None, description="folder from `mitigate` whose settings are taken; empty: those of `mitigation_settings`"
+    )
+    mitigation: Annotated[str, AfterValidator(MITIGATIONS.checked_if_any)] = Field(
+        "", description="mitigation to apply; empty: the best in `found` that a model can have"
+    )
+    mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ApplyConfig":
+        if not self.found and not self.mitigation:
+            raise ValueError("give a `mitigation` with its `mitigation_settings`, or `found`, a folder from `mitigate`")
+        if self.found and self.mitigation_settings:
+            raise ValueError("`found` has settings already: leave out `mitigation_settings`")
+        return self

@@ -1,0 +1,172 @@
+"""The file `mitigate.json`: what came of every mitigation, and what to take for which purpose."""
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from posgap.choices import MITIGATIONS
+from posgap.files import Record, read_model
+from posgap.locations import with_uris
+from posgap.measurement.comparison import Difference
+from posgap.measurement.sweeps import Sweep
+from posgap.mitigating.timing import Cost
+from posgap.mitigations.mitigation import Mitigation
+
+MITIGATE_FILE = "mitigate.json"
+
+
+class Measured(Record):
+    """A mitigation on the held-out examples: the difference to the model as it is, what an answer costs, and prompt
+    tokens an answer, as a multiple; None where nobody counted."""
+
+    difference: Difference
+    mean: float
+    gap: float
+    gap_ci95: tuple[float, float]
+    cost: Cost
+    tokens: float | None
+
+
+class Found(Record):
+    """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
+    points: on the examples on which its settings were tried (`search_gain`, the best of `tried`, so too high), on those
+    on which the best were tried again (`selection_gain`), and in `measured` on examples that had no say. `reason` says
+    why it was not tried or not measured; empty where it was."""
+
+    name: str
+    level: str
+    source: str
+    cost: str
+    served_by: list[str]
+    settings: dict = Field({})
+    tried: int = 0
+    search_gain: float | None = None
+    selection_gain: float | None = None
+    measured: Measured | None = None
+    reason: str = ""
+    command: str = ""
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is for certain better on the held-out examples: in its mean, or in its gap with a mean that is not
+        for certain lower."""
+        if not self.measured:
+            return False
+        d = self.measured.difference
+        return d.mean_ci95[0] > 0 or (d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0)
+
+
+class Advice(Record):
+    """What to take for a purpose: the mitigation's name, empty where none will do, with the reason and the command."""
+
+    purpose: str
+    name: str
+    why: str
+    command: str
+
+
+class Mitigate(Record):
+    """The whole comparison. `examples` are the sizes of the parts, `chosen_by` the contents of those by which settings
+    were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent."""
+
+    model: str
+    model_digest: str
+    task: str
+    n_docs: int
+    objective: str
+    budget: str
+    seconds: float
+    examples: dict[str, int]
+    chosen_by: list[str]
+    base_mean: float
+    base_gap: float
+    base_gap_ci95: tuple[float, float]
+    found: list[Found]
+    advice: list[Advice]
+
+    @property
+    def measured(self) -> list[Found]:
+        """Those that were measured on the held-out examples, the best on the selection first."""
+        return [each for each in self.found if each.measured]
+
+    @property
+    def title(self) -> str:
+        """What stands above the page."""
+        return f"{len(self.measured)} mitigations of {len(self.found)} measured: {Path(self.model).name}"
+
+
+def read_mitigate(path: Path) -> Mitigate:
+    """Reads a comparison of mitigations from the folder `mitigate` wrote, or from its `mitigate.json`."""
+    return read_model(Mitigate, path, MITIGATE_FILE)
+
+
+def described(mitigation: Mitigation) -> Found:
+    """A mitigation of which nothing is known yet but what it says of itself."""
+    return Found(
+        name=mitigation.name,
+        level=mitigation.level,
+        source=mitigation.source,
+        cost=mitigation.cost,
+        served_by=list(mitigation.served_by),
+    )
+
+
+def command(name: str, settings: dict, model: str, found: str, task: str, n_docs: int) -> str:
+    """The command that makes a mitigation's use possible: a model folder that has it, or a sweep that asks by it."""
+    if MITIGATIONS[name].of_model:
+        parts = ["posgap", "apply", "--model", with_uris(model), "--found", found, "--mitigation", name]
+        return shlex.join([*parts, "--out", f"model-{name}"])
+    parts = ["posgap", "sweep", "--model", with_uris(model), "--task", task, "--n-docs", str(n_docs)]
+    parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
+    return shlex.join([*parts, "--examples", "EXAMPLES", "--out", f"sweep-{name}"])
+
+
+def advice(found: Sequence[Found]) -> list[Advice]:
+    """What to take for which purpose, of those that are for certain better than the model as it is."""
+    return [_advised(purpose, fits, found) for purpose, fits in _PURPOSES.items()]
+
+
+def _advised(purpose: str, fits: Callable[[Found], bool], found: Sequence[Found]) -> Advice:
+    fitting = [each for each in found if each.measured and fits(each)]
+    helping = [each for each in fitting if each.helps]
+    if not helping:
+        names = ", ".join(each.name for each in fitting)
+        why = f"of {names} none is for certain better than the model as it is" if names else "none was measured"
+        return Advice(purpose=purpose, name="", why=why, command="")
+    best = min(helping, key=_gap) if purpose == SMALLEST_GAP else max(helping, key=_mean)
+    assert best.measured
+    d = best.measured.difference
+    why = (
+        f"mean {d.mean:+.1f} points ({d.mean_ci95[0]:+.1f} to {d.mean_ci95[1]:+.1f}), gap {d.gap:+.1f} "
+        f"({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f}), an answer takes {best.measured.cost.answer:.2f} times as long"
+    )
+    return Advice(purpose=purpose, name=best.name, why=why, command=best.command)
+
+
+def _mean(found: Found) -> float:
+    assert found.measured
+    return found.measured.difference.mean
+
+
+def _gap(found: Found) -> float:
+    assert found.measured
+    return found.measured.difference.gap
+
+
+SMALLEST_GAP = "the smallest gap"
+_PURPOSES: dict[str, Callable[[Found], bool]] = {
+    "the highest mean": lambda found: True,
+    SMALLEST_GAP: lambda found: True,
+    "no cost": lambda found: found.cost == "nothing",
+    "nothing can be installed where it is served": lambda found: "anything" in found.served_by,
+    "served by vLLM": lambda found: bool({"vllm", "anything"} & set(found.served_by)),
+    "an endpoint that only takes prompts": lambda found: "endpoints" in found.served_by,
+}
+
+
+def labelled(sweep: Sweep) -> str:
+    """A sweep's figures in a line."""
+    return f"mean {sweep.mean:.1f}, gap {sweep.gap:.1f} ({sweep.gap_ci95[0]:.1f} to {sweep.gap_ci95[1]:.1f})"

@@ -1,0 +1,208 @@
+"""Trials of mitigations on some examples, each kept as it comes, so that who was interrupted goes on."""
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from posgap.choices import MITIGATIONS
+from posgap.config import MitigateConfig
+from posgap.config.mitigation import seconds_of
+from posgap.files import Record, read_model, write_json
+from posgap.generation.generator import Sampling
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.mitigated import Mitigated, Question
+from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
+from posgap.models.in_force import apply, in_force, reads_spans, remove
+from posgap.progress import track
+from posgap.scaling.curves import Curve
+from posgap.scaling.fitness import fitness
+from posgap.scaling.strategies import Genetic
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder
+
+BASE = "base"  # the model as it is
+_PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
+
+
+class OutOfTime(Exception):
+    """A trial was given up since its time was over."""
+
+
+class Tried(Record):
+    """The settings of a mitigation, and the accuracy [P] in points that came of them on a part of the examples."""
+
+    name: str
+    settings: dict
+    part: str
+    accuracy: list[float]
+    seconds: float
+
+
+class _State(Record):
+    identity: str
+    seconds: float
+    tried: list[Tried]
+
+
+class Clock:
+    """The seconds spent of a budget, those before an interruption included."""
+
+    def __init__(self, budget: float, spent: float = 0.0, now: Callable[[], float] = time.monotonic):
+        self.budget, self.now, self.began = budget, now, now() - spent
+
+    @property
+    def spent(self) -> float:
+        """Seconds spent so far."""
+        return self.now() - self.began
+
+
+class Asking(NamedTuple):
+    """A model that is asked, with what makes its prompts and what scores its answers, 0 to 1."""
+
+    model: PreTrainedModel
+    build: PromptBuilder
+    placements: Sequence[Placement]
+    score: Callable[[str, Sequence[str]], float]
+    config: MitigateConfig
+
+    @contextmanager
+    def under(self, name: str, settings: Settings | None) -> Iterator[TransformersGenerator]:
+        """Within the block the model is as a mitigation has it, or as it is; yields what answers prompts."""
+        mitigation = MITIGATIONS[name] if name != BASE else None
+        before, marked = in_force(self.model), self.build.marks_documents
+        changes = mitigation is not None and mitigation.of_model
+        if changes:
+            assert settings is not None
+            apply(self.model, name, settings)
+        try:
+            self.build.marks_documents = reads_spans(self.model)
+            yield TransformersGenerator(self.model, self.build.tokenizer, self.config.batch_tokens)
+        finally:
+            self.build.marks_documents = marked
+            if changes and name in before:
+                apply(self.model, name, before[name])
+            elif changes:
+                remove(self.model, name)
+
+    def mitigated(self, name: str, settings: Settings | None) -> Mitigated | None:
+        """How it is asked by a mitigation of prompts; None by others."""
+        if name == BASE or MITIGATIONS[name].of_model:
+            return None
+        assert settings is not None
+        return Mitigated(self.build, cast(PromptMitigation, MITIGATIONS[name]), settings, self.config.seed)
+
+
+class Trials:
+    """Tries mitigations on parts of the examples, at all placements, and keeps what came of it in the file `state`.
+
+    A `state` written under another `identity` is ignored.
+    """
+
+    def __init__(self, asking: Asking, parts: dict[str, Sequence[AnyExample]], state: Path, identity: str):
+        self.asking, self.parts, self.state, self.identity = asking, parts, state, identity
+        self.tried: dict[tuple[str, str, str], Tried] = {}
+        spent = 0.0
+        if state.exists():
+            kept = read_model(_State, state, state.name)
+            if kept.identity == identity:
+                self.tried = {_key(row.part, row.name, row.settings): row for row in kept.tried}
+                spent = kept.seconds
+        self.clock = Clock(seconds_of(asking.config.budget), spent)
+
+    def __call__(self, part: str, name: str, settings: Settings | None = None, until: float | None = None) -> Tried:
+        """The accuracy of a mitigation's settings, or of the model as it is, on a part of the examples.
+
+        Raises `OutOfTime` where it has not come by `until`, in seconds of the clock.
+        """
+        plain = settings.model_dump(mode="json") if settings else {}
+        key = _key(part, name, plain)
+        if key not in self.tried:
+            began = self.clock.spent
+            accuracy = self._accuracy(part, name, settings, until)
+            row = Tried(
+                name=name, settings=plain, part=part, accuracy=accuracy.tolist(), seconds=self.clock.spent - began
+            )
+            self.tried[key] = row
+            self.keep()
+        return self.tried[key]
+
+    def keep(self) -> None:
+        """Writes down what was tried, and the time spent."""
+        saved = _State(identity=self.identity, seconds=self.clock.spent, tried=list(self.tried.values()))
+        write_json(self.state, saved.model_dump(mode="json"))
+
+    def fitness(self, tried: Tried) -> float:
+        """The objective's value in points, every placement counting alike."""
+        accuracy = np.array(tried.accuracy)
+        return fitness(accuracy, np.full(len(accuracy), 1 / len(accuracy)), self.asking.config.objective)
+
+    def _accuracy(self, part: str, name: str, settings: Settings | None, until: float | None) -> np.ndarray:
+        asking, examples = self.asking, self.parts[part]
+        build, placements, sampling = asking.build, asking.placements, Sampling.of(asking.build)
+        right = np.zeros((len(examples), len(placements)))
+        with asking.under(name, settings) as generator:
+            if by := asking.mitigated(name, settings):
+                questions = ([Question(example, placement) for placement in placements] for example in examples)
+                answered = by.generate(generator, questions, sampling)
+            else:
+                prompts = ([build.prompt(example, placement) for placement in placements] for example in examples)
+                answered = generator.generate(prompts, sampling)
+            for example, at, completion in track(answered, right.size, f"{name} on the {part} examples"):
+                if completion.outcome == "answered":
+                    answers = build.task.answers(examples[example], placements[at])
+                    right[example, at] = asking.score(completion.text, answers)
+                if until is not None and self.clock.spent > until:
+                    raise OutOfTime
+        return 100 * right.mean(axis=0)
+
+
+def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[AnyExample]) -> list[Settings]:
+    """The settings of a mitigation that are tried; raises `PosgapError` where the model cannot have it."""
+    if isinstance(mitigation, PromptMitigation):
+        return list(mitigation.tried())
+    middle = asking.placements[len(asking.placements) // 2]
+    prompts = [asking.build(example, middle) for example in examples[:_PROMPTS]]
+    return list(cast(Any, mitigation).tried(TriedOn(asking.model, prompts)))
+
+
+def proposals(
+    mitigation: Mitigation, asking: Asking, examples: Sequence[AnyExample]
+) -> Generator[Settings, float, None]:
+    """Yields settings to try, and takes the fitness of each before the next: for layer-specific scaling, those of the
+    genetic search follow the fixed ones."""
+    for settings in tried_settings(mitigation, asking, examples):
+        yield settings
+    if mitigation.name == "lpes" and asking.config.generations:
+        yield from _genetic(asking)
+
+
+def _genetic(asking: Asking) -> Generator[Settings, float, None]:
+    """Factors on Bezier curves by the genetic search of LPES; takes the fitness of each before it yields the next."""
+    config, n_layers = asking.config, asking.model.config.get_text_config().num_hidden_layers
+    curve, settings = Curve(), MITIGATIONS["lpes"].settings
+    strategy = Genetic(
+        curve,
+        n_layers,
+        population=config.population,
+        elite=min(2, config.population - 1),
+        tournament=3,
+        mutation=0.25,
+        mutation_rate=0.5,
+        seed=config.seed,
+    )
+    for _ in range(config.generations):
+        points, reached = strategy.ask(), []
+        for point in points:
+            reached.append((yield settings(factors=list(curve.factors(point, n_layers)))))
+        strategy.tell(points, reached)
+
+
+def _key(part: str, name: str, settings: dict) -> tuple[str, str, str]:
+    return part, name, json.dumps(settings, sort_keys=True)

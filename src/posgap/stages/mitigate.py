@@ -1,0 +1,333 @@
+"""mitigate: which mitigation does a model most good, at what cost?"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from posgap.choices import MITIGATIONS
+from posgap.config import MitigateConfig, SweepConfig
+from posgap.config.base import GenerationConfig
+from posgap.errors import PosgapError
+from posgap.files import digest_of, remove, work_folder, write_json
+from posgap.interruption import goes_on
+from posgap.locations import with_uris
+from posgap.measurement.comparison import compare_sweeps
+from posgap.measurement.explored import explored_sweep
+from posgap.measurement.sweep_folder import write_sweep
+from posgap.measurement.sweeping import answered, figures, placements_of, prompt_digest
+from posgap.measurement.sweeps import Evidence
+from posgap.mitigating.page import write_pages
+from posgap.mitigating.report import (
+    MITIGATE_FILE,
+    Found,
+    Measured,
+    Mitigate,
+    advice,
+    command,
+    described,
+    labelled,
+)
+from posgap.mitigating.splits import Splits, split
+from posgap.mitigating.timing import cost
+from posgap.mitigating.trials import BASE, Asking, OutOfTime, Trials, Tried, proposals
+from posgap.mitigations.mitigation import Mitigation, Settings
+from posgap.models.factors import config_factors
+from posgap.models.loading import commit_on_hub, load_model
+from posgap.scaling.scaling_file import refuse_searched
+from posgap.stage import stage
+from posgap.storage.lineage import training_examples
+from posgap.tasks.content import among, contents
+from posgap.tasks.examples import AnyExample, read_examples, write_examples
+from posgap.tasks.setup import builder_of
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+_AGAIN = 2  # settings of a mitigation that are tried again on the selection's examples
+_SEARCHED = 0.3  # at least this share of the budget is for the search, however long the rest will take
+
+
+@stage
+@goes_on()
+def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
+    """Writes `mitigate.json`, `mitigate.html`, `mitigate.png`, the held-out examples, and in `sweeps/` a sweep of them
+    for the model as it is (`base`) and for each mitigation that was measured.
+
+    What was tried is kept beside `out`; a comparison that was interrupted goes on from there.
+    """
+    examples, splits = _examples(config)
+    held_out = work_folder(config.out) / "held_out.jsonl"
+    if config.force:
+        remove(work_folder(config.out))
+    held_out.parent.mkdir(parents=True, exist_ok=True)
+    write_examples(held_out, splits.held_out)
+    build = builder_of(config)
+    metric = config.metric or build.task.metric
+    swept = _sweep_config(config, held_out)
+    model = load_model(config.model, config.dtype)
+    asking = Asking(model, build, placements_of(swept, build), partial(build.task.score, metric=config.metric), config)
+    model_digest = config.digest("model") or commit_on_hub(config.model) or ""
+    settings = {name: value for name, value in config.settings().items() if name not in ("budget", "methods")}
+    identity = digest_of([settings, metric, model_digest, contents(examples), build.digest()])
+    trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
+
+    found, best = _searched(config, asking, trials, splits)
+    ranked = _selected(config, trials, best, found)
+    evidence = _measured(config, swept, asking, trials, splits, ranked, found, model_digest, out)
+    comparison = compare_sweeps(evidence) if len(evidence) > 1 else None
+    base = evidence[0].sweep
+    measured = {each.sweep.label: each for each in evidence[1:]}
+    order = [name for name, _ in ranked if name in measured]
+    found = {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
+    for difference in comparison.differences if comparison else []:
+        name, sweep = difference.label, measured[difference.label].sweep
+        chosen = _settings(name, found[name].settings)
+        tokens = None
+        if sweep.spent and base.spent and base.spent.prompt_tokens:
+            tokens = round(sweep.spent.prompt_tokens / base.spent.prompt_tokens, 3)
+        found[name] = found[name].model_copy(
+            update={
+                "measured": Measured(
+                    difference=difference,
+                    mean=sweep.mean,
+                    gap=sweep.gap,
+                    gap_ci95=sweep.gap_ci95,
+                    cost=cost(asking, name, chosen, splits.held_out),
+                    tokens=tokens,
+                ),
+                "command": command(
+                    name, found[name].settings, config.model, str(config.out), config.task, config.n_docs
+                ),
+            }
+        )
+    trials.keep()
+    result = Mitigate(
+        model=with_uris(config.model),
+        model_digest=model_digest,
+        task=config.task,
+        n_docs=base.n_docs,
+        objective=config.objective,
+        budget=config.budget,
+        seconds=round(trials.clock.spent, 1),
+        examples={name: len(part) for name, part in splits._asdict().items()},
+        chosen_by=contents([*splits.search, *splits.selection]),
+        base_mean=base.mean,
+        base_gap=base.gap,
+        base_gap_ci95=base.gap_ci95,
+        found=list(found.values()),
+        advice=advice(list(found.values())),
+    )
+    write_json(out / MITIGATE_FILE, result.model_dump(mode="json"))
+    write_examples(out / "held_out.jsonl", splits.held_out)
+    write_pages(result, comparison, [each.sweep for each in evidence], out)
+    _record(result, run)
+    run.artifact(out)
+
+
+def _examples(config: MitigateConfig) -> tuple[list[AnyExample], Splits]:
+    examples = read_examples(config.examples)[: config.limit or None]
+    if config.exclude and (shared := among(examples, contents(read_examples(config.exclude)))):
+        raise PosgapError(
+            f"{config.examples}: {len(shared)} examples are evaluation examples too ({shared[0].id}, ...); "
+            "compare mitigations on other examples"
+        )
+    refuse_searched(Path(config.model), examples)
+    return examples, split(examples, config.search, config.selection)
+
+
+def _sweep_config(config: MitigateConfig, held_out: Path) -> SweepConfig:
+    """The config of a sweep of the held-out examples that asks as the trials do."""
+    shared = GenerationConfig.model_fields.keys() - {"out", "force", "examples"}
+    return SweepConfig(
+        **{name: getattr(config, name) for name in shared},
+        examples=held_out,
+        out=held_out.parent / "sweeps" / BASE,
+        positions=config.positions,
+        processes=1,
+    )
+
+
+def _searched(
+    config: MitigateConfig, asking: Asking, trials: Trials, splits: Splits
+) -> tuple[dict[str, Found], dict[str, list[Tried]]]:
+    """What is found of every mitigation, and of those that were tried all that was, the fittest first.
+
+    Each gets an equal share of the time that is left for the search, and the last trial of a share may exceed it.
+    """
+    base = trials("search", BASE)
+    questions = len(asking.placements) * (len(splits.held_out) * (1 + config.finalists) + 2 * len(splits.selection))
+    later = base.seconds / (len(splits.search) * len(asking.placements)) * questions
+    budget = trials.clock.budget
+    end = max(budget - later, _SEARCHED * budget)
+    log.info("base: mean %.1f on %d examples in %.1f s", trials.fitness(base), len(splits.search), base.seconds)
+    found, best = dict[str, Found](), dict[str, list[Tried]]()
+    mitigations = [MITIGATIONS[name] for name in config.methods] if config.methods else list(MITIGATIONS)
+    for number, mitigation in enumerate(mitigations):
+        now = trials.clock.spent
+        share = now + max(0.0, end - now) / (len(mitigations) - number)
+        about = described(mitigation)
+        try:
+            rows = _trials_of(mitigation, asking, trials, splits, share, end if best else None)
+        except PosgapError as refused:
+            found[mitigation.name] = about.model_copy(update={"reason": str(refused)})
+            log.info("%s: left out: %s", mitigation.name, refused)
+            continue
+        if not rows:
+            found[mitigation.name] = about.model_copy(update={"reason": "the budget was over before it was tried"})
+            continue
+        rows.sort(key=lambda row: -trials.fitness(row))
+        best[mitigation.name] = rows
+        gain = _mean(rows[0]) - _mean(base)
+        found[mitigation.name] = about.model_copy(
+            update={"settings": rows[0].settings, "tried": len(rows), "search_gain": round(gain, 3)}
+        )
+        log.info("%s: %d settings tried, the best %+.1f in the mean", mitigation.name, len(rows), gain)
+    if not best:
+        raise PosgapError(
+            f"{config.model}: can have none of the mitigations: "
+            + "; ".join(f"{each.name}: {each.reason}" for each in found.values())
+        )
+    return found, best
+
+
+def _trials_of(
+    mitigation: Mitigation, asking: Asking, trials: Trials, splits: Splits, share: float, end: float | None
+) -> list[Tried]:
+    """The trials of a mitigation's settings until its share of the time is over; a trial under way then is finished,
+    unless the whole search is over."""
+    rows = list[Tried]()
+    if end is not None and trials.clock.spent >= end:
+        return rows
+    proposed = proposals(mitigation, asking, splits.search)
+    settings = next(proposed, None)
+    while settings is not None:
+        try:
+            row = trials("search", mitigation.name, settings, until=end if end is not None else None)
+        except OutOfTime:
+            break
+        if row not in rows:
+            rows.append(row)
+        if trials.clock.spent >= share:
+            break
+        try:
+            settings = proposed.send(trials.fitness(row))
+        except StopIteration:
+            break
+    return rows
+
+
+def _selected(
+    config: MitigateConfig, trials: Trials, best: dict[str, list[Tried]], found: dict[str, Found]
+) -> list[tuple[str, Settings]]:
+    """The mitigations with the settings that did best on the selection's examples, the best mitigation first; those
+    after the finalists are not measured."""
+    base = trials("selection", BASE)
+    reached = dict[str, Tried]()
+    by_search = sorted(best, key=lambda name: -trials.fitness(best[name][0]))
+    for name in by_search:
+        for row in best[name][:_AGAIN]:
+            if reached and trials.clock.spent > trials.clock.budget:
+                break
+            again = trials("selection", name, _settings(name, row.settings))
+            if name not in reached or trials.fitness(again) > trials.fitness(reached[name]):
+                reached[name] = again
+    for name in by_search:
+        if name not in reached:
+            found[name] = found[name].model_copy(update={"reason": "the budget was over before it was tried again"})
+            continue
+        row = reached[name]
+        gain = round(_mean(row) - _mean(base), 3)
+        searched = next(tried for tried in best[name] if tried.settings == row.settings)
+        found[name] = found[name].model_copy(
+            update={
+                "settings": row.settings,
+                "selection_gain": gain,
+                "search_gain": round(_mean(searched) - _mean(trials("search", BASE)), 3),
+            }
+        )
+    ranked = sorted(reached, key=lambda name: -trials.fitness(reached[name]))
+    for name in ranked[config.finalists :]:
+        found[name] = found[name].model_copy(
+            update={"reason": f"not among the best {config.finalists} on the selection's examples"}
+        )
+    return [(name, _settings(name, reached[name].settings)) for name in ranked[: config.finalists]]
+
+
+def _measured(
+    config: MitigateConfig,
+    swept: SweepConfig,
+    asking: Asking,
+    trials: Trials,
+    splits: Splits,
+    ranked: Sequence[tuple[str, Settings]],
+    found: dict[str, Found],
+    model_digest: str,
+    out: Path,
+) -> list[Evidence]:
+    """The sweeps of the held-out examples, that of the model as it is first; all but it and one mitigation's end with
+    the budget."""
+    learnt = training_examples(config.model)
+    chosen_by = {*contents(splits.search), *contents(splits.selection)}
+    evidence, longest = list[Evidence](), 0.0
+    for name, settings in [(BASE, None), *ranked]:
+        began = trials.clock.spent
+        if len(evidence) > 1 and began + longest > trials.clock.budget:
+            found[name] = found[name].model_copy(update={"reason": "the budget was over before it was measured"})
+            continue
+        own = _of_mitigation(swept, name, settings)
+        # Under a mitigation it is another model than the one in the folder.
+        is_other = name != BASE and MITIGATIONS[name].of_model
+        parts = [model_digest, name, settings.model_dump(mode="json")] if settings and is_other else None
+        digests = {
+            "model_digest": digest_of(parts) if parts else model_digest,
+            "prompt_digest": prompt_digest(own, asking.build),
+        }
+        with asking.under(name, settings) as generator:
+            asked = answered(own, splits.held_out, asking.build, asking.placements, digests, generator=generator)
+            factors = config_factors(asking.model.config)
+        sweep = figures(own, splits.held_out, asking.build, asking.placements, digests, asked, name, factors)
+        place = out / "sweeps" / name
+        place.mkdir(parents=True)
+        explored = explored_sweep(sweep, asked.predictions, splits.held_out, asking.build)
+        write_sweep(sweep, asked.predictions, learnt | (chosen_by if settings else set()), place, explored)
+        evidence.append(Evidence(place, sweep, asked.predictions))
+        longest = max(longest, trials.clock.spent - began)
+        trials.keep()
+        log.info("%s, held-out examples: %s", name, labelled(sweep))
+    return evidence
+
+
+def _of_mitigation(swept: SweepConfig, name: str, settings: Settings | None) -> SweepConfig:
+    """The config of the sweep under a mitigation."""
+    changes: dict[str, Any] = {"label": name, "out": swept.out.with_name(name)}
+    if settings and not MITIGATIONS[name].of_model:
+        changes |= {"mitigation": name, "mitigation_settings": settings.model_dump(mode="json")}
+    return swept.model_copy(update=changes)
+
+
+def _settings(name: str, plain: dict) -> Settings:
+    return MITIGATIONS[name].settings(**plain)
+
+
+def _mean(row: Tried) -> float:
+    return sum(row.accuracy) / len(row.accuracy)
+
+
+def _record(result: Mitigate, run: Run) -> None:
+    run.metrics({"gap": result.base_gap, "mean": result.base_mean, "search_seconds": result.seconds})
+    for each in result.measured:
+        assert each.measured
+        difference, taken = each.measured.difference, each.measured.cost
+        run.metrics(
+            {
+                f"{each.name}_mean_difference": difference.mean,
+                f"{each.name}_gap_difference": difference.gap,
+                f"{each.name}_answer_cost": taken.answer,
+            }
+        )
+        log.info("%s", difference.verdict)
+    for said in result.advice:
+        log.info("%s: %s: %s%s", said.purpose, said.name or "the model as it is", said.why, said.command and "; ")
+        if said.command:
+            log.info("  %s", said.command)

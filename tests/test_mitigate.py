@@ -1,0 +1,216 @@
+"""`mitigate` and `apply`: what they try, on which examples, what they write, and what they refuse."""
+
+import json
+
+import pytest
+import torch
+from conftest import kv_example
+
+from posgap.config import ApplyConfig, MitigateConfig, SweepConfig
+from posgap.config.mitigation import seconds_of
+from posgap.demo import tiny_model
+from posgap.errors import PosgapError
+from posgap.files import read_json, work_folder
+from posgap.measurement.comparison import compare_sweeps
+from posgap.measurement.sweeps import Evidence
+from posgap.mitigating import trials
+from posgap.mitigating.report import advice, read_mitigate
+from posgap.mitigating.splits import split
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.in_force import in_force
+from posgap.models.loading import load_model, save_model
+from posgap.stages.apply import apply
+from posgap.stages.mitigate import mitigate
+from posgap.stages.sweep import sweep
+from posgap.tasks.content import contents
+from posgap.tasks.examples import read_examples, write_examples
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory, tokenizer):
+    """An untrained tiny model that answers with value digits, though hardly ever the right one."""
+    model = tiny_model.untrained(0)
+    values = tokenizer.convert_tokens_to_ids([f" {d:x}" for d in range(16)])
+    with torch.no_grad():
+        for parameter in model.model.layers.parameters():
+            parameter.mul_(4)
+        model.model.embed_tokens.weight[[i for i in range(41) if i not in values]] *= 0.1
+    folder = tmp_path_factory.mktemp("models") / "values"
+    save_model(model, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+
+
+@pytest.fixture(autouse=True)
+def own_tracking(own_tracking, database, monkeypatch):
+    """These tests share a database, which takes seconds to make."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+
+
+@pytest.fixture
+def config(tmp_path, model_folder):
+    write_examples(tmp_path / "examples.jsonl", [kv_example(i) for i in range(12)])
+    return MitigateConfig(
+        examples=tmp_path / "examples.jsonl",
+        model=str(model_folder),
+        out=tmp_path / "found",
+        n_docs=4,
+        max_new_tokens=1,
+        methods=["lpes", "reversed", "pine"],
+        positions=["1", "4"],
+        generations=1,
+        population=3,
+        finalists=2,
+        budget="1h",
+    )
+
+
+def test_examples_are_split_by_what_they_are(tmp_path):
+    examples = [kv_example(i) for i in range(20)]
+    parts = split(examples)
+    assert list(map(len, parts)) == [5, 5, 10]
+    names = [set(contents(part)) for part in parts]
+    assert len(names[0] | names[1] | names[2]) == 20
+    renamed = [each.model_copy(update={"id": f"other-{each.id}"}) for each in reversed(examples)]
+    assert [contents(part) for part in split(renamed)] == [contents(part) for part in parts]
+    assert [contents(part) for part in split([*examples, *renamed])] == [contents(part) for part in parts]
+    assert list(map(len, split(examples, search=3, selection=15))) == [3, 15, 2]
+    with pytest.raises(PosgapError, match="20 different examples: 3 to search on, 16 to select on and 1 to measure on"):
+        split(examples, search=3, selection=16)
+
+
+def test_what_suits_a_model_is_tried_chosen_and_measured(config, tmp_path, model_folder):
+    out = mitigate(config)
+    result = read_mitigate(out)
+    assert result.examples == {"search": 3, "selection": 3, "held_out": 6}
+    held_out = read_examples(out / "held_out.jsonl")
+    assert not set(contents(held_out)) & set(result.chosen_by) and len(result.chosen_by) == 6
+    by_name = {each.name: each for each in result.found}
+    assert by_name.keys() == {"lpes", "reversed", "pine"}
+    assert by_name["lpes"].tried > 3 and by_name["reversed"].tried == 1
+    assert len(result.measured) == 2
+    left_out = next(each for each in result.found if not each.measured)
+    assert "not among the best 2" in left_out.reason
+
+    base = Evidence(out / "sweeps" / "base")
+    for found in result.measured:
+        swept = Evidence(out / "sweeps" / found.name)
+        assert compare_sweeps([base, swept]).differences[0] == found.measured.difference
+        assert found.measured.mean == swept.sweep.mean and found.measured.cost.prefill > 0
+        is_of_model = found.name != "reversed"
+        assert (swept.sweep.model_digest != base.sweep.model_digest) == is_of_model
+        assert (swept.sweep.mitigation is None) == is_of_model
+        assert f"--mitigation {found.name}" in found.command
+    page = (out / "mitigate.html").read_text()
+    assert "<svg" in page and all(found.name in page for found in result.found)
+    assert (out / "mitigate.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_model_as_it_is_answers_as_a_sweep_of_it_does(config, tmp_path):
+    out = mitigate(config.model_copy(update={"methods": ["reversed"]}))
+    swept = sweep(
+        SweepConfig(
+            examples=out / "held_out.jsonl", model=config.model, out=tmp_path / "sweep", n_docs=4, max_new_tokens=1
+        )
+    )
+    assert Evidence(swept).sweep.accuracy == Evidence(out / "sweeps" / "base").sweep.accuracy
+    assert read_mitigate(out).base_mean == Evidence(swept).sweep.mean
+
+
+def test_what_was_tried_is_not_tried_again(config, monkeypatch):
+    measured = trials.Trials._accuracy
+    asked, resumed = [], []
+
+    def interrupted(self, part, name, settings, until):
+        asked.append((part, name, settings))
+        if len(asked) == 4 and not resumed:
+            raise KeyboardInterrupt
+        return measured(self, part, name, settings, until)
+
+    monkeypatch.setattr(trials.Trials, "_accuracy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mitigate(config)
+    kept = read_json(work_folder(config.out) / "tried.json")
+    assert [row["name"] for row in kept["tried"]] == ["base", "lpes", "lpes"] and kept["seconds"] > 0
+    before = asked[:3]
+    resumed.append(True)
+    mitigate(config)
+    assert len(asked) > 4 and not [each for each in asked[4:] if each in before]
+
+
+def test_it_stops_at_the_budget_with_the_model_as_it_is_and_one_mitigation(config):
+    result = read_mitigate(mitigate(config.model_copy(update={"budget": "0.001s", "methods": ["reversed", "lpes"]})))
+    assert [each.name for each in result.measured] == ["reversed"]
+    (left_out,) = [each for each in result.found if not each.measured]
+    assert left_out.reason == "the budget was over before it was tried" and left_out.tried == 0
+
+
+def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refused(config, tmp_path, model_folder):
+    out = mitigate(config.model_copy(update={"methods": ["lpes", "pine"]}))
+    for name in ("lpes", "pine"):
+        applied = apply(ApplyConfig(model=config.model, found=out, mitigation=name, out=tmp_path / name))
+        (found,) = [each for each in read_mitigate(out).found if each.name == name]
+        in_config = read_json(applied / "config.json")
+        assert (CONFIG_KEY in in_config) == (name == "lpes") and (MITIGATIONS_KEY in in_config) == (name == "pine")
+        model = load_model(str(applied), "float32")
+        assert in_force(model)[name].model_dump(mode="json") == found.settings
+        assert "loads the model **without**" in (applied / "README.md").read_text()
+        asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1}
+        with pytest.raises(PosgapError, match="were chosen by 6 of these examples"):
+            sweep(SweepConfig(examples=config.examples, out=tmp_path / "refused", **asked))
+        swept = sweep(SweepConfig(examples=out / "held_out.jsonl", out=tmp_path / f"{name}-swept", **asked))
+        assert Evidence(swept).sweep.accuracy == Evidence(out / "sweeps" / name).sweep.accuracy
+
+
+def test_a_mitigation_of_given_settings_is_applied_to_the_model_it_suits(config, tmp_path):
+    given = {"model": config.model, "mitigation": "lpes", "out": tmp_path / "applied"}
+    apply(ApplyConfig(**given, mitigation_settings={"factors": [1.5, 2.0]}))
+    assert read_json(tmp_path / "applied" / "config.json")[CONFIG_KEY] == [1.5, 2.0]
+    for wrong, said in (({"factors": [1.5]}, "layers"), ({"fators": [1]}, "fators")):
+        with pytest.raises(PosgapError, match=said):
+            apply(ApplyConfig(**given | {"out": tmp_path / "wrong"}, mitigation_settings=wrong))
+    with pytest.raises(PosgapError, match="works on what is asked"):
+        apply(ApplyConfig(**given | {"mitigation": "reversed", "out": tmp_path / "wrong"}))
+
+
+def test_examples_of_the_evaluation_are_refused(config, tmp_path):
+    write_examples(tmp_path / "evaluation.jsonl", [kv_example(11)])
+    with pytest.raises(PosgapError, match="1 examples are evaluation examples too"):
+        mitigate(config.model_copy(update={"exclude": tmp_path / "evaluation.jsonl"}))
+
+
+def test_advice_names_only_what_is_for_certain_better(config):
+    out = mitigate(config.model_copy(update={"methods": ["lpes", "reversed"], "finalists": 2}))
+    found = read_mitigate(out).found
+
+    def with_gain(name, mean, mean_ci95, gap, gap_ci95):
+        (each,) = [each for each in found if each.name == name]
+        better = {"mean": mean, "mean_ci95": mean_ci95, "gap": gap, "gap_ci95": gap_ci95}
+        difference = each.measured.difference.model_copy(update=better)
+        return each.model_copy(update={"measured": each.measured.model_copy(update={"difference": difference})})
+
+    gains = with_gain("lpes", 5.0, (1.0, 9.0), -1.0, (-9.0, 9.0))
+    flatter = with_gain("reversed", 0.0, (-2.0, 2.0), -9.0, (-12.0, -4.0))
+    worse = with_gain("reversed", -5.0, (-9.0, -1.0), -9.0, (-12.0, -4.0))
+    taken = {each.purpose: each.name for each in advice([gains, flatter])}
+    assert taken["the highest mean"] == "lpes" and taken["the smallest gap"] == "reversed"
+    assert taken["an endpoint that only takes prompts"] == "reversed" and taken["served by vLLM"] == "lpes"
+    assert taken["nothing can be installed where it is served"] == ""
+    taken = {each.purpose: each for each in advice([gains, worse])}
+    assert taken["the smallest gap"].name == "lpes"
+    assert "of reversed none is for certain better" in taken["an endpoint that only takes prompts"].why
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])
+def test_a_budget_is_a_time(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["30", "0m", "m", "-3m", "3d"])
+def test_what_is_no_time_is_no_budget(config, text):
+    with pytest.raises(ValueError, match="must be a time like 90s, 30m or 2h"):
+        MitigateConfig(**json.loads(config.model_dump_json()) | {"budget": text})
