@@ -114,7 +114,12 @@ def test_the_model_as_it_is_answers_as_a_sweep_of_it_does(config, tmp_path):
     out = mitigate(config.model_copy(update={"methods": ["reversed"]}))
     swept = sweep(
         SweepConfig(
-            examples=out / "held_out.jsonl", model=config.model, out=tmp_path / "sweep", n_docs=4, max_new_tokens=1
+            examples=out / "held_out.jsonl",
+            model=config.model,
+            out=tmp_path / "sweep",
+            n_docs=4,
+            max_new_tokens=1,
+            positions=config.positions,
         )
     )
     assert Evidence(swept).sweep.accuracy == Evidence(out / "sweeps" / "base").sweep.accuracy
@@ -159,7 +164,7 @@ def test_a_found_mitigation_is_applied_and_the_examples_that_chose_it_are_refuse
         model = load_model(str(applied), "float32")
         assert in_force(model)[name].model_dump(mode="json") == found.settings
         assert "loads the model **without**" in (applied / "README.md").read_text()
-        asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1}
+        asked = {"model": str(applied), "n_docs": 4, "max_new_tokens": 1, "positions": config.positions}
         with pytest.raises(PosgapError, match="were chosen by 6 of these examples"):
             sweep(SweepConfig(examples=config.examples, out=tmp_path / "refused", **asked))
         swept = sweep(SweepConfig(examples=out / "held_out.jsonl", out=tmp_path / f"{name}-swept", **asked))

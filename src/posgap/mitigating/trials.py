@@ -177,7 +177,7 @@ def proposals(
 ) -> Generator[Settings, float, None]:
     """Yields settings to try, and takes the fitness of each before the next: for layer-specific scaling, those of the
     genetic search follow the fixed ones."""
-    for settings in tried_settings(mitigation, asking, examples):
+    for settings in tried_settings(mitigation, asking, examples):  # noqa: UP028  a list takes no `send`
         yield settings
     if mitigation.name == "lpes" and asking.config.generations:
         yield from _genetic(asking)
