@@ -57,3 +57,12 @@ def test_a_step_finds_modules_where_its_run_does(run, tmp_path):
     (tmp_path / "added_later.py").write_text("NAME = 'of the run'")
     ended, shown = run("import added_later; print(added_later.NAME)", PYTHONPATH=f"{tmp_path}:/nowhere")
     assert ended == 0 and "of the run\n" in shown
+
+
+def test_what_a_step_leaves_to_its_end_is_done(run, tmp_path):
+    """A thread that is not waited for, then what is registered with `atexit`, and text that was not written yet."""
+    thread = "threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()"
+    ended, shown = run(f"import atexit, threading, time; atexit.register(print, 'at exit'); {thread}; print('body')")
+    assert ended == 0 and [line for line in shown.split("\n") if not line.startswith("[")][-4:] == [
+        *("body", "thread", "at exit", "")
+    ]

@@ -112,6 +112,7 @@ def _file(name: str) -> str:
     return (resources.files("posgap.measurement") / "templates" / name).read_text("utf-8")
 
 
+@cache
 def templates(package: str) -> jinja2.Environment:
     """The templates of pages in the folder `templates` of a package, which may include those of this one."""
     environment = jinja2.Environment(
