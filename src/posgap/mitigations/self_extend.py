@@ -56,7 +56,7 @@ def _apply(model: "PreTrainedModel", settings: Groups) -> Undo:
 
 def _require_no_padding(decoder: Any, args: tuple, kwargs: dict) -> None:
     """Groups are counted from a prompt's first token, so that its first column must be that."""
-    mask = kwargs.get("attention_mask")
+    mask: Any = kwargs.get("attention_mask")
     if getattr(mask, "ndim", 0) == 2 and not mask.all():
         raise PosgapError(f"{NAME}: prompts are read without padding, each in a batch of its own")
 
