@@ -80,7 +80,8 @@ class TransformersGenerator:
             going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
             cache.select(going_on)
             rows = [rows[i] for i in going_on]
-            prompts, places = ([of[row][orders[row][turn]] for row in rows] for of in (read, spans))
+            prompts = [read[row][orders[row][turn]] for row in rows]
+            places = [spans[row][orders[row][turn]] for row in rows]
             answers = self._answer(prompts, places, cache, sampling)
             yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
 

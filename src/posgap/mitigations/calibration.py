@@ -86,7 +86,7 @@ class _Reader:
         if len(self.layout.spans) < 2:
             self.shares = None
             return
-        ids = args[0] if args else kwargs.get("input_ids")
+        ids: Any = args[0] if args else kwargs.get("input_ids")
         self.layout.require_whole("calibration", ids, self.seen)
         if self.seen:
             return

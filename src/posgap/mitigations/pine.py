@@ -92,7 +92,7 @@ class _Reader:
 
     def places(self, decoder: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Gives documents their positions, before the decoder reads."""
-        ids = args[0] if args else kwargs.get("input_ids")
+        ids: Any = args[0] if args else kwargs.get("input_ids")
         cache = kwargs.get("past_key_values")
         self.seen = cache.get_seq_length() if cache is not None else 0
         if len(self.layout.spans) < 2:

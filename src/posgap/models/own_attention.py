@@ -112,7 +112,8 @@ def _attention(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     attend, own, layer = getattr(module, _ATTRIBUTE)
-    compute = ALL_ATTENTION_FUNCTIONS.get_interface(own, getattr(_code_of(module), "eager_attention_forward", None))
+    eager: Any = getattr(_code_of(module), "eager_attention_forward", None)
+    compute = ALL_ATTENTION_FUNCTIONS.get_interface(own, eager)
     as_ever = partial(compute, module, query, key, value, attention_mask, scaling=scaling, **more)
     return attend(Computed(layer, query, key, value, scaling or query.shape[-1] ** -0.5, as_ever))
 
