@@ -406,7 +406,8 @@ def verdict(found: Found) -> str:
         f"points is clearly (95 % interval over the pairs) above that of: {named(held_out, 1)}; clearly below that "
         f"of: {named(held_out, -1)}.\nAfter {POPULATION} candidates its best fitness is clearly above that of: "
         f"{named(early, 1)}; clearly below that of: {named(early, -1)}.\nThe greatest mean held-out gain is that of: "
-        f"{best}. So few pairs leave wide intervals: a difference of some points would not be seen."
+        f"{best}. \nSo few pairs leave wide intervals, and {2 * len(held_out)} of them are "
+        f"compared, uncorrected: one may seem clear by chance."
     )
 
 
