@@ -1,6 +1,7 @@
 """The rooms of src/posgap and how they depend on each other: downwards only (docs: the README's tree)."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def room(module: str) -> str:
     return name if (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").is_file() else ""
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     imported: dict[str, set[str]] = {}
     for file in SOURCE.rglob("*.py"):
