@@ -154,7 +154,7 @@ def _step(connection: socket.socket, output: int) -> None:
 def _end() -> None:
     """Ends the process as Python does, after its threads and what is registered with `atexit`, but without taking apart
     one by one the modules that the server imported, which takes longer than most steps."""
-    threading._shutdown()  # type: ignore[attr-defined]  as multiprocessing ends its processes
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
