@@ -1,12 +1,26 @@
-"""Ms-PoE: per-head factors do what layer-wise ones do where heads agree, and heads rank by sensitivity."""
+"""Ms-PoE: each head turns its queries and keys by its own factor, once, and heads rank by sensitivity."""
+
+import sys
 
 import pytest
 import torch
+from conftest import ROOT
 from test_scaling_application import CLOSE, FACTORS, ids, logits, tiny  # noqa: F401  a fixture among them
 
+sys.path.append(str(ROOT / "benchmarks"))
+import families
+
 from posgap.errors import PosgapError
-from posgap.models.head_scaling import ms_poe_factors, scale_heads, sensitivity
-from posgap.models.in_force import scale_model
+from posgap.models import CONFIG_KEY
+from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
+from posgap.models.in_force import apply, in_force, remove, scale_model
+from posgap.models.layout import reading
+from posgap.models.loading import load_model, save_model
+
+
+def scale_heads(model, factors):
+    scaled_heads(model, factors)
+    return model
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])
@@ -51,21 +65,130 @@ def test_sensitivity_is_the_share_of_tokens_above_three_times_the_mean():
 
 
 def test_sensitive_heads_are_scaled_least_and_the_first_layers_not_at_all(ids):  # noqa: F811
-    model = tiny()
+    """Ranked by the mean sensitivity, without positions, of the query heads that share a key."""
+    model, before = tiny(num_key_value_heads=4), tiny(num_key_value_heads=4)
     factors = ms_poe_factors(model, ids.tolist())
+    assert torch.equal(logits(model, ids), logits(before, ids))
     assert factors[:2] == [[1.0] * 4] * 2
-    assert sorted(factors[2]) == pytest.approx([1.2, 1.4, 1.6, 1.8])
-    twin = tiny()
-    twin.set_attn_implementation("eager")
-    with torch.no_grad():
-        attention = torch.stack([twin(input_ids=i[None], output_attentions=True).attentions[2][0, :, -1] for i in ids])
-    ranked = sensitivity(attention).mean(0)
-    by_factor = ranked[torch.tensor(factors[2]).argsort()]
+    assert sorted(factors[2]) == pytest.approx([1.2, 1.35, 1.5, 1.65])
+    by_factor = unturned(before, ids, 2).mean(0)[torch.tensor(factors[2]).argsort()]
     assert (by_factor.diff() <= 0).all() and by_factor[0] > by_factor[-1]
+    shared = ms_poe_factors(tiny(), ids.tolist())[2]
+    assert shared[::2] == shared[1::2] and sorted(shared[::2]) == pytest.approx([1.2, 1.5])
 
 
-def test_what_cannot_be_scaled_by_heads_is_refused():
+def unturned(model, ids, layer):  # noqa: F811
+    """The sensitivities `[B, H]` of a layer's heads by queries and keys without positions, computed by hand."""
+    seen, attention = [], model.model.layers[layer].self_attn
+    hook = attention.register_forward_pre_hook(lambda _, args, kw: seen.append(kw["hidden_states"]), with_kwargs=True)
+    logits(model, ids)
+    hook.remove()
+    queries, keys = (
+        part(seen[0]).unflatten(-1, (-1, 8)).transpose(1, 2) for part in (attention.q_proj, attention.k_proj)
+    )
+    keys = keys.repeat_interleave(queries.shape[1] // keys.shape[1], 1)
+    weights = (queries[:, :, -1:] @ keys.transpose(2, 3) / 8**0.5)[:, :, 0].softmax(-1)
+    return (weights > 3 * weights.mean(-1, keepdim=True)).double().mean(-1)
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_each_prompt_ranks_the_heads_anew(ids, released):  # noqa: F811
+    """As if each row's factors, by its own sensitivities, had been given; the authors take the order for the ranks."""
+    model, plain = tiny(num_key_value_heads=4), tiny(num_key_value_heads=4)
+    # Of layers that are not ranked, nothing changes, so that the last layer's inputs are the plain model's.
+    apply(model, "ms-poe", {"released": released})
+    sensitivities = unturned(plain, ids, 2)
+    steps, rows = torch.tensor([1.2, 1.35, 1.5, 1.65]), []
+    for row, of_heads in zip(ids, sensitivities):
+        order = of_heads.argsort(descending=True, stable=True)
+        factors = [0.0] * 4
+        for rank, head in enumerate(order.tolist()):
+            factors[head] = float(steps[order[head] if released else rank])
+        alone = scale_model(tiny(num_key_value_heads=4), [[1.0] * 4] * 2 + [factors])
+        rows.append(logits(alone, row[None]))
+    torch.testing.assert_close(logits(model, ids), torch.cat(rows), **CLOSE)
+    assert not torch.allclose(logits(model, ids), logits(plain, ids))
+    with reading(model, (), 20):  # what follows the prompt does not count, as when it is generated
+        told = logits(model, ids[:1])
+    torch.testing.assert_close(told[:, :20], logits(model, ids[:1, :20]), **CLOSE)
+
+
+def test_the_authors_code_hands_steps_out_by_the_order_of_the_heads():
+    sensitivities = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    assert Ranking().ranks(sensitivities).tolist() == [3, 0, 2, 1]
+    assert Ranking(released=True).ranks(sensitivities).tolist() == [1, 3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma2", "gpt_oss", "deepseek_v3", "smollm3", "gpt_neox", "qwen3", "granite", "cohere", "phi"]
+)
+def test_scores_follow_distances_alone_whatever_a_family_does_beside_them(family, ids):  # noqa: F811
+    """Soft-caps, sinks, windows, norms, partly rotated keys and layers without positions stay the family's own: where
+    heads agree it is the layer scaled, where not, all positions can be moved."""
+    model, twin = (families.build(family, **families.NEEDS.get(family, {})) for _ in range(2))
+    heads, layers = 4, model.config.num_hidden_layers
+    scale_model(model, [[1.5] * heads] * layers)
+    torch.testing.assert_close(logits(model, ids), logits(scale_model(twin, [1.5] * layers), ids), **CLOSE)
+    scale_model(model, [[1.2, 1.7, 1.4, 1.1]] * layers)
+    mixed = logits(model, ids)
+    assert not torch.allclose(mixed, logits(twin, ids), **CLOSE)
+    moved = logits(model, ids, position_ids=torch.arange(9, 9 + ids.shape[1])[None])
+    torch.testing.assert_close(moved, mixed, rtol=1e-2, atol=1e-2)
+
+
+def test_keys_are_turned_once_and_kept_apart_only_where_their_query_heads_differ(ids):  # noqa: F811
+    """A cache has one key a group, or where two query heads of a group differ, one for each."""
+    model = tiny()
+    scale_model(model, [[1.2, 1.2, 1.8, 1.8], [1.0, 1.0, 1.0, 1.0], [1.2, 1.3, 1.4, 1.5]])
+    with torch.no_grad():
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+        kept = [cache.layers[layer].keys for layer in range(3)]
+        assert [keys.shape[1] for keys in kept] == [2, 2, 4]
+        before = [keys.clone() for keys in kept]
+        model(input_ids=ids[:, :1], past_key_values=cache)
+    for layer in range(3):
+        assert torch.equal(cache.layers[layer].keys[:, :, :-1], before[layer])
+    attention = model.model.layers[2].self_attn
+    remove(model, "ms-poe-static")
+    assert attention.num_key_value_groups == 2 and torch.equal(logits(model, ids), logits(tiny(), ids))
+
+
+def test_heads_replace_layers_and_layers_replace_heads(ids, tokenizer, tmp_path):  # noqa: F811
+    rows, plain = [[1.2, 1.8, 1.4, 1.6]] * 3, logits(tiny(), ids)
+    heads, layers = logits(scale_model(tiny(), rows), ids), logits(scale_model(tiny(), FACTORS), ids)
+    model = tiny()
+    for factors, wanted in ((rows, heads), (FACTORS, layers), ([1.0] * 3, plain)):
+        scale_model(model, factors)
+        assert torch.equal(logits(model, ids), wanted) and getattr(model.config, CONFIG_KEY) == list(factors)
+    scale_model(model, rows)
+    save_model(model, tokenizer, tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), "stored")
+    torch.testing.assert_close(logits(loaded, ids), heads, **CLOSE)
+    assert list(in_force(loaded)) == ["ms-poe-static"]
+    with pytest.raises(PosgapError, match="take those back first"):
+        apply(model, "lpes", {"factors": list(FACTORS)})
+    assert torch.equal(logits(model, ids), heads)
+
+
+def test_what_else_a_config_lists_is_applied_beside_its_factors(ids, tokenizer, tmp_path):  # noqa: F811
+    model = scale_model(tiny(), FACTORS)
+    apply(model, "ms-poe", {"first_layer": 0})
+    wanted = logits(model, ids)
+    save_model(model, tokenizer, tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), "stored")
+    torch.testing.assert_close(logits(loaded, ids), wanted, **CLOSE)
+    assert list(in_force(loaded)) == ["lpes", "ms-poe"]
+
+
+def test_what_cannot_be_scaled_by_heads_is_refused(ids):  # noqa: F811
+    model = tiny()
     with pytest.raises(PosgapError, match="must be 3 rows of 4"):
-        scale_heads(tiny(), [[1.0] * 4])
-    with pytest.raises(PosgapError, match="needs a model with the rotary embedding of Llama"):
-        scale_heads(tiny("gemma3_text"), [[1.0] * 4] * 3)
+        scaled_heads(model, [[1.0] * 4])
+    with pytest.raises(PosgapError, match="some layers have a RoPE factor for each head"):
+        scale_model(model, [[1.0] * 4, 1.0, 1.0])
+    assert torch.equal(logits(model, ids), logits(tiny(), ids))
+    complex_tables = families.build("deepseek_v2")
+    with pytest.raises(PosgapError, match="its rotary tables are complex numbers") as refused:
+        scaled_heads(complex_tables, [[1.0] * 4] * 4)
+    assert "\n" not in str(refused.value)
+    scale_model(complex_tables, [1.5] * 4)  # nothing is left of it

@@ -250,6 +250,8 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "mitigation",
     "posgap.mitigations",
     "posgap.mitigations.lpes:LPES",
+    "posgap.mitigations.ms_poe:MS_POE",
+    "posgap.mitigations.ms_poe:MS_POE_STATIC",
     "posgap.mitigations.linear:LINEAR",
     "posgap.mitigations.ntk:NTK",
     "posgap.mitigations.yarn:YARN",

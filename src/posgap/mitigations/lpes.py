@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
@@ -20,8 +21,11 @@ class LayerFactors(Settings):
 
 
 def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
+    from posgap.models.in_force import in_force
     from posgap.models.layer_scaling import layer_scaling
 
+    if "ms-poe-static" in in_force(model):
+        raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
     check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
     scaling = layer_scaling(model)
     scaling.set(settings.factors)

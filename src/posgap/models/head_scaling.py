@@ -1,134 +1,415 @@
-"""Ms-PoE (Zhang et al. 2024, arXiv 2403.04797), the baseline with a factor per attention head.
+"""RoPE factors per attention head: head h reads positions divided by its own factor (Ms-PoE, arXiv 2403.04797).
 
-In each layer the heads are ranked by position sensitivity: the share of tokens to which the last
-query gives more than three times the mean attention. The most sensitive head reads positions divided
-by 1.2, the least sensitive by 1.8, the others between; the first two layers are left alone, as in the
-authors' experiments. They rank the heads anew for every prompt. Here the ranking is an average over
-prompts, so that a model has one scaling.
+The family's own attention computes all: it is given tables of cosines and sines that have a head dimension. So each
+key is turned once, by its head's factor, and cached; soft-caps, sinks, windows, norms of queries and keys, and layers
+without positions stay as they are. The tables are made by the model's own rotary embedding, with `LayerScaling`, whose
+factors per layer they go by too: one for each factor that some head has.
 
-Keys in the cache are rotated once, for all heads alike. So each step turns queries and keys on, by
-(1/s - 1) times their angle; that is this method's cost, and layer-wise factors do not have it.
+Scores depend on the distance of two positions only if a query and its keys are divided alike. So query heads that share
+a key have one factor (`n_key_heads` of them a layer). Where rows of factors say otherwise, each layer concerned keeps
+one key and one value per query head, which makes its cache larger.
 """
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers import AttentionInterface, PreTrainedModel
 
 from posgap.errors import PosgapError
+from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
+from posgap.models.layout import Layout, layout_of
 
 LOW, HIGH = 1.2, 1.8
 FIRST_LAYER = 2
 _OUTLIER = 3.0
-_IMPLEMENTATION = "posgap_heads"
+_RANKING = "posgap_ranking"
 _ATTRIBUTE = "_posgap_heads"
+_SHARED = "query heads that share a key have different factors, and its keys cannot be kept apart; give them one factor"
+_CACHES = ("past_key_values", "layer_past")
+
+
+@dataclass
+class Ranking:
+    """How heads get their factors at each prompt: the most sensitive one `low`, the next a step of `(high - low) / n`
+    more, in layers from `first_layer` on; in the others all have one.
+
+    `released` hands the steps out as the authors' code does: it takes the order of the heads for their ranks, so that
+    head h gets the step that is the index of the h-th most sensitive head.
+    """
+
+    low: float = LOW
+    high: float = HIGH
+    first_layer: int = FIRST_LAYER
+    released: bool = False
+
+    def steps(self, n: int) -> list[float]:
+        """The factors of n ranks, as in the released code, which never reaches `high`."""
+        return [self.low + (self.high - self.low) * rank / n for rank in range(n)]
+
+    def ranks(self, sensitivities: Tensor) -> Tensor:
+        """The rank of each head by its sensitivity, `[..., H]` each."""
+        order = sensitivities.argsort(dim=-1, descending=True, stable=True)
+        return order if self.released else order.argsort(-1)
 
 
 @dataclass
 class _Heads:
-    """What an attention module needs: its heads' factors [H], the model's rotary embedding, and, while heads
-    are being ranked, a list that takes each prompt's sensitivities [H]."""
+    """What one layer's attention knows: its heads' `chosen` rungs, `[H]` or for each row `[B, H]`; by which `ranking`
+    it chooses them anew at each prompt, if any; and a list that takes each prompt's sensitivities `[B, H]`."""
 
-    factors: Tensor
-    rotary: nn.Module
-    sensitivity: list[Tensor] | None = None
-
-
-def scale_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> PreTrainedModel:
-    """Scales `model` in place by `factors [L][H]`, one per query head, and returns it."""
-    decoder = model.get_decoder()
-    layers, heads = list(decoder.layers), model.config.get_text_config().num_attention_heads
-    if [len(row) for row in factors] != [heads] * len(layers):
-        raise PosgapError(f"{model.name_or_path}: per-head RoPE factors must be {len(layers)} rows of {heads}")
-    _check_layout(model)
-    for layer, row in zip(layers, factors):
-        setattr(layer.self_attn, _ATTRIBUTE, _Heads(torch.tensor(row, dtype=torch.float32), decoder.rotary_emb))
-    model.set_attn_implementation(_IMPLEMENTATION)
-    return model
+    module: nn.Module
+    layer: int
+    chosen: Tensor
+    layout: Layout
+    ranking: Ranking | None = None
+    seen: list[Tensor] | None = None
+    undone: list[Callable[[], None]] = field(default_factory=list)
 
 
-def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """The factors [L][H] of Ms-PoE, with heads ranked by their mean sensitivity over `prompts`.
+class _Seen(Exception):
+    """Carries sensitivities `[B, H]` out of an attention that need not go on."""
 
-    Leaves the model scaled by ones.
+    def __init__(self, sensitivities: Tensor):
+        self.sensitivities = sensitivities
+
+
+def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> Callable[[], None]:
+    """Puts `factors [L][H]` in force, one per query head, and returns what takes them back.
+
+    Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head.
     """
-    n_layers, n_heads = len(model.get_decoder().layers), model.config.get_text_config().num_attention_heads
-    scale_heads(model, [[1.0] * n_heads] * n_layers)
-    states = [getattr(layer.self_attn, _ATTRIBUTE) for layer in model.get_decoder().layers]
-    for state in states:
-        state.sensitivity = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            model(input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False, logits_to_keep=1)
-    steps = torch.linspace(LOW, HIGH, n_heads)
-    factors, first = [], FIRST_LAYER if n_layers > FIRST_LAYER else 0
-    for index, state in enumerate(states):
-        ranking = torch.stack(state.sensitivity).mean(0).argsort(descending=True, stable=True)
-        state.sensitivity = None
-        row = torch.ones(n_heads)
-        if index >= first:
-            row[ranking.cpu()] = steps
-        factors.append([round(factor, 4) for factor in row.tolist()])
+    n_heads = model.config.get_text_config().num_attention_heads
+    scaling = layer_scaling(model)
+    if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
+        raise PosgapError(f"{_name(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
+    rungs = sorted({1.0, *(factor for row in factors for factor in row)})
+    groups = n_heads // n_key_heads(model)
+    rows: dict[int, list[float]] = {}
+    apart = set()  # layers in which query heads that share a key have different factors
+    for layer, row in enumerate(factors):
+        rows[layer] = list(row[::groups])
+        if list(row) != [factor for factor in rows[layer] for _ in range(groups)]:
+            rows[layer] = list(row)
+            apart.add(layer)
+    with _taken_over(model, scaling, rungs) as (heads, undo):
+        if apart:
+            together = _run(model)  # each head's rung is the first yet
+            for each in heads:
+                if each.layer in apart:
+                    each.undone.append(_one_key_per_query_head(each.module, groups))
+            _require_kept_apart(model, together)
+        for each in heads:
+            each.chosen = torch.tensor([rungs.index(factor) for factor in rows[each.layer]])
+    return undo
+
+
+def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]:
+    """Has the heads of `model` ranked anew at each prompt, and returns what takes that back.
+
+    Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head, or
+    cannot be looked into.
+    """
+    scaling = layer_scaling(model)
+    steps = ranking.steps(n_key_heads(model))
+    with _taken_over(model, scaling, [1.0, *steps]) as (heads, undo):
+        if ranking.low != 1 or ranking.high != 1:
+            for each in heads:
+                if each.layer >= ranking.first_layer:
+                    each.ranking = ranking
+            _run(model)
+    return undo
+
+
+def ms_poe_factors(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], ranking: Ranking | None = None
+) -> list[list[float]]:
+    """Factors `[L][H]` by `ranking`, with heads ranked by their mean sensitivity over `prompts`; the model stays as it
+    is. The authors rank anew for each prompt (`ranked_heads`)."""
+    ranking = ranking or Ranking()
+    n_key, n_heads = n_key_heads(model), model.config.get_text_config().num_attention_heads
+    scaling = layer_scaling(model)
+    factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
+    with _taken_over(model, scaling, [1.0]) as (heads, undo):
+        try:
+            for each in heads:
+                each.ranking, each.seen = ranking, []
+            with torch.inference_mode():
+                for prompt in prompts:
+                    model(
+                        input_ids=torch.tensor([list(prompt)], device=model.device), use_cache=False, logits_to_keep=1
+                    )
+        finally:
+            undo()
+    steps = ranking.steps(n_key)
+    # The authors scale from the third layer on; of a model of no more layers, all.
+    first = ranking.first_layer if scaling.n_layers > ranking.first_layer else 0
+    for each in heads:
+        if each.layer >= first and each.seen:
+            ranks = ranking.ranks(torch.cat(each.seen).mean(0))
+            factors[each.layer] = [round(steps[rank], 4) for rank in ranks.tolist() for _ in range(n_heads // n_key)]
     return factors
 
 
-def sensitivity(attention: Tensor) -> Tensor:
-    """Position sensitivity [..., H] of heads from the last query's attention `[..., H, S]`."""
-    return (attention > _OUTLIER * attention.mean(-1, keepdim=True)).float().mean(-1)
+def n_key_heads(model: PreTrainedModel) -> int:
+    """The number of heads that have keys of their own in a layer of `model`."""
+    config = model.config.get_text_config()
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
-def _attention(
+def sensitivity(attention: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Position sensitivity `[..., H]` of heads: the share of tokens to which the last query gives more than three times
+    the mean attention (Zhang et al. 2024, section 3.3), of its attention `[..., H, S]` to the tokens that it `seen`."""
+    seen = torch.ones_like(attention, dtype=torch.bool) if seen is None else seen.expand_as(attention)
+    n = seen.sum(-1, keepdim=True)
+    outliers = (attention > _OUTLIER * attention.sum(-1, keepdim=True) / n) & seen
+    return outliers.sum(-1) / n[..., 0]
+
+
+class _ByHead(Tensor):
+    """A rotary table `[B, H, S, D]` in place of one `[B, S, D]`: where a family makes room for heads, it has them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is Tensor.unsqueeze:
+            table, dim = args[0], args[1] if len(args) > 1 else (kwargs or {})["dim"]
+            if dim not in (1, 2):
+                raise ValueError("it reads rotary tables otherwise than by head")
+            return table if dim == 1 else table.transpose(1, 2)
+        if func in _PRODUCTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                left, right = (each.as_subclass(Tensor) if isinstance(each, _ByHead) else each for each in args[:2])
+                if isinstance(args[0], _ByHead):
+                    left = _matched(left, right)
+                else:
+                    right = _matched(right, left)
+                return left * right
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+_PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
+
+
+def _matched(table: Tensor, x: Any) -> Tensor:
+    """The table with each key head's entry once for every query head in `x`."""
+    if not isinstance(x, Tensor) or x.ndim != 4:
+        raise ValueError("it reads rotary tables otherwise than by head")
+    for dim in (1, 2):
+        if x.shape[dim] > table.shape[dim] > 1:
+            table = table.repeat_interleave(x.shape[dim] // table.shape[dim], dim)
+    return table
+
+
+def _tables(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair of tables by head, for `chosen` rungs `[H]` or `[B, H]`."""
+    which = tables.which[chosen.to(tables.which.device)]
+    if which.ndim == 1:
+        cos, sin = (table[which].transpose(0, 1) for table in tables.tables)
+    else:
+        rows = tables.tables[0].shape[1]
+        row = torch.arange(rows, device=which.device)[:, None] if rows > 1 else torch.zeros_like(which)
+        cos, sin = (table[which, row] for table in tables.tables)
+    return cos.as_subclass(_ByHead), sin.as_subclass(_ByHead)
+
+
+def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An attention's `own` forward with tables by head."""
+    given = kwargs.get("position_embeddings")
+    if not isinstance(given, Rungs):
+        return own(*args, **kwargs)
+    if state.ranking and _begins(state, kwargs):
+        sensitivities = _sensitivities(state, own, given, args, kwargs)
+        if state.seen is not None:
+            state.seen.append(sensitivities)
+            state.chosen = torch.zeros(sensitivities.shape[-1], dtype=torch.long)
+        else:
+            ranks = 1 + state.ranking.ranks(sensitivities)  # rung 0 is one
+            state.chosen = ranks[0] if len(ranks) == 1 else ranks
+    if state.chosen.ndim == 2 and len(state.chosen) != len(_hidden(args, kwargs)):
+        raise PosgapError("ms-poe: a row of the batch has gone, or come, since its prompt was read")
+    return own(*args, **{**kwargs, "position_embeddings": _tables(given, state.chosen)})
+
+
+def _hidden(args: tuple, kwargs: dict) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _begins(state: _Heads, kwargs: dict) -> bool:
+    """Whether a prompt is read from its beginning."""
+    cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+    return cache is None or not cache.get_seq_length(state.layer)
+
+
+def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: tuple, kwargs: dict) -> Tensor:
+    """The sensitivities `[B, H]` of a layer's key heads, of queries and keys without positions, as the authors' code
+    has them."""
+    cos = given.tables[0][0]
+    without = {name: None for name in _CACHES if name in kwargs}
+    plain = {**kwargs, **without, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
+    config: Any = state.module.config
+    before, config._attn_implementation_internal = config._attn_implementation_internal, _RANKING
+    setattr(state.module, _ATTRIBUTE, state)
+    try:
+        own(*args, **plain)
+    except _Seen as seen:
+        by_query = seen.sensitivities
+    else:
+        raise PosgapError(f"{type(state.module).__name__} is no separate function of queries and keys to rank heads by")
+    finally:
+        config._attn_implementation_internal = before
+        delattr(state.module, _ATTRIBUTE)
+    n_key = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return by_query.unflatten(-1, (n_key, -1)).mean(-1)
+
+
+def _rank(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: object,
-) -> tuple[Tensor, None]:
-    """Scaled dot-product attention [B, Q, H, D] of queries [B, H, Q, D] over keys [B, H_kv, K, D]."""
+) -> NoReturn:
+    """Raises `_Seen` with the sensitivities of the heads of queries `[B, H, S, D]` over keys `[B, H_kv, S, D]`."""
     state: _Heads = getattr(module, _ATTRIBUTE)
-    groups, length = query.shape[1] // key.shape[1], key.shape[2]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if state.sensitivity is not None:
-        scores = (query[:, :, -1:] @ key.transpose(2, 3))[:, :, 0].float()
-        scores = scores * (scaling or query.shape[-1] ** -0.5)
-        state.sensitivity.append(sensitivity(scores.softmax(-1))[0])
-    # Only distances between positions count, so that they may be counted from the first column, padding or not.
-    positions = torch.arange(length, device=query.device)
-    frequencies = state.rotary.get_buffer("inv_freq")
-    turn = (1 / state.factors.to(query.device) - 1)[:, None, None] * positions[:, None] * frequencies
-    query, key = _rotated(query, turn[:, length - query.shape[2] :]), _rotated(key, turn)
-    causal = attention_mask is None and query.shape[2] > 1
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, is_causal=causal
-    )
-    return out.transpose(1, 2).contiguous(), None
+    length = min(state.layout.length or key.shape[2], key.shape[2])
+    key = key[:, :, :length].repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = (query[:, :, length - 1 : length] @ key.transpose(2, 3))[:, :, 0].float()
+    scores = scores * (scaling or query.shape[-1] ** -0.5)
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = torch.ones_like(scores, dtype=torch.bool)
+    if attention_mask is not None:
+        row = attention_mask[:, None] if attention_mask.ndim == 2 else attention_mask[:, :, length - 1]
+        row = row[..., :length]
+        if row.is_floating_point():
+            scores, row = scores + row, row > torch.finfo(row.dtype).min / 2
+        seen = seen & row.bool()
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux.float()[None, :, None].expand(len(scores), -1, 1)], -1)
+    raise _Seen(sensitivity(scores.softmax(-1)[..., :length], seen))
 
 
-def _rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """`x [B, H, S, D]` with its first R dimensions turned by `angles [H, S, R / 2]`."""
-    half = angles.shape[-1]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[..., :half], x[..., half : 2 * half]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
+AttentionInterface.register(_RANKING, _rank)
 
 
-def _check_layout(model: PreTrainedModel) -> None:
-    """`PosgapError` unless the model pairs dimension i with i + R / 2 when it rotates, like Llama."""
-    decoder = model.get_decoder()
-    half_turn = getattr(sys.modules[type(decoder).__module__], "rotate_half", lambda x: x)
-    rotary = getattr(decoder, "rotary_emb", None)
-    halves = torch.equal(half_turn(torch.arange(4)), torch.tensor([-2, -3, 0, 1]))
-    if not halves or not hasattr(rotary, "inv_freq"):
-        raise PosgapError(f"{model.name_or_path}: per-head scaling needs a model with the rotary embedding of Llama")
+@contextmanager
+def _taken_over(
+    model: PreTrainedModel, scaling: LayerScaling, rungs: Sequence[float]
+) -> Iterator[tuple[list[_Heads], Callable[[], None]]]:
+    """Gives attentions tables by head, of factors that are among `rungs`, and what takes that back. If the block
+    raises, the model is as it was."""
+    heads: list[_Heads] = []
+    if scaling.rungs is not None:
+        raise PosgapError(f"{_name(model)}: its heads are scaled already; take that back first")
+
+    def undo() -> None:
+        scaling.rungs = None
+        for each in heads:
+            for step in reversed(each.undone):
+                step()
+
+    try:
+        layout, ones = layout_of(model), torch.zeros(n_key_heads(model), dtype=torch.long)
+        for layer, module in scaling.attentions():
+            each = _Heads(module, layer, ones, layout)
+            each.undone.append(_replaced(module, "forward", partial(_attend, each, module.forward)))
+            heads.append(each)
+        _check(model, scaling, heads)
+        scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
+        yield heads, undo
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        undo()
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PosgapError(f"{_name(model)}: its heads cannot be scaled: {reason}") from None
+    except PosgapError as error:
+        undo()
+        if str(error).startswith(_name(model)):
+            raise
+        raise PosgapError(f"{_name(model)}: its heads cannot be scaled: {error}") from None
 
 
-AttentionInterface.register(_IMPLEMENTATION, _attention)
-AttentionMaskInterface.register(_IMPLEMENTATION, sdpa_mask)
+def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -> None:
+    """`PosgapError` unless heads that all have a factor of 2 compute what layers with a factor of 2 do."""
+    if not heads:
+        raise PosgapError("no attention that is given its rotary tables")
+    with scaling.rows(torch.full((scaling.n_layers, 1), 2.0)):
+        by_layer = _run(model)
+    scaling.rungs = torch.tensor([2.0])
+    with scaling.rows(torch.ones(scaling.n_layers, 1)):
+        by_head = _run(model)
+    if not _alike(by_head, by_layer):
+        raise PosgapError("its attention reads rotary tables otherwise than by head")
+
+
+def _require_kept_apart(model: PreTrainedModel, together: Tensor) -> None:
+    """`PosgapError` unless the model with one key for each query head computes the states that it did, `together`."""
+    try:
+        alike = _alike(_run(model), together)
+    except (RuntimeError, TypeError, ValueError):
+        alike = False
+    if not alike:
+        raise PosgapError(_SHARED)
+
+
+def _alike(states: Tensor, wanted: Tensor) -> bool:
+    wanted = wanted.float()
+    return torch.allclose(states.float(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.std()))
+
+
+@torch.no_grad()
+def _run(model: PreTrainedModel) -> Tensor:
+    """The states of a few tokens."""
+    decoder = decoder_of(model)
+    trained = decoder.training
+    decoder.eval()
+    try:
+        return decoder(input_ids=torch.arange(5, device=model.device)[None], use_cache=False).last_hidden_state
+    finally:
+        decoder.train(trained)
+
+
+def _one_key_per_query_head(attention: Any, groups: int) -> Callable[[], None]:
+    """Has an attention repeat its keys and values before they are turned and cached; returns what takes that back."""
+    parts = ("k_proj", "v_proj", "head_dim", "num_key_value_groups")
+    if not all(hasattr(attention, part) for part in parts):
+        raise PosgapError(_SHARED)
+
+    def repeated(_: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        return out.unflatten(-1, (-1, attention.head_dim)).repeat_interleave(groups, -2).flatten(-2)
+
+    hooks = [part.register_forward_hook(repeated) for part in (attention.k_proj, attention.v_proj)]
+    attention.num_key_value_groups = 1
+
+    def undo() -> None:
+        attention.num_key_value_groups = groups
+        for hook in hooks:
+            hook.remove()
+
+    return undo
+
+
+def _replaced(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of a module, and returns what takes that back."""
+    before = vars(module).get(name)
+    setattr(module, name, value)
+
+    def undo() -> None:
+        if before is None:
+            delattr(module, name)
+        else:
+            setattr(module, name, before)
+
+    return undo
+
+
+def _name(model: PreTrainedModel) -> str:
+    return model.name_or_path or type(model).__name__

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from posgap.choices import MITIGATIONS
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models import MITIGATIONS_KEY
 from posgap.models.factors import Factors, check_factors, config_factors
-from posgap.models.head_scaling import scale_heads
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -90,19 +89,26 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
     if factors is None:
         return model
     check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
-    if by_head := [row for row in factors if isinstance(row, list | tuple)]:
-        remove(model, "lpes")
-        scale_heads(model, by_head)
-        setattr(model.config, CONFIG_KEY, list(factors))
-    else:
-        apply(model, "lpes", {"factors": list(factors)})
+    by_head = [isinstance(row, list | tuple) for row in factors]
+    if any(by_head) and not all(by_head):
+        raise PosgapError(f"{model.name_or_path}: some layers have a RoPE factor for each head, some have one for all")
+    name, other = ("ms-poe-static", "lpes") if any(by_head) else ("lpes", "ms-poe-static")
+    kept = in_force(model).get(other)
+    remove(model, other)
+    try:
+        apply(model, name, {"factors": list(factors)})
+    except PosgapError:
+        if kept is not None:
+            apply(model, other, kept)
+        raise
     return model
 
 
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
+    also = configured(model.config, model.name_or_path)  # before anything is applied, which lists what is in force
     scale_model(model)
-    for listed in configured(model.config, model.name_or_path):
+    for listed in also:
         apply(model, listed["name"], listed["settings"])
     return model
 

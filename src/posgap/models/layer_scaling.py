@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,14 +43,25 @@ def factors_in_force(model: PreTrainedModel) -> Tensor | None:
     return getattr(model, _ATTRIBUTE).factors if hasattr(model, _ATTRIBUTE) else None
 
 
+class Rungs(NamedTuple):
+    """What a layer is given in place of its tables where its heads have factors of their own: `tables`, cosines and
+    sines `[N, B, S, D]` for the N factors that some head has, and `which [U]` of them belong to each rung."""
+
+    tables: tuple[Tensor, Tensor]
+    which: Tensor
+
+
 class LayerScaling:
     """The factors in force in a model, and what applies them.
 
-    `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own.
+    `factors` is `[L]`, or `[L, B]` where every row of a batch has factors of its own. With `rungs [U]`, the factors
+    that heads choose from, beside that of their layer, each layer is given its `Rungs` (`models.head_scaling`).
     """
 
+    rungs: Tensor | None = None
+
     def __init__(self, model: PreTrainedModel):
-        decoder = _decoder(model)
+        decoder = decoder_of(model)
         self.name = model.name_or_path or type(model).__name__
         layers, rotaries = _rope_parts(decoder, self.name)
         unscaled = _tried(decoder, self.name)
@@ -60,6 +71,7 @@ class LayerScaling:
         for rotary in rotaries:
             names = tuple(inspect.signature(rotary.forward).parameters)
             rotary.forward = partial(_tables, self, rotary, rotary.forward, names)
+        self._layers = [layers]  # in a list: no second owner of modules
         for index, layer in enumerate(layers):
             layer.forward = partial(_with_own_tables, index, layer.forward)
         self._require_effect(decoder, unscaled)
@@ -91,6 +103,15 @@ class LayerScaling:
         finally:
             self.factors = before
 
+    def attentions(self) -> list[tuple[int, Any]]:
+        """The modules that are given rotary tables, each with the index of its layer."""
+        return [
+            (index, part)
+            for index, layer in enumerate(self._layers[0])
+            for part in layer.children()
+            if "position_embeddings" in inspect.signature(part.forward).parameters
+        ]
+
     def layers_of(self, layer_type: str | None) -> list[int]:
         """The layers that read the tables made for one type of layer, by index."""
         if layer_type is None or self.layer_types is None:
@@ -98,7 +119,7 @@ class LayerScaling:
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
 
 
-def _decoder(model: PreTrainedModel) -> Any:
+def decoder_of(model: PreTrainedModel) -> Any:
     """The part of a model that has its layers. Where a family calls the model with its head so, a part of that."""
     decoder = model.get_decoder()
     if not isinstance(decoder, PreTrainedModel):  # ModernBERT's decoder is its output layer
@@ -170,7 +191,11 @@ def _tables(
     factors, layers = scaling.factors, scaling.layers_of(layer_type)
     if len(layers) < len(factors):
         factors = factors[layers]
-    scaled = positions.unsqueeze(-3) / factors.reshape(len(layers), -1, 1)
+    which = None
+    if scaling.rungs is not None:
+        by_head = factors.reshape(len(layers), 1, -1) * scaling.rungs.to(positions.device)[:, None]
+        factors, which = torch.unique(by_head.flatten(0, 1), dim=0, return_inverse=True)
+    scaled = positions.unsqueeze(-3) / factors.reshape(len(factors), -1, 1)
     follows = scaling.length_dependent and _follows_length(rotary, layer_type)
     if follows:
         # The unscaled row makes the frequencies those of the unscaled length.
@@ -179,6 +204,12 @@ def _tables(
     copies = scaled.shape[-3]
     arguments["position_ids"] = scaled.flatten(-3, -2)
     made = own(**arguments)
+    if which is not None:
+        if isinstance(made, Tensor):
+            raise PosgapError(f"{scaling.name}: its rotary tables are complex numbers, which heads have in common")
+        cos, sin = (table.unflatten(-3, (copies, -1))[int(follows) :] for table in made)
+        rungs = {layer: Rungs((cos, sin), each) for layer, each in zip(layers, which.reshape(len(layers), -1))}
+        return tuple(rungs.get(index) for index in range(scaling.n_layers))
     if isinstance(made, Tensor):
         tables: tuple[Any, ...] = made.chunk(copies, dim=-3)
     else:

@@ -19,7 +19,8 @@ from posgap.files import digest, remove, work_folder, write_json
 from posgap.generation.generator import Sampling
 from posgap.interruption import goes_on
 from posgap.locations import with_uris
-from posgap.models.head_scaling import HIGH, ms_poe_factors, scale_heads
+from posgap.models.head_scaling import HIGH, ms_poe_factors
+from posgap.models.in_force import scale_model
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import commit_on_hub, load_config, load_model
 from posgap.models.rope_lengths import RopeLengths
@@ -190,7 +191,7 @@ def _answers_at_once(
 def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
     """The same for Ms-PoE, which computes its factors from the heads of `model` instead of searching for them."""
     factors = ms_poe_factors(model, [question.prompt for row in evaluator.questions for question in row])
-    scale_heads(model, factors)
+    scale_model(model, factors)
     accuracy = 100 * evaluator.correct([ones], range(len(evaluator.questions)))[0].mean(axis=0)
     curve = {"kind": "heads", "low": 1.0, "high": HIGH}
     return {"curve": curve, "control_points": [], "factors": factors, "history": []}, accuracy

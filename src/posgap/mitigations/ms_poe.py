@@ -1,0 +1,136 @@
+"""Multi-scale positional encoding (Ms-PoE): one RoPE factor per attention head, by how sensitive to position it is.
+
+In each layer heads are ranked by the share of the prompt's tokens to which its last token gives more than three times
+the mean attention. The most sensitive head reads positions divided by 1.2, the others by up to 1.8; the first two
+layers stay as they are (Zhang et al. 2024, sections 3.3 and 4.1).
+
+What the released code (VITA-Group/Ms-PoE) does, and what is done here:
+- It ranks heads at each prompt, by queries and keys without positions: so `ms-poe`. `ms-poe-static` takes the mean over
+  prompts once, so that a served prompt pays nothing for it.
+- Its steps are low + (high - low) * rank / H, which never reach `high`: so here.
+- It uses the order of the heads as their ranks, which gives head h the step of another head than the paper's text does.
+  `released` does that; without it, the most sensitive head gets the least factor.
+- It is for multi-head attention. Under grouped queries it turns each key by the factor of the first of the query heads
+  that share it, so that scores depend on more than distances. Here such heads are ranked together and share a factor.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from posgap.errors import PosgapError
+from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.models import CONFIG_KEY
+from posgap.models.factors import check_factors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_SOURCE = "Ms-PoE, Zhang et al. 2024, section 3.3, arXiv 2403.04797"
+_Factor = Annotated[float, Field(gt=0)]
+
+
+class HeadRanking(Settings):
+    """The most sensitive head of a layer, from `first_layer` on, reads positions divided by `low`, the others by up to
+    `high`. `released`: steps are handed out as the authors' code does."""
+
+    low: _Factor = 1.2
+    high: _Factor = 1.8
+    first_layer: Annotated[int, Field(ge=0)] = 2
+    released: bool = False
+
+
+class HeadFactors(Settings):
+    """`factors [L][H]`: query head h of layer l reads positions divided by factor l, h."""
+
+    factors: list[list[_Factor]]
+
+
+def _rank(model: "PreTrainedModel", settings: HeadRanking) -> Undo:
+    from posgap.models.head_scaling import Ranking, ranked_heads
+
+    _require_own_attention(model, "ms-poe")
+    return ranked_heads(model, Ranking(settings.low, settings.high, settings.first_layer, settings.released))
+
+
+def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
+    from posgap.models.head_scaling import scaled_heads
+    from posgap.models.in_force import in_force
+
+    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
+    _require_own_attention(model, "ms-poe-static")
+    if "lpes" in in_force(model):
+        raise PosgapError(f"{model.name_or_path}: ms-poe-static: its layers have factors (lpes); take those back first")
+    undo_heads = scaled_heads(model, settings.factors)
+    setattr(model.config, CONFIG_KEY, settings.factors)
+
+    def undo() -> None:
+        undo_heads()
+        delattr(model.config, CONFIG_KEY)
+
+    return undo
+
+
+def _require_own_attention(model: "PreTrainedModel", name: str) -> None:
+    if str(model.config.get_text_config()._attn_implementation).startswith("posgap_"):
+        raise PosgapError(
+            f"{model.name_or_path or type(model).__name__}: {name}: another mitigation computes its attention already; "
+            "remove that first"
+        )
+
+
+def _same(config: "PretrainedConfig") -> HeadRanking:
+    return HeadRanking(low=1, high=1)
+
+
+def _ones(config: "PretrainedConfig") -> HeadFactors:
+    text = config.get_text_config()
+    return HeadFactors(factors=[[1.0] * text.num_attention_heads] * text.num_hidden_layers)
+
+
+def _written(config_json: Mapping[str, Any], settings: HeadFactors) -> dict[str, Any]:
+    return {**config_json, CONFIG_KEY: settings.factors}
+
+
+def _rankings(tried_on: TriedOn) -> Sequence[HeadRanking]:
+    """The paper's, and the steps as the authors' code hands them out; of models of two layers or fewer, all layers."""
+    n_layers = tried_on.model.config.get_text_config().num_hidden_layers
+    first = 2 if n_layers > 2 else 0
+    return [HeadRanking(first_layer=first), HeadRanking(first_layer=first, released=True)]
+
+
+def _averaged(tried_on: TriedOn) -> Sequence[HeadFactors]:
+    from posgap.models.head_scaling import ms_poe_factors
+
+    return [HeadFactors(factors=ms_poe_factors(tried_on.model, tried_on.prompts))]
+
+
+MS_POE = ModelMitigation(
+    name="ms-poe",
+    help="one RoPE factor per attention head, by its sensitivity to position, ranked anew at each prompt",
+    level="positions",
+    source=_SOURCE,
+    cost="each prompt's queries and keys are computed twice, and the attention of its last token",
+    served_by=("transformers",),
+    settings=HeadRanking,
+    apply=_rank,
+    neutral=_same,
+    tried=_rankings,
+    whole=True,
+    alone=True,
+)
+
+MS_POE_STATIC = ModelMitigation(
+    name="ms-poe-static",
+    help="one RoPE factor per attention head, by its mean sensitivity over prompts, ranked once",
+    level="positions",
+    source=_SOURCE,
+    cost="tables of cosines and sines for each head",
+    served_by=("transformers",),
+    settings=HeadFactors,
+    apply=_scale,
+    neutral=_ones,
+    tried=_averaged,
+    written=_written,
+)
