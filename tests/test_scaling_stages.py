@@ -96,7 +96,7 @@ def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_f
         assert scaling.fitness == scaling.history[-1]["best"] >= scaling.unscaled_fitness
         assert scaling.forward_passes <= (1 + 3 * 6) * 12 * 4
     else:
-        assert [sorted(row) for row in scaling.factors] == [[1.2, 1.4, 1.6, 1.8]] * 2
+        assert [sorted(row) for row in scaling.factors] == [[1.2, 1.35, 1.5, 1.65]] * 2
     assert (config.out / "scaling.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".posgap-*"))
 
