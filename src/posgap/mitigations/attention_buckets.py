@@ -40,9 +40,12 @@ def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], base: flo
 
 
 def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
+    from posgap.models.layer_scaling import has_tables_by_head
     from posgap.models.rope_lengths import RopeLengths
 
     where = f"{model.name_or_path or type(model).__name__}: {NAME}"
+    if has_tables_by_head(model):
+        raise PosgapError(f"{where}: its heads have factors of their own (ms-poe); take those back first")
     if RopeLengths.of(model.config.get_text_config()):
         raise PosgapError(f"{where}: the frequencies of its rotary embedding follow the length of what is read")
     rotaries = followed_rotaries(model, NAME, _change)

@@ -73,10 +73,13 @@ def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
 
 
 def _require_own_attention(model: "PreTrainedModel", name: str) -> None:
-    if str(model.config.get_text_config()._attn_implementation).startswith("posgap_"):
+    from posgap.models.in_force import in_force
+
+    taken = str(model.config.get_text_config()._attn_implementation).startswith("posgap_")
+    if taken or "attention-buckets" in in_force(model):
         raise PosgapError(
-            f"{model.name_or_path or type(model).__name__}: {name}: another mitigation computes its attention already; "
-            "remove that first"
+            f"{model.name_or_path or type(model).__name__}: {name}: another mitigation computes its attention or its "
+            "rotary tables already; remove that first"
         )
 
 

@@ -51,6 +51,11 @@ class Rungs(NamedTuple):
     which: Tensor
 
 
+def has_tables_by_head(model: PreTrainedModel) -> bool:
+    """Whether the heads of `model` have factors of their own (`posgap.models.head_scaling`)."""
+    return hasattr(model, _ATTRIBUTE) and getattr(model, _ATTRIBUTE).rungs is not None
+
+
 class LayerScaling:
     """The factors in force in a model, and what applies them.
 
