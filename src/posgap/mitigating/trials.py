@@ -200,7 +200,7 @@ def _genetic(asking: Asking) -> Generator[Settings, float, None]:
     for _ in range(config.generations):
         points, reached = strategy.ask(), []
         for point in points:
-            reached.append((yield settings(factors=list(curve.factors(point, n_layers)))))
+            reached.append((yield settings(**{"factors": list(curve.factors(point, n_layers))})))
         strategy.tell(points, reached)
 
 

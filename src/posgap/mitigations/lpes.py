@@ -26,7 +26,7 @@ def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
 
     if "ms-poe-static" in in_force(model):
         raise PosgapError(f"{model.name_or_path}: lpes: its heads have factors (ms-poe-static); take those back first")
-    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
+    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "lpes")
     scaling = layer_scaling(model)
     scaling.set(settings.factors)
     setattr(model.config, CONFIG_KEY, settings.factors)

@@ -58,7 +58,7 @@ def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
     from posgap.models.head_scaling import scaled_heads
     from posgap.models.in_force import in_force
 
-    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path)
+    check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "ms-poe")
     _require_own_attention(model, "ms-poe-static")
     if "lpes" in in_force(model):
         raise PosgapError(f"{model.name_or_path}: ms-poe-static: its layers have factors (lpes); take those back first")

@@ -106,7 +106,9 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
 
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
-    also = configured(model.config, model.name_or_path)  # before anything is applied, which lists what is in force
+    also = configured(
+        model.config, model.name_or_path or type(model).__name__
+    )  # before anything is applied, which lists what is in force
     scale_model(model)
     for listed in also:
         apply(model, listed["name"], listed["settings"])

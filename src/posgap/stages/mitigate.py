@@ -140,11 +140,10 @@ def _sweep_config(config: MitigateConfig, held_out: Path) -> SweepConfig:
     """The config of a sweep of the held-out examples that asks as the trials do."""
     shared = GenerationConfig.model_fields.keys() - {"out", "force", "examples"}
     return SweepConfig(
-        **{name: getattr(config, name) for name in shared},
+        **{name: getattr(config, name) for name in shared} | {"processes": 1},
         examples=held_out,
         out=held_out.parent / "sweeps" / BASE,
         positions=config.positions,
-        processes=1,
     )
 
 
