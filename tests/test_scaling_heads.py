@@ -10,12 +10,15 @@ from test_scaling_application import CLOSE, FACTORS, ids, logits, tiny  # noqa: 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
+import posgap.models.in_force
+from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
 from posgap.models import CONFIG_KEY
 from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
 from posgap.models.in_force import apply, in_force, remove, scale_model
 from posgap.models.layout import reading
 from posgap.models.loading import load_model, save_model
+from posgap.scaling.serve_check import serve_check
 
 
 def scale_heads(model, factors):
@@ -192,3 +195,18 @@ def test_what_cannot_be_scaled_by_heads_is_refused(ids):  # noqa: F811
         scaled_heads(complex_tables, [[1.0] * 4] * 4)
     assert "\n" not in str(refused.value)
     scale_model(complex_tables, [1.5] * 4)  # nothing is left of it
+
+
+@pytest.mark.parametrize(
+    ("family", "factors"),
+    [("llama", [[1.2, 1.8, 1.4, 1.6]] * 4), ("falcon", [1.5] * 4), ("deepseek_v2", [1.5] * 4)],
+)
+def test_what_a_model_applies_is_read_off_its_tables(family, factors, tokenizer, tmp_path, capsys, monkeypatch):
+    save_model(scale_model(families.build(family), factors), tokenizer, tmp_path / "model")
+    config = ServeCheckConfig(model=str(tmp_path / "model"), backend="transformers")
+    serve_check(config)
+    applied = " ".join(f"{factor:.4f}" for factor in factors[3]) if family == "llama" else "1.5000"
+    assert f"layer   3  config {applied}  applied {applied}" in capsys.readouterr().out
+    monkeypatch.setattr(posgap.models.in_force, "apply_configured", lambda model: model)
+    with pytest.raises(PosgapError, match="does not apply the factors of its config"):
+        serve_check(config)

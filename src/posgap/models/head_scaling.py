@@ -204,6 +204,11 @@ def _matched(table: Tensor, x: Any) -> Tensor:
     return table
 
 
+def tables_of(attention: nn.Module, given: Any) -> Any:
+    """What an attention turns queries and keys by, of the rotary tables that its layer is `given`."""
+    return _tables(given, getattr(attention, _ATTRIBUTE).chosen) if isinstance(given, Rungs) else given
+
+
 def _tables(tables: Rungs, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """The pair of tables by head, for `chosen` rungs `[H]` or `[B, H]`."""
     which = tables.which[chosen.to(tables.which.device)]
@@ -252,7 +257,6 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
     plain = {**kwargs, **without, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
     config: Any = state.module.config
     before, config._attn_implementation_internal = config._attn_implementation_internal, _RANKING
-    setattr(state.module, _ATTRIBUTE, state)
     try:
         own(*args, **plain)
     except _Seen as seen:
@@ -261,7 +265,6 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
         raise PosgapError(f"{type(state.module).__name__} is no separate function of queries and keys to rank heads by")
     finally:
         config._attn_implementation_internal = before
-        delattr(state.module, _ATTRIBUTE)
     n_key = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return by_query.unflatten(-1, (n_key, -1)).mean(-1)
 
@@ -321,6 +324,7 @@ def _taken_over(
         layout, ones = layout_of(model), torch.zeros(n_key_heads(model), dtype=torch.long)
         for layer, module in scaling.attentions():
             each = _Heads(module, layer, ones, layout)
+            each.undone.append(_replaced(module, _ATTRIBUTE, each))
             each.undone.append(_replaced(module, "forward", partial(_attend, each, module.forward)))
             heads.append(each)
         _check(model, scaling, heads)

@@ -114,7 +114,7 @@ class LayerScaling:
             (index, part)
             for index, layer in enumerate(self._layers[0])
             for part in layer.children()
-            if "position_embeddings" in inspect.signature(part.forward).parameters
+            if "position_embeddings" in inspect.signature(type(part).forward).parameters
         ]
 
     def layers_of(self, layer_type: str | None) -> list[int]:

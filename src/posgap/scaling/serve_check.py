@@ -1,9 +1,11 @@
 """`posgap serve-check`: the factors that a loaded model really applies, beside those in its config."""
 
+import functools
 import importlib.util
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
@@ -23,15 +25,36 @@ def serve_check(config: ServeCheckConfig) -> None:
     real = (_in_vllm if backend == "vllm" else _in_transformers)(config.model)
     print(f"{config.model} in {backend}: {CONFIG_KEY} {'is not set' if configured is None else json.dumps(configured)}")
     wanted = configured or [1.0] * len(real)
-    for layer, (factor, real_factor) in enumerate(zip(wanted, real)):
-        print(f"layer {layer:3d}  config {factor:.4f}  applied {real_factor:.4f}")
-    if len(wanted) != len(real) or any(
-        abs(factor / real_factor - 1) > 1e-3 for factor, real_factor in zip(wanted, real)
-    ):
+    for layer, (factor, applied_factor) in enumerate(zip(wanted, real)):
+        print(f"layer {layer:3d}  config {_written(factor)}  applied {_written(applied_factor)}")
+    unseen = all(factor is None for factor in real)
+    if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
         raise PosgapError(f"{config.model}: {backend} does not apply the factors of its config; do not serve it")
 
 
-def _in_vllm(model: str) -> list[float]:
+def _written(factor: float | list[float] | None) -> str:
+    """A layer's factor, its heads' factors, or that it has no rotary positions."""
+    if factor is None:
+        return "none: no rotary positions"
+    return f"{factor:.4f}" if isinstance(factor, float | int) else " ".join(f"{each:.4f}" for each in factor)
+
+
+def _agree(wanted: float | list[float], real: float | list[float] | None) -> bool:
+    """Whether a layer applies what its config has; heads may all have their layer's factor. A layer without rotary
+    positions has nothing to apply."""
+    if real is None:
+        return True
+    of_heads = real if isinstance(real, list) else [real]
+    wanted_of_heads = wanted if isinstance(wanted, list) else [wanted]
+    if len(of_heads) == 1 or len(wanted_of_heads) == 1:
+        n = max(len(of_heads), len(wanted_of_heads))
+        of_heads, wanted_of_heads = of_heads * (n // len(of_heads)), wanted_of_heads * (n // len(wanted_of_heads))
+    return len(of_heads) == len(wanted_of_heads) and all(
+        abs(one / other - 1) <= 1e-3 for one, other in zip(wanted_of_heads, of_heads)
+    )
+
+
+def _in_vllm(model: str) -> list[Any]:
     # vLLM runs the model in this process, so that `apply_model` can inspect it.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
@@ -44,22 +67,36 @@ def _in_vllm(model: str) -> list[float]:
     return factors
 
 
-def _in_transformers(model: str) -> list[float]:
+def _in_transformers(model: str) -> list[Any]:
+    """The factor of each layer, read off the tables that its attention turns by: one, one a query head, or None where
+    its layer turns nothing."""
     import torch
 
+    from posgap.models.head_scaling import tables_of
+    from posgap.models.layer_scaling import layer_scaling
     from posgap.models.loading import load_model
 
-    loaded, angles = load_model(model, "float32"), []
+    loaded = load_model(model, "float32")
+    scaling = layer_scaling(loaded)
+    config = loaded.config.get_text_config()
+    rope = config.rope_parameters or {}
+    seen: list[Any] = [None] * scaling.n_layers
 
-    def look(attention, args, kwargs) -> None:
-        cos, sin = (table[0, 1, 0] for table in kwargs["position_embeddings"])
-        angles.append(float(torch.atan2(sin, cos)))
+    def look(layer: int, attention, args, kwargs) -> None:
+        tables = tables_of(attention, kwargs["position_embeddings"])
+        if isinstance(tables, torch.Tensor):  # complex numbers
+            angles = tables[0, 1, 0].angle()
+        else:
+            cos, sin = (table.as_subclass(torch.Tensor)[0, ..., 1, 0] for table in tables)
+            angles = torch.atan2(sin, cos)
+        own = rope.get(scaling.layer_types[layer], rope) if scaling.layer_types else rope
+        slower = own["factor"] if own.get("rope_type") == "linear" else 1.0
+        factors = [round(1 / (slower * angle), 4) for angle in angles.flatten().tolist()]
+        groups = config.num_attention_heads // len(factors)
+        seen[layer] = factors[0] if angles.ndim == 0 else [factor for factor in factors for _ in range(groups)]
 
-    rope = loaded.config.get_text_config().rope_parameters
-    slower = rope["factor"] if rope.get("rope_type") == "linear" else 1.0
-    for layer in loaded.get_decoder().layers:
-        (attention,) = (part for part in layer.children() if "Attention" in type(part).__name__)
-        attention.register_forward_pre_hook(look, with_kwargs=True)
+    for layer, attention in scaling.attentions():
+        attention.register_forward_pre_hook(functools.partial(look, layer), with_kwargs=True)
     with torch.inference_mode():
         loaded(input_ids=torch.tensor([[0, 0]]), use_cache=False)
-    return [round(1 / (slower * angle), 4) for angle in angles]
+    return seen
