@@ -10,7 +10,7 @@ pipeline: Any = mitigation
 # a larger weight of the anchoring loss. The gate's rules are those of every other model.
 OVERRIDES = {
     "max_new_tokens": 4,
-    "anchoring": 3.0,
+    "anchoring": 5.0,
     "epochs": 5,
     "batch_size": 80,
     "learning_rate": 2e-3,
