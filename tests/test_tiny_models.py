@@ -198,11 +198,11 @@ def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anyw
     taught = teacher(TeacherConfig(out=tmp_path / "teacher", sweep=swept, **shared))
     responses = read_responses(taught)
     assert len(responses) >= 95 and {tuple(r.placement) for r in responses} == {(19, 20)}
-    r2 = {"method": "r2", "epochs": 8, "batch_size": 64, "learning_rate": 1e-3, "warmup_steps": 5}
+    r2 = {"method": "r2", "epochs": 10, "batch_size": 64, "learning_rate": 1e-3, "warmup_steps": 5}
     trained = distill(DistillConfig(responses=taught, out=tmp_path / "r2", **r2, **shared))
     write_examples(tmp_path / "held-out.jsonl", two_hop_examples(100, 20, seed=2))
     again = {**shared, "examples": tmp_path / "held-out.jsonl", "model": str(trained)}
     after = read_sweep(sweep(SweepConfig(out=tmp_path / "after", positions="19+20,1+2,10+11,1+15,6+1", **again)))
-    assert min(after.accuracy) >= min(others) + 40 and after.gap < 30
+    assert min(after.accuracy) >= min(others) + 40 and after.gap < (best - min(others)) / 2
     assert {tensor.dtype for tensor in load_file(trained / "model.safetensors").values()} == {torch.bfloat16}
     assert read_json(trained / "export.json")["kept_update"] > 0.99
