@@ -60,7 +60,8 @@ class FaultProxy:
         self.host, self.port = address.hostname, address.port
         self.fault: Callable[[int, str, str], Fault] = lambda number, method, path: FINE
         self.seen: list[str] = []
-        self.lock = threading.Lock()
+        self.lock = threading.Condition()
+        self.under_way = 0
         self.closing = threading.Event()
         self.url = ""
 
@@ -68,12 +69,26 @@ class FaultProxy:
         self.fault = lambda number, method, path: fault
 
     def heal(self) -> None:
-        self.always(FINE)
+        """Waits for what the server was still asked: a late PUT would meet the requests that come after."""
+        with self.lock:
+            self.always(FINE)
+            assert self.lock.wait_for(lambda: not self.under_way, timeout=60)
 
     def next_fault(self, method: str, path: str) -> Fault:
         with self.lock:
             self.seen.append(f"{method} {path}")
             return self.fault(len(self.seen) - 1, method, path)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        with self.lock:
+            self.under_way += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.under_way -= 1
+                self.lock.notify_all()
 
 
 @contextmanager
@@ -98,7 +113,8 @@ def faulty(target: str) -> Iterator[FaultProxy]:
             elif fault.status:
                 self._send(fault.status, list(fault.headers), fault.body, fault)
             else:
-                status, headers, answer = self._forwarded(body)
+                with proxy.passing():
+                    status, headers, answer = self._forwarded(body)
                 if fault.drop == "after":
                     self._reset()
                 else:
