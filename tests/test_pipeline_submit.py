@@ -64,6 +64,7 @@ def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
     (run,) = server.runs.values()
     values = run["runtime_config"]["parameters"]
     assert code == 0 and values["n_docs"] == 4 and values["registered_name"] == "posgap-demo"
+    assert run["service_account"] == "posgap-pipeline"  # the one that infra/kubernetes gives its roles to
     assert run["display_name"].startswith("posgap-mitigation 20")
 
 
@@ -85,8 +86,9 @@ def test_the_namespace_goes_into_the_experiment(capsys, submit, namespace):
 
 def test_no_cache_reaches_every_step(capsys, submit):
     with served(Server()) as server:
-        posgap(capsys, *submit(server))
+        posgap(capsys, *submit(server, "--service-account", ""))
         posgap(capsys, *submit(server, "--no-cache"))
+    assert not next(iter(server.runs.values())).get("service_account")
     cached, uncached = [json.dumps(run["pipeline_spec"]).count('"enableCache": true') for run in server.runs.values()]
     assert cached == 6 and uncached == 0
 

@@ -66,7 +66,10 @@ class ServerConfig(Config):
 
 class PipelineOnCluster(ServerConfig, CompiledPipeline):
     no_cache: bool = Field(False, description="run every step again, even if KFP has its result in the cache")
-    service_account: str = Field("", description="Kubernetes service account of the steps; empty: KFP's default")
+    service_account: str = Field(
+        "posgap-pipeline",
+        description="Kubernetes service account of the steps, which infra/kubernetes makes; empty: KFP's default",
+    )
 
 
 class PipelineSubmitConfig(PipelineOnCluster):
