@@ -5,6 +5,7 @@
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
+# make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
 # make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
 #
@@ -25,7 +26,7 @@ IMAGES ?= cpu gpu-train gpu-serve
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test check types mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types docs mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -37,6 +38,9 @@ smoke: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+docs: $(VENV)/.installed-test
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build
 
 # For the inner loop; the seconds are those of the tests of both processes, as measured here when they were last run.
 check: $(VENV)/.installed-test

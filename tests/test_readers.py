@@ -181,3 +181,12 @@ def test_a_file_that_is_no_archive_is_named(tmp_path):
     (tmp_path / "kv.jsonl.gz").write_text("hello")
     with pytest.raises(PosgapError, match=r"kv.jsonl.gz: cannot be read"):
         list(read_litm_kv(tmp_path / "kv.jsonl.gz"))
+
+
+def test_public_records_that_were_not_imported_say_how(tmp_path):
+    file = tmp_path / "kv.jsonl"
+    file.write_text(json.dumps({"ordered_kv_records": [["k", "v"]], "key": "k", "value": "v"}))
+    with pytest.raises(
+        PosgapError, match=rf"{file}: the public layout .* `posgap data import --format litm-kv --input"
+    ):
+        read_examples(file)

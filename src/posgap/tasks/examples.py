@@ -155,6 +155,11 @@ def rows_as_examples(
             yield from layout.known(everything, name)
         elif is_log(first[1], table):
             yield from ranked_examples(everything, name)
+        elif "ordered_kv_records" in first[1]:
+            raise PosgapError(
+                f"{name}: the public layout of key-value records, not posgap's: turn it into examples first, with "
+                f"`posgap data import --format litm-kv --input {name} --out examples.jsonl.gz`"
+            )
         else:
             for number, row in everything:
                 yield number, parsed(kind_of(row), row, f"{name}:{number}")
