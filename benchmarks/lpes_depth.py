@@ -492,13 +492,13 @@ def write_report(found: Found) -> None:
     searches = [row for of, row in found.rows.items() if "seed=" in of]
     sized = any(found.search(cell, BEZIER, 0, lists) for cell in found.cells for lists in SIZES)
     sizes = SIZED_BY.format(n=CELLS[0][0], tried=TRIED, table=sizes_table(found)) if sized else ""
+    least = min(len(found.searches(cell, BEZIER)) for cell in found.cells)
     text = RESULTS.format(
         date=date.today(),
         cpu=sum(row["cpu_seconds"] for row in found.rows.values()) / 60,
         searches=len(searches),
-        missing="; ".join(missing) or "none",
-        seeds=min(len(found.searches(cell, BEZIER)) for cell in found.cells),
-        most=len(found.seeds),
+        missing=f" Not complete, and left out: {'; '.join(missing)}." if missing else "",
+        seeds=" to ".join(map(str, sorted({least, len(found.seeds)}))),
         tried=TRIED,
         population=POPULATION,
         lists=LISTS,
@@ -539,8 +539,7 @@ much the best candidate's accuracy on the searched lists exceeds the unscaled mo
 candidates, mean over models and searches; held-out gains are of {held_out} other lists, with 95 % intervals paired by
 list.
 Beside each model's name is its unscaled accuracy. Searches of a curve for each pair of model and length:
-{seeds} to {most}, each on other lists. One answer is {grain:.1f} points of a fitness. Not complete, and left out:
-{missing}.
+{seeds}, each on other lists. One answer is {grain:.1f} points of a fitness.{missing}
 At n = 20 only model 0 is searched: the others answer 98 % and more there, and have nothing to gain.
 
 The paper (arXiv 2606.27705, abstract) takes Bezier curves "to significantly reduce the search space", for models of
