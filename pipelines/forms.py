@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from posgap.config import Config, plain_type
@@ -10,8 +10,9 @@ from posgap.config import Config, plain_type
 NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
 
 
-def form(config: type[Config]) -> Callable[[Callable], Callable]:
-    """Gives the fields of `config` as parameters to a pipeline function that takes them by name (`**parameters`).
+def form(config: type[Config], **defaults: Any) -> Callable[[Callable], Callable]:
+    """Gives the fields of `config` as parameters to a pipeline function that takes them by name (`**parameters`), with
+    its defaults or these.
 
     KFP reads names, types and defaults off the signature, and descriptions off the docstring.
     """
@@ -25,14 +26,14 @@ def form(config: type[Config]) -> Callable[[Callable], Callable]:
 
         described = "\n".join(f"    {name}: {field.description}." for name, field in fields.items())
         pipeline.__doc__ = f"{function.__doc__}\n\nArgs:\n{described}\n"
-        signature = inspect.Signature([_parameter(config, name) for name in fields])
+        signature = inspect.Signature([_parameter(config, name, defaults) for name in fields])
         pipeline.__signature__ = signature  # type: ignore[attr-defined]
         return pipeline
 
     return wrap
 
 
-def _parameter(config: type[Config], name: str) -> inspect.Parameter:
+def _parameter(config: type[Config], name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:
     field = config.model_fields[name]
-    default = inspect.Parameter.empty if field.is_required() else config.default(name)
+    default = inspect.Parameter.empty if field.is_required() else defaults.get(name, config.default(name))
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=plain_type(field))

@@ -23,7 +23,7 @@ from posgap.components.train_job import train_job
 from posgap.components.validate import validate
 from posgap.config import ClusterConfig, PreflightConfig
 from posgap.pipelines.forms import form
-from posgap.pipelines.pools import Pools, cluster_config
+from posgap.pipelines.pools import Pools, cluster_config, placement
 from posgap.scaling.method import LPES
 
 
@@ -34,7 +34,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, LPES), promote the model if the gate admits it.",
     )
-    @form(PreflightConfig)
+    @form(PreflightConfig, **placement(cluster))
     def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
         model, name, seed = parameters["model"], parameters["registered_name"], parameters["seed"]

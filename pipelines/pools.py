@@ -47,6 +47,19 @@ def cluster_config() -> ClusterConfig:
         raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): not a cluster configuration: {error}") from None
 
 
+def placement(cluster: ClusterConfig) -> dict[str, Any]:
+    """What a form says about nodes and GPUs on this cluster, by field; a run may choose others. The one field for
+    tolerations has those of both kinds of GPU nodes."""
+    train, inference = cluster.train, cluster.inference
+    return {
+        "nodes_cpu": cluster.cpu.nodes,
+        "nodes_inference": inference.nodes,
+        "nodes_train": train.nodes,
+        "tolerations": train.tolerations + [each for each in inference.tolerations if each not in train.tolerations],
+        "gpus_train": train.accelerators,
+    }
+
+
 @contextlib.contextmanager
 def _quick_stack() -> Iterator[None]:
     """Replaces `inspect.stack` inside KFP's setters: half a second less per setting.

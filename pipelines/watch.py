@@ -11,7 +11,7 @@ from posgap.components.report import report
 from posgap.components.watch import watch as judge
 from posgap.config import ClusterConfig, WatchFormConfig
 from posgap.pipelines.forms import form
-from posgap.pipelines.pools import Pools, cluster_config
+from posgap.pipelines.pools import Pools, cluster_config, placement
 
 
 def watch_pipeline(cluster: ClusterConfig) -> Callable:
@@ -21,7 +21,7 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         name="posgap-watch",
         description="Sweep the champion on fresh data; fail, tell and mitigate if it has left its policy.",
     )
-    @form(WatchFormConfig)
+    @form(WatchFormConfig, **placement(cluster))
     def watch(**parameters: Any):
         """data version -> champion -> watch."""
         name, seed = parameters["registered_name"], parameters["seed"]

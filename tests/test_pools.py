@@ -14,6 +14,7 @@ from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
 
 CLUSTER = ClusterConfig()
+AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 TRAINED = {"distill"}
 GATES = {"gate scaled", "gate distilled"}
 GENERATED = {"sweep base", "champion", "sweep scaled", "sweep distilled", "teacher", "scale-search"}
@@ -120,12 +121,18 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
                 "pull_secret": "mine",
                 "model_cache": "models",
                 "secrets": {},
-                "inference": {"shared_memory": "2Gi", "queue": "", "accelerator": "amd.com/gpu"},
+                "inference": {"shared_memory": "2Gi", "queue": "", "accelerator": "amd.com/gpu", "tolerations": [AMD]},
+                "train": {"nodes": {"pool": "big"}, "accelerators": "8"},
+                "cpu": {"nodes": {}},
             }
         )
     )
     monkeypatch.setenv("POSGAP_CLUSTER", str(file))
     compiled = parse(compiled_text(mitigation_pipeline(cluster_config())), "test")
+    # What a run may choose is the form's default.
+    defaults = {name: field.get("defaultValue") for name, field in compiled.parameters.items()}
+    assert defaults["nodes_train"] == {"pool": "big"} and defaults["nodes_inference"] == CLUSTER.inference.nodes
+    assert defaults["gpus_train"] == "8" and defaults["tolerations"] == [*CLUSTER.train.tolerations, AMD]
     steps = {step.name: step for step in tree(compiled, {}).steps()}
     requested = {name: resources(step) for name, step in steps.items()}
     assert requested["sweep base"].image == image(SERVE, "registry.example/ml")
@@ -152,6 +159,7 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     ("text", "complaint"),
     [
         ("train: {gpus: 2}", "field `train.gpus`: Extra inputs are not permitted"),
+        ("cpu: {queue: posgap-cpu}", "field `cpu`: queue: is for GPU steps alone"),
         ("user: 0", "field `user`: Input should be greater than or equal to 1"),
         ("train: [", "not a cluster configuration"),
         ("- train", "not a cluster configuration"),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from posgap.choices import METHODS, SECRET
 from posgap.config.base import WORDED, Config, StageConfig
@@ -44,6 +44,16 @@ class ClusterConfig(Config):
         nodes={"posgap.dev/pool": "inference"}, cpu="4", memory="32Gi", shared_memory="8Gi", scratch="100Gi", **_GPU
     )
     cpu: PoolConfig = PoolConfig(nodes={"posgap.dev/pool": "cpu"}, cpu="2", memory="16Gi")
+
+    @field_validator("cpu")
+    @classmethod
+    def _no_gpus(cls, pool: PoolConfig) -> PoolConfig:
+        """What would have no effect is refused."""
+        for name in ("tolerations", "accelerator", "shared_memory", "queue"):
+            if getattr(pool, name):
+                raise ValueError(f"{name}: is for GPU steps alone, those of train and inference; leave it out")
+        return pool
+
     trainer: bool = Field(False, description="the cluster has Kubeflow Trainer, and training runs as a TrainJob")
     registry: str = Field("ghcr.io/posgap", description="registry of the images")
     pull_secret: str = Field("", description="secret with the credentials of the registry; empty: none")
