@@ -28,7 +28,7 @@ def test_good_examples_pass_and_come_out_unchanged(tmp_path, model_folder):
     assert read_examples(out) == examples
     report = json.loads((out / "validation.json").read_text())
     assert report["success"] and report["evaluated"] == 10
-    assert (out / "data_docs" / "index.html").exists()
+    assert "All examples fulfil all expectations" in (out / "validation.html").read_text()
     assert read_manifest(out)["stage"] == "validate"
 
 
@@ -60,7 +60,7 @@ BAD = {
 def failures(examples, tokenizer, tmp_path, task="kv", context=512, n_docs=4, excluded=frozenset()):
     build = PromptBuilder(TASKS[task], tokenizer, context, 4)
     table = describe(examples, build, n_docs, excluded)
-    return check(table, expectations(n_docs, build.context - build.max_new_tokens), tmp_path / "docs")["failures"]
+    return check(table, expectations(n_docs, build.context - build.max_new_tokens))["failures"]
 
 
 @pytest.mark.parametrize("fault", BAD)
@@ -90,9 +90,7 @@ def test_two_hop_examples_have_two_gold_documents_and_may_ask_for_a_judgement(to
         update={"gold": double.distractors[:2], "distractors": double.distractors[2:], "answers": ["yes"]}
     )
     build = PromptBuilder(TASKS["multihop-cot"], tokenizer, 512, 4)
-    complaints = check(describe([single, double], build, 4), expectations(4, 500, n_gold=2), tmp_path / "docs")[
-        "failures"
-    ]
+    complaints = check(describe([single, double], build, 4), expectations(4, 500, n_gold=2))["failures"]
     assert any("`n_gold`" in line and "qa-0 (1)" in line for line in complaints)
     assert not any("qa-1" in line for line in complaints)
 
@@ -109,8 +107,16 @@ def test_examples_that_were_trained_on_are_named_whatever_their_id(tokenizer, tm
 
 
 def test_a_failing_suite_stops_with_rows_named_and_keeps_its_report(tmp_path, model_folder):
+    given = config(tmp_path, [kv_example(1), changed(2, answers=["zz"])], model_folder)
+    file = tmp_path / "e.jsonl"
+    file.write_text(file.read_text().replace("\n", "\n\n", 1))
     with pytest.raises(Rejected, match=r"`gold_holds_answer`.* kv-2 \(False\)"):
-        validate(config(tmp_path, [kv_example(1), changed(2, answers=["zz"])], model_folder))
+        validate(given)
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.rejected" / "data_docs" / "index.html").exists()
+    page = (tmp_path / "out.rejected" / "validation.html").read_text()
+    assert "a gold document holds an answer: 1 of 2 fail" in page and "All examples fulfil" not in page
+    assert (
+        '<tr><td>3</td><td class="text">kv-2</td><td class="text"><code>false</code></td></tr>' in page
+    )  # a blank line before it
+    assert "https://" not in page.replace("https://github.com", "")  # it opens where there is no network
     assert not json.loads((tmp_path / "out.rejected" / "validation.json").read_text())["success"]

@@ -11,16 +11,25 @@ def validate(
     examples: dsl.Input[dsl.Dataset],
     model: dsl.Input[dsl.Model],
     out: dsl.Output[dsl.Dataset],
+    page: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
     settings: dict = {},  # noqa: B006  KFP reads the default
     exclude: dsl.Input[dsl.Dataset] = None,
 ):
     """Checks examples with Great Expectations. Where they fail, it names the rows and stops the pipeline."""
     arguments = dict(locals())
+    import shutil
+    from pathlib import Path
+
     from posgap.config import ValidateConfig
+    from posgap.errors import Rejected
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_examples
     from posgap.stages.validate import validate
 
-    validate(to_config(ValidateConfig, arguments))
-    show_examples(out, metrics)
+    try:
+        validate(to_config(ValidateConfig, arguments))
+    except Rejected:
+        shutil.copyfile(Path(f"{out.path}.rejected", "validation.html"), page.path)
+        raise
+    show_examples(out, page, metrics)

@@ -60,7 +60,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     if not isinstance(records, Iterable):
         raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
     numbered = enumerate(cast(Rows, records), start=1)
-    checked = list(islice(told_apart(Path("examples"), _checked(numbered, is_frame)), limit or None))
+    checked = [e for _, e in islice(told_apart(Path("examples"), _checked(numbered, is_frame)), limit or None)]
     if not checked:
         raise PosgapError("examples: there are none")
     return checked

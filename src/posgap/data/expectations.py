@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
+from itertools import count
 
 import pandas as pd
 
@@ -19,13 +19,21 @@ ROWS_NAMED = 5  # in the message about a failed expectation
 
 
 def describe(
-    examples: list[AnyExample], build: PromptBuilder, n_docs: int, excluded: Collection[str] = ()
+    examples: list[AnyExample],
+    build: PromptBuilder,
+    n_docs: int,
+    excluded: Collection[str] = (),
+    lines: Sequence[int] = (),
 ) -> pd.DataFrame:
-    """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists."""
+    """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists.
+
+    `lines` are the examples' lines in their file; without them they are counted from 1.
+    """
     placement = build.task.placements(n_docs)[0]
     return pd.DataFrame(
         {
             "id": example.id,
+            "line": line,
             "question": example.question,
             "n_answers": len(example.answers),
             "shortest_answer": min((len(a.strip()) for a in example.answers), default=0),
@@ -39,7 +47,7 @@ def describe(
             "prompt_tokens": _prompt_tokens(example, build, placement),
             "in_excluded": bool(excluded) and content(example) in excluded,
         }
-        for example in examples
+        for line, example in zip(lines or count(1), examples)
     )
 
 
@@ -91,24 +99,29 @@ def expectations(
     items of its example. Examples have `n_gold` gold documents, or any number."""
     import great_expectations.expectations as gxe
 
+    between, among = gxe.ExpectColumnValuesToBeBetween, gxe.ExpectColumnValuesToBeInSet
+    golds = {"min_value": 1} if of_any_number else {"value_set": [n_gold]}
     return [
-        gxe.ExpectColumnValuesToMatchRegex(column="question", regex=r"\S"),
-        gxe.ExpectColumnValuesToBeBetween(column="n_answers", min_value=1),
-        gxe.ExpectColumnValuesToBeBetween(column="shortest_answer", min_value=1),
-        gxe.ExpectColumnValuesToBeInSet(column="key_occurrences", value_set=[1]),
-        gxe.ExpectColumnValuesToBeBetween(column="n_gold", min_value=1)
-        if of_any_number
-        else gxe.ExpectColumnValuesToBeInSet(column="n_gold", value_set=[n_gold]),
-        gxe.ExpectColumnValuesToBeInSet(column="gold_holds_answer", value_set=[True]),
-        gxe.ExpectColumnValuesToBeInSet(column="gold_among_distractors", value_set=[0]),
-        gxe.ExpectColumnValuesToBeBetween(column="n_docs", min_value=n_docs, max_value=n_docs if all_items else None),
-        gxe.ExpectColumnValuesToBeBetween(column="prompt_tokens", max_value=longest_prompt),
-        gxe.ExpectColumnValuesToBeInSet(column="in_excluded", value_set=[False]),
+        gxe.ExpectColumnValuesToMatchRegex(column="question", regex=r"\S", description="the question is not blank"),
+        between(column="n_answers", min_value=1, description="there is an answer"),
+        between(column="shortest_answer", min_value=1, description="no answer is blank (characters of the shortest)"),
+        among(column="key_occurrences", value_set=[1], description="the key is that of one record"),
+        (between if of_any_number else among)(column="n_gold", description="number of gold documents", **golds),
+        among(column="gold_holds_answer", value_set=[True], description="a gold document holds an answer"),
+        among(column="gold_among_distractors", value_set=[0], description="no distractor is a gold document"),
+        between(
+            column="n_docs",
+            min_value=n_docs,
+            max_value=n_docs if all_items else None,
+            description="documents, of which a prompt takes some",
+        ),
+        between(column="prompt_tokens", max_value=longest_prompt, description="tokens of the prompt fit the model"),
+        among(column="in_excluded", value_set=[False], description="none of the examples to leave out"),
     ]
 
 
-def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
-    """Runs the suite over the table, writes the data docs into `docs`, and returns the result as plain JSON.
+def check(table: pd.DataFrame, suite: list) -> dict:
+    """Runs the suite over the table and returns the result as plain JSON.
 
     `failures` has one line per failed expectation, with the ids of the first rows that fail it.
     """
@@ -118,12 +131,7 @@ def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
 
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.absolute())}
-    index = {"class_name": "DefaultSiteIndexBuilder"}
-    context.add_data_docs_site(
-        "local", {"class_name": "SiteBuilder", "store_backend": store, "site_index_builder": index}
-    )
-    context.delete_data_docs_site("local_site")
+    context.delete_data_docs_site("local_site")  # it takes its styles from the internet; `validation.html` does not
     batch = (
         context.data_sources.add_pandas("pandas")
         .add_dataframe_asset("examples")
@@ -137,24 +145,43 @@ def check(table: pd.DataFrame, suite: list, docs: Path) -> dict:
         gx.Checkpoint(
             name="examples",
             validation_definitions=[definition],
-            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id"]},
+            result_format={"result_format": "COMPLETE", "unexpected_index_column_names": ["id", "line"]},
         )
     )
     outcome = checkpoint.run(batch_parameters={"dataframe": table})
-    context.build_data_docs()
     results = [r for validation in outcome.run_results.values() for r in validation.results]
     return {
         "success": bool(outcome.success),
         "evaluated": len(results),
         "failures": [_failure(r, table) for r in results if not r.success],
+        "checks": [_check(r, len(table)) for r in results],
         "results": [r.to_json_dict() for r in results],
     }
+
+
+def _check(result, examples: int) -> dict:
+    """What was expected of a column, and the rows that it fails in: id, line and value of each."""
+    config, details = result.expectation_config, result.to_json_dict()["result"]
+    column = config.kwargs["column"]
+    rows = details.get("unexpected_index_list") or []
+    return {
+        "expected": config.description,
+        "column": column,
+        "required": _limits(config),
+        "success": bool(result.success),
+        "failed": examples if not result.success and not rows else len(rows),
+        "rows": [{"id": row["id"], "line": row["line"], "value": row[column]} for row in rows],
+    }
+
+
+def _limits(config) -> dict:
+    return {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
 
 
 def _failure(result, table: pd.DataFrame) -> str:
     config, details = result.expectation_config, result.result
     rule = config.type.removeprefix("expect_column_values_to_").replace("_", " ")
-    limits = {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
+    limits = _limits(config)
     rows = details.get("unexpected_index_list") or []
     named = ", ".join(f"{row['id']} ({row[config.kwargs['column']]})" for row in rows[:ROWS_NAMED])
     more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""

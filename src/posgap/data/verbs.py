@@ -191,7 +191,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             )
 
     # One at a time, so that memory stays flat however long the file is.
-    imported = write_examples(file, told_apart(config.input, usable()))
+    imported = write_examples(file, (example for _, example in told_apart(config.input, usable())))
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)

@@ -78,8 +78,9 @@ def show_preflight(out: Any, checks: Any) -> None:
     describe(out)
 
 
-def show_examples(out: Any, metrics: Any) -> None:
-    """Shows the number of examples, and of expectations they were checked by."""
+def show_examples(out: Any, page: Any, metrics: Any) -> None:
+    """Shows the page of a validation, and the number of examples and of expectations they were checked by."""
+    shutil.copyfile(Path(out.path) / "validation.html", page.path)
     report = read_json(Path(out.path) / "validation.json")
     measure(metrics, examples=report["examples"], expectations=report["evaluated"])
     describe(out, examples=report["examples"])

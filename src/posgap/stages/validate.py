@@ -7,38 +7,43 @@ from posgap.config import ValidateConfig
 from posgap.data.expectations import answering_distractors, check, describe, expectations
 from posgap.errors import Rejected
 from posgap.files import write_json
+from posgap.measurement.report import rendered, save_page
 from posgap.stage import stage
 from posgap.tasks.content import contents
-from posgap.tasks.examples import EXAMPLES_FILE, read_examples, write_examples
+from posgap.tasks.examples import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
 from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+PAGE = "validation.html"
+SHOWN = 100  # rows of each failed expectation on the page
 
 
 @stage
 def validate(config: ValidateConfig, out: Path, run: Run) -> None:
-    """Writes the examples, `validation.json` and the data docs.
+    """Writes the examples, `validation.json`, and the page `validation.html`.
 
     Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
     """
-    examples = read_examples(config.examples)[: config.limit or None]
+    numbered = numbered_examples(config.examples)[: config.limit or None]
+    lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
     build = builder_of(config)
     excluded = set(contents(read_examples(config.exclude))) if config.exclude else set()
-    table = describe(examples, build, config.n_docs, excluded)
+    table = describe(examples, build, config.n_docs, excluded, lines)
     # The longest prompt is what the model's context leaves beside the response.
     longest, task = build.context - build.max_new_tokens, build.task
     of_choices = bool(task.slot_names)
     suite = expectations(config.n_docs, longest, task.n_gold, of_choices, task.slots.of_any_number)
     answering = answering_distractors([] if of_choices else examples)
-    report = {"examples": len(table), **answering} | check(table, suite, out / "data_docs")
+    report = {"examples": len(table), **answering} | check(table, suite)
     write_json(out / "validation.json", report)
+    rows_failed = len({row["id"] for each in report["checks"] for row in each["rows"]})
+    more = {"title": f"Validation of {config.examples}", "report": report, "rows_failed": rows_failed, "shown": SHOWN}
+    save_page(rendered("posgap.measurement", "validation.html.j2", [], None, **more), out / PAGE)
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
     if report["failures"]:
-        raise Rejected(
-            f"{config.examples}: {'; '.join(report['failures'])}. Report: {config.out}.rejected/data_docs/index.html"
-        )
+        raise Rejected(f"{config.examples}: {'; '.join(report['failures'])}. Report: {config.out}.rejected/{PAGE}")
     write_examples(out / EXAMPLES_FILE, examples)
     log.info("%d examples pass %d expectations", len(table), report["evaluated"])
     if among := answering["examples_with_answering_distractors"]:

@@ -119,6 +119,11 @@ def read_examples(path: Path) -> list[AnyExample]:
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
     the same id.
     """
+    return [example for _, example in numbered_examples(path)]
+
+
+def numbered_examples(path: Path) -> list[tuple[int, AnyExample]]:
+    """The examples that `read_examples` reads, each with its line, or its row in a table, from 1."""
     file = examples_file(path)
     examples = list(told_apart(file, _parsed_lines(file)))
     if not examples:
@@ -170,8 +175,8 @@ def kind_of(row: Container[str]) -> type[AnyExample]:
     return KVExample if "records" in row else RankedExample if "passages" in row else Example
 
 
-def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[AnyExample]:
-    """Yields the examples of (line, example); raises `PosgapError` if one has the id of an earlier one.
+def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[tuple[int, AnyExample]]:
+    """Yields (line, example) as they come; raises `PosgapError` if one has the id of an earlier one.
 
     Results are kept by id, so two examples with the same id could not be told apart in them.
     """
@@ -183,7 +188,7 @@ def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterat
                 "id of its own"
             )
         lines[example.id] = number
-        yield example
+        yield number, example
 
 
 def write_examples(path: Path, examples: Iterable[AnyExample]) -> int:
