@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import kv_example
 
+from posgap.choices import MITIGATIONS
 from posgap.config import ApplyConfig, MitigateConfig, SweepConfig
 from posgap.config.mitigation import seconds_of
 from posgap.demo import tiny_model
@@ -14,8 +16,10 @@ from posgap.files import read_json, work_folder
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
-from posgap.mitigating.report import advice, read_mitigate
+from posgap.mitigating.finalists import best_for, in_order
+from posgap.mitigating.report import PURPOSES, advice, described, read_mitigate
 from posgap.mitigating.splits import split
+from posgap.mitigating.trials import Tried, curve_of
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.in_force import in_force
 from posgap.models.loading import load_model, save_model
@@ -97,9 +101,10 @@ def test_what_suits_a_model_is_tried_chosen_and_measured(config, tmp_path, model
     by_name = {each.name: each for each in result.found}
     assert by_name.keys() == {"lpes", "reversed", "pine"}
     assert by_name["lpes"].tried > 3 and by_name["reversed"].tried == 1
-    assert len(result.measured) == 2
-    left_out = next(each for each in result.found if not each.measured)
-    assert "not among the best 2" in left_out.reason
+    assert by_name["lpes"].curve and not by_name["pine"].curve
+    assert any(each.cost == "nothing" for each in result.measured) and len(result.measured) >= 2
+    left_out = [each for each in result.found if not each.measured]
+    assert all("not the best for any purpose, nor among the best 2" in each.reason for each in left_out)
 
     base = Evidence(out / "sweeps" / "base")
     for found in result.measured:
@@ -213,7 +218,38 @@ def test_advice_names_only_what_is_for_certain_better(config):
     assert taken["nothing can be installed where it is served"] == ""
     taken = {each.purpose: each for each in advice([gains, worse])}
     assert taken["the smallest gap"].name == "lpes"
-    assert "of reversed none is for certain better" in taken["an endpoint that only takes prompts"].why
+    assert "reversed is not for certain better" in taken["an endpoint that only takes prompts"].why
+
+
+def test_the_best_for_every_purpose_is_a_finalist():
+    accuracies = {
+        "calibration": [90.0, 80.0],
+        "pine": [60.0, 60.0],
+        "permutation": [95.0, 50.0],
+        "yarn": [50.0, 30.0],
+        "lpes": [60.0, 40.0],
+        "linear": [2.0, 2.0],
+        "ms-poe": [90.0, 60.0],
+    }
+    rows = {
+        name: Tried(name=name, settings={}, part="selection", accuracy=accuracy, seconds=1.0)
+        for name, accuracy in accuracies.items()
+    }
+    found = {name: described(MITIGATIONS[name]) for name in rows}
+
+    def fitness(row, by):
+        return np.mean(row.accuracy) - (np.ptp(row.accuracy) if by == "mean_minus_gap" else 0)
+
+    # The highest mean, no cost, nothing to install and an endpoint; the smallest gap is the first's, vLLM's the last's.
+    chosen = ["calibration", "lpes", "yarn", "permutation"]
+    assert best_for(PURPOSES, rows, found, fitness) == chosen
+    assert in_order(rows, found, fitness) == [*chosen, "ms-poe", "pine", "linear"]
+    assert best_for(PURPOSES[:2], {"pine": rows["pine"]}, found, fitness) == ["pine"]
+    rows["pine"] = rows["pine"].model_copy(update={"accuracy": [76.0, 76.0]})
+    assert best_for(PURPOSES, rows, found, fitness) == ["calibration", "lpes", "pine", "yarn", "permutation"]
+    assert curve_of({"factors": [1.5, 1.5]}) == "one factor for all layers"
+    assert "bezier curve with 4 control points" in curve_of({"factors": [1.5, 1.2]})
+    assert not curve_of({"factors": [[1.5, 1.2]]}) and not curve_of({"group": 2})
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])

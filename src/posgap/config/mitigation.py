@@ -42,8 +42,8 @@ class MitigateConfig(GenerationConfig):
     )
     budget: Duration = Field(
         "30m",
-        description="time to spend, like 90s, 30m or 2h; the model as it is and one mitigation are measured however "
-        "long that takes",
+        description="time to spend, like 90s, 30m or 2h; the model as it is, the best mitigation and the best that "
+        "costs nothing are measured however long that takes",
     )
     positions: Placements = Field([], description="positions to measure, separated by commas; empty: all")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
@@ -51,7 +51,11 @@ class MitigateConfig(GenerationConfig):
     selection: int = Field(
         0, ge=0, description="other examples on which the best settings are tried again; 0: a quarter of all"
     )
-    finalists: int = Field(4, ge=1, description="mitigations that are measured on the examples left over")
+    finalists: int = Field(
+        4,
+        ge=1,
+        description="mitigations to measure on the examples left over; more where more are the best for some purpose",
+    )
     generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
     population: int = Field(8, ge=2, description="lpes: candidates in a generation")
     objective: Literal["mean", "worst", "mean_minus_gap"] = Field(

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -14,6 +15,7 @@ from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigating.timing import Cost
 from posgap.mitigations.mitigation import Mitigation
+from posgap.scaling.fitness import Objective
 
 MITIGATE_FILE = "mitigate.json"
 
@@ -34,7 +36,8 @@ class Found(Record):
     """A mitigation by its name and the settings that did best. Gains are in mean accuracy over the model as it is, in
     points: on the examples on which its settings were tried (`search_gain`, the best of `tried`, so too high), on those
     on which the best were tried again (`selection_gain`), and in `measured` on examples that had no say. `reason` says
-    why it was not tried or not measured; empty where it was."""
+    why it was not tried or not measured; empty where it was. `curve` says on which curve over depth factors of layers
+    lie."""
 
     name: str
     level: str
@@ -42,6 +45,7 @@ class Found(Record):
     cost: str
     served_by: list[str]
     settings: dict = Field({})
+    curve: str = ""
     tried: int = 0
     search_gain: float | None = None
     selection_gain: float | None = None
@@ -98,6 +102,27 @@ class Mitigate(Record):
         return f"{len(self.measured)} mitigations of {len(self.found)} measured: {Path(self.model).name}"
 
 
+class Purpose(NamedTuple):
+    """What one may want a mitigation for: which ones are for it (`fits`), and by which objective the best of those is
+    picked to be measured. By the gap alone a model that is wrong everywhere would be the best; so it is mean minus
+    gap."""
+
+    name: str
+    fits: Callable[[Found], bool]
+    by: Objective = "mean"
+
+
+# In the order in which the best for each are measured, as long as there is time.
+PURPOSES = (
+    Purpose("the highest mean", lambda found: True),
+    Purpose("no cost", lambda found: found.cost == "nothing"),
+    Purpose("the smallest gap", lambda found: True, "mean_minus_gap"),
+    Purpose("nothing can be installed where it is served", lambda found: "anything" in found.served_by),
+    Purpose("served by vLLM", lambda found: bool({"vllm", "anything"} & set(found.served_by))),
+    Purpose("an endpoint that only takes prompts", lambda found: "endpoints" in found.served_by),
+)
+
+
 def read_mitigate(path: Path) -> Mitigate:
     """Reads a comparison of mitigations from the folder `mitigate` wrote, or from its `mitigate.json`."""
     return read_model(Mitigate, path, MITIGATE_FILE)
@@ -126,24 +151,34 @@ def command(name: str, settings: dict, model: str, found: str, task: str, n_docs
 
 def advice(found: Sequence[Found]) -> list[Advice]:
     """What to take for which purpose, of those that are for certain better than the model as it is."""
-    return [_advised(purpose, fits, found) for purpose, fits in _PURPOSES.items()]
+    return [_advised(purpose, found) for purpose in PURPOSES]
 
 
-def _advised(purpose: str, fits: Callable[[Found], bool], found: Sequence[Found]) -> Advice:
-    fitting = [each for each in found if each.measured and fits(each)]
-    helping = [each for each in fitting if each.helps]
+def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
+    fitting = [each for each in found if purpose.fits(each)]
+    measured = [each for each in fitting if each.measured]
+    helping = [each for each in measured if each.helps]
     if not helping:
-        names = ", ".join(each.name for each in fitting)
-        why = f"of {names} none is for certain better than the model as it is" if names else "none was measured"
-        return Advice(purpose=purpose, name="", why=why, command="")
-    best = min(helping, key=_gap) if purpose == SMALLEST_GAP else max(helping, key=_mean)
+        return Advice(purpose=purpose.name, name="", why=_why_none(measured or fitting, bool(measured)), command="")
+    best = min(helping, key=_gap) if purpose.by == "mean_minus_gap" else max(helping, key=_mean)
     assert best.measured
     d = best.measured.difference
     why = (
         f"mean {d.mean:+.1f} points ({d.mean_ci95[0]:+.1f} to {d.mean_ci95[1]:+.1f}), gap {d.gap:+.1f} "
         f"({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f}), an answer takes {best.measured.cost.answer:.2f} times as long"
     )
-    return Advice(purpose=purpose, name=best.name, why=why, command=best.command)
+    return Advice(purpose=purpose.name, name=best.name, why=why, command=best.command)
+
+
+def _why_none(fitting: Sequence[Found], measured: bool) -> str:
+    names = ", ".join(each.name for each in fitting)
+    if not fitting:
+        return "none of those to be tried is for it"
+    if not measured:
+        return f"{names}: not measured, for the reasons given there"
+    if len(fitting) == 1:
+        return f"{names} is not for certain better than the model as it is"
+    return f"of {names} none is for certain better than the model as it is"
 
 
 def _mean(found: Found) -> float:
@@ -154,17 +189,6 @@ def _mean(found: Found) -> float:
 def _gap(found: Found) -> float:
     assert found.measured
     return found.measured.difference.gap
-
-
-SMALLEST_GAP = "the smallest gap"
-_PURPOSES: dict[str, Callable[[Found], bool]] = {
-    "the highest mean": lambda found: True,
-    SMALLEST_GAP: lambda found: True,
-    "no cost": lambda found: found.cost == "nothing",
-    "nothing can be installed where it is served": lambda found: "anything" in found.served_by,
-    "served by vLLM": lambda found: bool({"vllm", "anything"} & set(found.served_by)),
-    "an endpoint that only takes prompts": lambda found: "endpoints" in found.served_by,
-}
 
 
 def labelled(sweep: Sweep) -> str:

@@ -21,7 +21,7 @@ from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings
 from posgap.models.in_force import apply, in_force, reads_spans, remove
 from posgap.progress import track
 from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import fitness
+from posgap.scaling.fitness import Objective, fitness
 from posgap.scaling.strategies import Genetic
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -138,10 +138,10 @@ class Trials:
         saved = _State(identity=self.identity, seconds=self.clock.spent, tried=list(self.tried.values()))
         write_json(self.state, saved.model_dump(mode="json"))
 
-    def fitness(self, tried: Tried) -> float:
-        """The objective's value in points, every placement counting alike."""
+    def fitness(self, tried: Tried, objective: Objective | None = None) -> float:
+        """The objective's value in points, every placement counting alike; by default that of the config."""
         accuracy = np.array(tried.accuracy)
-        return fitness(accuracy, np.full(len(accuracy), 1 / len(accuracy)), self.asking.config.objective)
+        return fitness(accuracy, np.full(len(accuracy), 1 / len(accuracy)), objective or self.asking.config.objective)
 
     def _accuracy(self, part: str, name: str, settings: Settings | None, until: float | None) -> np.ndarray:
         asking, examples = self.asking, self.parts[part]
@@ -202,6 +202,17 @@ def _genetic(asking: Asking) -> Generator[Settings, float, None]:
         for point in points:
             reached.append((yield settings(**{"factors": list(curve.factors(point, n_layers))})))
         strategy.tell(points, reached)
+
+
+def curve_of(settings: dict) -> str:
+    """On what curve over depth the factors of layers lie that `proposals` gave; empty for settings without such."""
+    factors = settings.get("factors")
+    if not factors or isinstance(factors[0], list):
+        return ""
+    if len(set(factors)) == 1:
+        return "one factor for all layers" if factors[0] != 1 else "factors of 1, which change nothing"
+    curve = Curve()
+    return f"{curve.kind} curve with {curve.n_points(len(factors))} control points, genetic search"
 
 
 def _key(part: str, name: str, settings: dict) -> tuple[str, str, str]:

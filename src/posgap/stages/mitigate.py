@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import answered, figures, placements_of, prompt_digest
 from posgap.measurement.sweeps import Evidence
+from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.page import write_pages
 from posgap.mitigating.report import (
     MITIGATE_FILE,
+    PURPOSES,
     Found,
     Measured,
     Mitigate,
@@ -31,7 +34,7 @@ from posgap.mitigating.report import (
 )
 from posgap.mitigating.splits import Splits, split
 from posgap.mitigating.timing import cost
-from posgap.mitigating.trials import BASE, Asking, OutOfTime, Trials, Tried, proposals
+from posgap.mitigating.trials import BASE, Asking, OutOfTime, Trials, Tried, curve_of, proposals
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.models.factors import config_factors
 from posgap.models.loading import commit_on_hub, load_model
@@ -45,6 +48,7 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 _AGAIN = 2  # settings of a mitigation that are tried again on the selection's examples
+_WHATEVER = PURPOSES[:2]  # the best for these purposes are measured however long that takes
 _SEARCHED = 0.3  # at least this share of the budget is for the search, however long the rest will take
 
 
@@ -73,8 +77,8 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
 
     found, best = _searched(config, asking, trials, splits)
-    ranked = _selected(config, trials, best, found)
-    evidence = _measured(config, swept, asking, trials, splits, ranked, found, model_digest, out)
+    ranked, whatever = _selected(config, trials, splits, best, found)
+    evidence = _measured(config, swept, asking, trials, splits, ranked, whatever, found, model_digest, out)
     comparison = compare_sweeps(evidence) if len(evidence) > 1 else None
     base = evidence[0].sweep
     measured = {each.sweep.label: each for each in evidence[1:]}
@@ -155,13 +159,12 @@ def _searched(
     Each gets an equal share of the time that is left for the search, and the last trial of a share may exceed it.
     """
     base = trials("search", BASE)
-    questions = len(asking.placements) * (len(splits.held_out) * (1 + config.finalists) + 2 * len(splits.selection))
-    later = base.seconds / (len(splits.search) * len(asking.placements)) * questions
+    mitigations = [MITIGATIONS[name] for name in config.methods] if config.methods else list(MITIGATIONS)
+    later = len(splits.held_out) * (1 + config.finalists) + len(splits.selection) * len(mitigations)
     budget = trials.clock.budget
-    end = max(budget - later, _SEARCHED * budget)
+    end = max(budget - base.seconds / len(splits.search) * later, _SEARCHED * budget)
     log.info("base: mean %.1f on %d examples in %.1f s", trials.fitness(base), len(splits.search), base.seconds)
     found, best = dict[str, Found](), dict[str, list[Tried]]()
-    mitigations = [MITIGATIONS[name] for name in config.methods] if config.methods else list(MITIGATIONS)
     for number, mitigation in enumerate(mitigations):
         now = trials.clock.spent
         share = now + max(0.0, end - now) / (len(mitigations) - number)
@@ -179,7 +182,12 @@ def _searched(
         best[mitigation.name] = rows
         gain = _mean(rows[0]) - _mean(base)
         found[mitigation.name] = about.model_copy(
-            update={"settings": rows[0].settings, "tried": len(rows), "search_gain": round(gain, 3)}
+            update={
+                "settings": rows[0].settings,
+                "curve": curve_of(rows[0].settings),
+                "tried": len(rows),
+                "search_gain": round(gain, 3),
+            }
         )
         log.info("%s: %d settings tried, the best %+.1f in the mean", mitigation.name, len(rows), gain)
     if not best:
@@ -217,40 +225,55 @@ def _trials_of(
 
 
 def _selected(
-    config: MitigateConfig, trials: Trials, best: dict[str, list[Tried]], found: dict[str, Found]
-) -> list[tuple[str, Settings]]:
-    """The mitigations with the settings that did best on the selection's examples, the best mitigation first; those
-    after the finalists are not measured."""
+    config: MitigateConfig, trials: Trials, splits: Splits, best: dict[str, list[Tried]], found: dict[str, Found]
+) -> tuple[list[tuple[str, Settings]], list[str]]:
+    """The finalists with the settings that did best on the selection's examples: the best for each purpose, and then
+    the best by the objective. Those after them are not measured. Also the names of those that are measured however long
+    that takes.
+
+    First the best settings of each mitigation are tried again, then the second best. What is the best for a purpose by
+    the search goes first, so that there is time for it; time is left to measure the model and the finalists.
+    """
     base = trials("selection", BASE)
     reached = dict[str, Tried]()
-    by_search = sorted(best, key=lambda name: -trials.fitness(best[name][0]))
-    for name in by_search:
-        for row in best[name][:_AGAIN]:
-            if reached and trials.clock.spent > trials.clock.budget:
-                break
-            again = trials("selection", name, _settings(name, row.settings))
-            if name not in reached or trials.fitness(again) > trials.fitness(reached[name]):
-                reached[name] = again
+    searched = {name: rows[0] for name, rows in best.items()}
+    by_search = in_order(searched, found, trials.fitness)
+    whatever = best_for(_WHATEVER, searched, found, trials.fitness)
+    later = trials("search", BASE).seconds + sum(searched[name].seconds for name in by_search[: config.finalists])
+    for number, name in product(range(_AGAIN), by_search):
+        if len(best[name]) <= number:
+            continue
+        row = best[name][number]
+        left = trials.clock.budget - trials.clock.spent
+        needed = (row.seconds * len(splits.selection) + later * len(splits.held_out)) / len(splits.search)
+        if needed > left and not (number == 0 and name in whatever):
+            continue
+        again = trials("selection", name, _settings(name, row.settings))
+        if name not in reached or trials.fitness(again) > trials.fitness(reached[name]):
+            reached[name] = again
     for name in by_search:
         if name not in reached:
             found[name] = found[name].model_copy(update={"reason": "the budget was over before it was tried again"})
             continue
         row = reached[name]
         gain = round(_mean(row) - _mean(base), 3)
-        searched = next(tried for tried in best[name] if tried.settings == row.settings)
+        tried = next(tried for tried in best[name] if tried.settings == row.settings)
         found[name] = found[name].model_copy(
             update={
                 "settings": row.settings,
+                "curve": curve_of(row.settings),
                 "selection_gain": gain,
-                "search_gain": round(_mean(searched) - _mean(trials("search", BASE)), 3),
+                "search_gain": round(_mean(tried) - _mean(trials("search", BASE)), 3),
             }
         )
-    ranked = sorted(reached, key=lambda name: -trials.fitness(reached[name]))
-    for name in ranked[config.finalists :]:
+    ranked = in_order(reached, found, trials.fitness)
+    count = max(config.finalists, len(best_for(PURPOSES, reached, found, trials.fitness)))
+    for name in ranked[count:]:
         found[name] = found[name].model_copy(
-            update={"reason": f"not among the best {config.finalists} on the selection's examples"}
+            update={"reason": f"on the selection's examples not the best for any purpose, nor among the best {count}"}
         )
-    return [(name, _settings(name, reached[name].settings)) for name in ranked[: config.finalists]]
+    finalists = [(name, _settings(name, reached[name].settings)) for name in ranked[:count]]
+    return finalists, best_for(_WHATEVER, reached, found, trials.fitness)
 
 
 def _measured(
@@ -260,18 +283,19 @@ def _measured(
     trials: Trials,
     splits: Splits,
     ranked: Sequence[tuple[str, Settings]],
+    whatever: Sequence[str],
     found: dict[str, Found],
     model_digest: str,
     out: Path,
 ) -> list[Evidence]:
-    """The sweeps of the held-out examples, that of the model as it is first; all but it and one mitigation's end with
-    the budget."""
+    """The sweeps of the held-out examples, that of the model as it is first; all but it and those of `whatever` end
+    with the budget."""
     learnt = training_examples(config.model)
     chosen_by = {*contents(splits.search), *contents(splits.selection)}
     evidence, longest = list[Evidence](), 0.0
     for name, settings in [(BASE, None), *ranked]:
         began = trials.clock.spent
-        if len(evidence) > 1 and began + longest > trials.clock.budget:
+        if len(evidence) > 1 and name not in whatever and began + longest > trials.clock.budget:
             found[name] = found[name].model_copy(update={"reason": "the budget was over before it was measured"})
             continue
         own = _of_mitigation(swept, name, settings)
