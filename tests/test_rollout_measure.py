@@ -1,11 +1,13 @@
 """Measurements on random-weight models of seven families, each against a brute-force twin."""
 
+import itertools
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import kv_example
+from conftest import ROOT, kv_example
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -29,7 +31,7 @@ from posgap.files import read_json, write_json
 from posgap.models.in_force import scale_model
 from posgap.models.loading import eager_attention, load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
-from posgap.rollout.decoders import position_encoding
+from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import Statistics, measure
@@ -37,6 +39,9 @@ from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 from posgap.tasks.examples import write_examples
+
+sys.path.append(str(ROOT / "benchmarks"))
+import rollout_families
 
 N, TEXTS, LAYERS, HEADS, VOCABULARY = 17, 5, 3, 6, 50
 RANDOM = {"initializer_range": 0.4}
@@ -128,7 +133,7 @@ def slopes_of(model) -> np.ndarray:
 
 def test_every_family_against_its_own_matrices(model, ids):
     """The twin asks transformers for all matrices at once and works text by text in numpy."""
-    statistics, influence = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
+    statistics, influence, windows, *_ = measure(model, [ids[:2], ids[2:]], N, slopes_of(model), 0.2)
     with eager_attention(model), torch.no_grad():
         output = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
         lambdas = strengths(model, ids)
@@ -140,9 +145,12 @@ def test_every_family_against_its_own_matrices(model, ids):
     for distance in (0, 1, N - 1):
         band = np.diagonal(matrices, -distance, 3, 4)
         np.testing.assert_allclose(statistics["distance"][..., distance], band.mean((1, 3)), rtol=1e-5)
-    for key in (0, 5):
-        seen = matrices[:, :, :, key:, key] > 0.2
-        np.testing.assert_allclose(statistics["sink"][..., key], seen.mean((1, 3)), rtol=1e-6)
+    window = getattr(model.config, "sliding_window", None) or N
+    wide = [window if layer_type == "sliding_attention" else N for layer_type in types(model)]
+    assert windows == wide
+    for key, layer in itertools.product((0, 5), range(LAYERS)):
+        seen = matrices[layer, :, :, key : key + wide[layer], key] > 0.2
+        np.testing.assert_allclose(statistics["sink"][layer, :, key], seen.mean((0, 2)), rtol=1e-6)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(matrices * np.log(matrices), axis=-1)
     np.testing.assert_allclose(statistics["entropy"], entropy[..., 1:].mean((1, 3)), rtol=1e-4)
@@ -166,6 +174,10 @@ def test_matrices_are_of_the_attention_that_answers(model, ids):
         assert torch.equal(model(input_ids=ids).logits, answered)
 
 
+def types(model) -> list[str]:
+    return getattr(model.config, "layer_types", None) or ["full_attention"] * LAYERS
+
+
 def strengths(model, ids) -> np.ndarray:
     """|a| / (|x| + |a|) [L, B, N] from hidden states, with a found by subtraction: x + a is what the
     second normalisation of a layer reads."""
@@ -185,6 +197,55 @@ def strengths(model, ids) -> np.ndarray:
         x, a = before.norm(dim=-1), (after - before).norm(dim=-1)
         out.append((a / (x + a)).numpy())
     return np.array(out)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["minicpm3", "doge, stream scaled", "minimax, no linear attention", "bloom, post-norm", "gpt_neox", "axk2"],
+)
+def test_streams_and_branches_that_the_layer_scales_or_normalises(name):
+    """The benchmark's twin has the sum that each family's code makes, written out."""
+    assert rollout_families.tried(name)[1] == "equal"
+
+
+def test_windows_and_angles_are_read_by_layer():
+    _, said, windows, angles = rollout_families.tried("cohere2")
+    assert (said, windows) == ("equal", "8, 8, 8, all") and angles.endswith("1 to 0.001, nothing")
+    _, said, _, angles = rollout_families.tried("llama, llama3 RoPE")
+    assert (said, angles) == ("equal", "0.576 to 0.000125")
+
+
+def test_attention_on_sink_logits_is_kept_apart():
+    model = rollout_families.build("gpt_oss")
+    ids = torch.randint(3, 60, (2, N), generator=torch.Generator().manual_seed(1))
+    measured = measure(model, [ids], N, np.zeros(4), 0.2)
+    with eager_attention(model), torch.no_grad():
+        matrices = model(input_ids=ids, output_attentions=True).attentions
+    lost = torch.stack([1 - layer[:, :, 1:].sum(-1).mean((0, 2)) for layer in matrices])
+    np.testing.assert_allclose(measured.statistics["unattended"], lost, rtol=1e-4)
+    row = torch.eye(N)[-1].expand(2, 1, N)
+    for layer in reversed(matrices):
+        row = row @ layer.mean(1)
+    assert measured.unattended["rollout_without_residuals"] == pytest.approx(
+        1 - float(row.sum((1, 2)).mean()), rel=1e-4
+    )
+    assert 0.02 < measured.unattended["rollout"] < measured.unattended["rollout_without_residuals"]
+    np.testing.assert_allclose(measured.influence["rollout_without_residuals"].sum(1), 1)
+
+
+def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
+    with pytest.raises(PosgapError, match="layers 1, 3 of 4 have no attention"):
+        Decoder(rollout_families.build("lfm2", layer_types=["conv", "full_attention"] * 2))
+    with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
+        Decoder(rollout_families.build("mamba"))
+    model = llama().eval()
+    monkeypatch.setattr(model.model.layers[1].self_attn.o_proj, "forward", lambda x: torch.zeros_like(x))
+    with pytest.raises(PosgapError, match="LlamaForCausalLM, layer 2: what its attention makes is not added"):
+        measure(model, [ids], N, np.zeros(HEADS), 0.2)
+    monkeypatch.undo()
+    monkeypatch.setattr(LlamaConfig, "_attn_implementation", "posgap_own_sdpa")
+    with pytest.raises(PosgapError, match="a mitigation computes its attention"):
+        Decoder(model)
 
 
 def test_gradients_are_those_of_the_most_probable_token_s_probability(model, ids):
@@ -213,8 +274,9 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
     scores = -slopes[:, None, None] * distance + content[:, None, None] * torch.eye(N)
     a = scores.masked_fill(distance < 0, -math.inf).softmax(-1)
     statistics = Statistics(1, 3, N, slopes, 0.2)
-    statistics.add_strengths(torch.full((1, 2, N), 0.25))
-    statistics.add(0, a.expand(2, 3, N, N))
+    statistics.texts = 2
+    statistics.add_strengths(0, torch.full((2, N), 0.25))
+    statistics.add(0, 0, a.expand(2, 3, N, N), distance >= 0)
     means = statistics.means()
     np.testing.assert_allclose(means["content"][0], content, rtol=1e-6)
     np.testing.assert_allclose(means["lambdas"], 0.25)
@@ -224,8 +286,8 @@ def test_content_and_slopes_come_back_from_attention_made_of_them():
 def test_batches_do_not_change_a_measurement(ids):
     torch.manual_seed(0)
     model = llama().eval()
-    whole, all_at_once = measure(model, [ids], N, np.zeros(HEADS), 0.2)
-    parts, one_by_one = measure(model, ids.split(1), N, np.zeros(HEADS), 0.2)
+    whole, all_at_once, *_ = measure(model, [ids], N, np.zeros(HEADS), 0.2)
+    parts, one_by_one, *_ = measure(model, ids.split(1), N, np.zeros(HEADS), 0.2)
     for name in whole:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)
     for name in all_at_once:

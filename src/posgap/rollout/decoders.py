@@ -1,113 +1,387 @@
 """Reads residual strengths and attention out of any transformers decoder: layers by structure, values by hooks."""
 
 import inspect
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posgap.errors import PosgapError
+from posgap.models.loading import eager_attention
+from posgap.models.own_attention import is_taken_over
 from posgap.rollout.encodings import alibi_slopes
 
 Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
+# Is given the first query of a block, its attention [B, H, Q, N], and which tokens it may attend to, [Q, N].
+Take = Callable[[int, Tensor, Tensor], None]
+
+WEIGHTS_AT_ONCE = 1 << 24  # attention weights of a block of queries, over a batch and all heads: 64 MiB in float32
+_BLOCKS = "posgap_rollout_blocks"  # the name of our attention implementation
+_TAKE = "_posgap_take"  # the attribute by which an attention module hands out its matrices
+_OTHERWISE = 0.1  # of the last states' norm, from which on another attention is no rounding
+_ROUNDING = 0.02  # of a difference, by which it may deviate and still count as the same
+
+
+@dataclass
+class _Adding:
+    """How a layer adds what its attention makes to the residual stream: `last` is the module in the attention that
+    writes it, and `reader` the first module behind the attention that reads the sum; None: the layer returns it."""
+
+    last: nn.Module
+    reader: nn.Module | None
+
+
+@dataclass
+class _Seen:
+    """What hooks saw in a call of a layer: modules that wrote a stream [B, N, D] within the attention, in their order,
+    and what the last of them wrote; what modules behind the attention read; what the layer returned; and the tables
+    the attention turned by."""
+
+    writers: list[nn.Module] = field(default_factory=list)
+    written: Tensor | None = None
+    read: dict[nn.Module, Tensor] = field(default_factory=dict)
+    returned: Tensor | None = None
+    tables: Any = None
+
+    def at(self, reader: nn.Module | None) -> Tensor | None:
+        return self.returned if reader is None else self.read.get(reader)
 
 
 class Decoder:
     """The layers [L] of a causal language model, and their attention modules.
 
-    It assumes that a layer reads the residual stream, that its attention returns (output, matrices), and that the
-    output of the attention's last linear map is added to the stream, in some families after a normalisation.
+    Of a layer it assumes that it reads the residual stream and adds to it what its attention makes, however scaled or
+    normalised. Where it finds otherwise it raises `PosgapError`.
     """
 
     def __init__(self, model: PreTrainedModel):
+        if is_taken_over(model):
+            raise PosgapError(
+                f"{model.name_or_path or type(model).__name__}: a mitigation computes its attention, of which no "
+                "matrices can be read; measure the model without it"
+            )
         self.model = model
         config = model.config.get_text_config()
-        self.n_layers, self.n_heads = config.num_hidden_layers, config.num_attention_heads
-        self.multiplier = getattr(config, "residual_multiplier", 1.0)  # Granite's
+        self.n_layers, self.n_heads = config.num_hidden_layers, n_heads(model.config)
         self.layers, self.attentions = self._layers()
+        self.adding: list[_Adding | None] = [None] * self.n_layers
+        # RoPE's angle per token of each plane, by layer; empty where a layer turns nothing, None where not known.
+        self.frequencies: list[list[float] | None] = [None] * self.n_layers
 
     def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        without: list[int] = []
         for module in self.model.modules():
             if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
-                attentions = [attention for layer in module if (attention := _attention(layer))]
-                if len(attentions) == self.n_layers:
-                    return list(module), attentions
+                attentions = [_attention(layer) for layer in module]
+                found = [attention for attention in attentions if attention is not None]
+                if len(found) == self.n_layers:
+                    return list(module), found
+                if found:
+                    without = [layer for layer, attention in enumerate(attentions, start=1) if attention is None]
+        name = type(self.model).__name__
+        if without:
+            raise PosgapError(
+                f"{name}: layers {', '.join(map(str, without))} of {self.n_layers} have no attention, so that what a "
+                "rollout says of the others is not the whole; rollout measure reads decoders with attention in all"
+            )
         raise PosgapError(
-            f"{type(self.model).__name__}: no list of {self.n_layers} layers that each have an attention module, so "
+            f"{name}: no list of {self.n_layers} layers that each have an attention module, so "
             "there is nothing to measure; rollout measure reads decoders of transformers' usual structure"
         )
 
-    @torch.no_grad()
-    def read(self, ids: Tensor) -> tuple[list[Call], Tensor]:
-        """Reads `ids [B, N]` and returns the arguments each layer was called with, and residual strengths [L, B, N].
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block the model computes its attention so that its matrices exist: a block of queries at a time
+        where its family lets its attention be replaced, else whole."""
+        if not self.model._can_set_attn_implementation():
+            with eager_attention(self.model):
+                yield
+            return
+        # Some families attend otherwise (to all, and not to the keys they choose) under a name they do not know, so
+        # ours takes the place of one that they do.
+        name = "sdpa" if self.model._supports_sdpa else _BLOCKS
+        before = self.model.config._attn_implementation
+        AttentionMaskInterface.register(_BLOCKS, sdpa_mask)
+        usual = ALL_ATTENTION_FUNCTIONS.get(name, _by_blocks)
+        AttentionInterface.register(name, _by_blocks)
+        self.model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+            AttentionInterface.register(name, usual)
 
-        The strength at a token is |a| / (|x| + |a|), with x the residual stream before the layer and a the vector
-        that the attention adds to it.
-        """
-        calls, streams, added = [], [], []
-        latest: list[Tensor] = [ids]  # a reference, so that no later tensor reuses its memory and looks the same
+    @torch.no_grad()
+    def read(self, ids: Tensor) -> list[Call]:
+        """Reads `ids [B, N]` and returns the arguments that each layer was called with."""
+        calls: list[Call] = []
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             calls.append((args, kwargs))
-            stream = args[0] if args else kwargs["hidden_states"]
-            streams.append(stream.float().norm(dim=-1))
-            added.append(streams[-1])
-
-        def mapped(module: nn.Module, args: tuple, output: Tensor) -> None:
-            latest[0], added[-1] = output, self.multiplier * output.float().norm(dim=-1)
-
-        def normalised(module: nn.Module, args: tuple, output: Tensor) -> None:
-            if args and args[0].data_ptr() == latest[0].data_ptr() and args[0].shape == latest[0].shape:
-                mapped(module, args, output)
 
         with ExitStack() as hooks:
-            for layer, attention in zip(self.layers, self.attentions):
+            for layer in self.layers:
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-                within = set(attention.modules())
-                for module in layer.modules():
-                    if module in within and isinstance(module, nn.Linear | Conv1D):
-                        hooks.callback(module.register_forward_hook(mapped).remove)
-                    elif module not in within and "Norm" in type(module).__name__:
-                        hooks.callback(module.register_forward_hook(normalised).remove)
-            self.model.base_model(input_ids=ids, use_cache=False)
-        return calls, torch.stack([a / (x + a) for a, x in zip(added, streams)])
+            self.states = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        return calls
 
     @torch.no_grad()
-    def attention(self, layer: int, call: Call) -> Tensor:
-        """The attention matrices [B, H, N, N] of one layer, which is called again with the arguments `read` saw."""
-        matrices: list[Tensor] = []
-
-        def keep(module: nn.Module, args: tuple, output: tuple) -> None:
-            matrices.extend(part for part in output if isinstance(part, Tensor) and part.ndim == 4)
-
-        handle = self.attentions[layer].register_forward_hook(keep)
-        try:
-            args, kwargs = call
-            if "output_attentions" in inspect.signature(self.layers[layer].forward).parameters:
-                kwargs = kwargs | {"output_attentions": True}
-            self.layers[layer](*args, **kwargs)
-        finally:
-            handle.remove()
-        if not matrices:
+    def check(self, ids: Tensor) -> None:
+        """`PosgapError` unless the model comes to the same with its usual attention, after `read` of `ids [B, N]`."""
+        usual = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        off = float((self.states - usual).double().norm() / usual.double().norm())
+        if not off < _OTHERWISE:
             raise PosgapError(
-                f"{type(self.attentions[layer]).__name__}: returns no attention matrices, so there is nothing to "
+                f"{type(self.model).__name__}: attention that returns its matrices leads elsewhere than the model's "
+                f"own (by {100 * off:.0f} % of its last states), so that they would not be of the model that answers"
+            )
+
+    @torch.no_grad()
+    def attend(self, layer: int, call: Call, take: Take) -> Tensor:
+        """Calls a layer again with the arguments that `read` saw, hands the attention matrices [B, H, Q, N] of each
+        block of queries to `take`, and returns the residual strengths [B, N].
+
+        The strength at a token is |a| / (|x| + |a|), with a what the attention adds to the residual stream and x the
+        stream that it is added to, as the layer scales and normalises them: the sum is read where the layer uses it,
+        with the attention's output and without. What else the layer adds is left out.
+        """
+        seen = self._called(layer, call, 1.0, take)
+        adding = self.adding[layer]
+        if adding is None:
+            self.frequencies[layer] = self._frequencies(layer, call, seen)
+            adding = self.adding[layer] = self._adding(layer, call, seen)
+        whole, without = seen.at(adding.reader), self._called(layer, call, 0.0).at(adding.reader)
+        assert whole is not None and without is not None
+        a, x = (whole.float() - without.float()).norm(dim=-1), without.float().norm(dim=-1)
+        return a / (x + a)
+
+    def _adding(self, layer: int, call: Call, one: _Seen) -> _Adding:
+        """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
+        where = f"{type(self.model).__name__}, layer {layer + 1}"
+        if not one.writers or one.written is None:
+            raise PosgapError(f"{where}: no module writes what the attention adds, so there is no residual strength")
+        whole_layer = self._called(layer, call, 1.0, alone=False).written
+        if whole_layer is None or not torch.allclose(one.written, whole_layer, rtol=_ROUNDING, atol=1e-3):
+            raise PosgapError(
+                f"{where}: what its attention reads is made in the layer by more than a normalisation; rollout measure "
+                "cannot tell the two apart"
+            )
+        self.adding[layer] = _Adding(one.writers[-1], None)
+        none, two = self._called(layer, call, 0.0), self._called(layer, call, 2.0)
+        self.adding[layer] = None
+        for reader in (*one.read, None):
+            sums = [seen.at(reader) for seen in (none, one, two)]
+            if any(each is None for each in sums):
+                continue
+            without, whole, twice = (each.double() for each in sums if each is not None)
+            added = whole - without
+            least = 8 * torch.finfo(self.model.dtype).eps * float(whole.norm())
+            if float(added.norm()) <= least or float(without.norm()) <= least:
+                continue  # it reads none of the attention's output, or nothing else
+            off = _ROUNDING * float(added.norm()) + least
+            linear, normalised = float((twice - whole - added).norm()) <= off, float((twice - whole).norm()) <= off
+            if linear or normalised:
+                return _Adding(one.writers[-1], reader)
+            break
+        raise PosgapError(
+            f"{where}: what its attention makes is not added to the stream, so that it has no residual strength; "
+            "rollout measure reads decoders with residual connections"
+        )
+
+    def _called(self, layer: int, call: Call, times: float, take: Take | None = None, alone: bool = True) -> _Seen:
+        """Calls a layer with `times` what its attention makes and, where that is to be `alone`, nothing of what else
+        it adds to the stream."""
+        block, attention, seen = self.layers[layer], self.attentions[layer], _Seen()
+        args, kwargs = call
+        shape = (args[0] if args else kwargs["hidden_states"]).shape
+        within, left = set(attention.modules()), [False]
+        # Gates within a normalisation belong to it.
+        norms = {part for module in block.modules() if "Norm" in type(module).__name__ for part in module.modules()}
+        adding, blocks = self.adding[layer], _Blocks(take, shape, type(attention).__name__) if take else None
+
+        def wrote(module: nn.Module, args: tuple, output: Any) -> Any:
+            if not (isinstance(output, Tensor) and output.numel() == shape.numel() and output.shape[-1] == shape[-1]):
+                return None
+            seen.writers.append(module)
+            seen.written = output
+            return times * output if adding and module is adding.last and times != 1 else None
+
+        def reads(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            x = args[0] if args else kwargs.get("hidden_states")
+            if left[0] and isinstance(x, Tensor) and x.shape == shape:
+                seen.read.setdefault(module, x.clone())
+
+        def turned(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            seen.tables = kwargs.get("position_embeddings")
+
+        def leave(module: nn.Module, args: tuple, output: Any) -> None:
+            left[0] = True
+            if blocks and not blocks.queries:
+                for part in output if isinstance(output, tuple | list) else ():
+                    if isinstance(part, Tensor) and part.ndim == 4 and not blocks.queries:
+                        blocks(0, part)
+
+        with ExitStack() as hooks:
+            for module in block.modules():
+                leaf = not any(True for _ in module.children())
+                if module in within:
+                    if leaf:
+                        hooks.callback(module.register_forward_hook(wrote).remove)
+                    setattr(module, _TAKE, blocks)
+                    hooks.callback(delattr, module, _TAKE)
+                elif module is not block:
+                    hooks.callback(module.register_forward_pre_hook(reads, with_kwargs=True).remove)
+                    if alone and leaf and module not in norms and not _passes(module):
+                        hooks.callback(module.register_forward_hook(_nothing).remove)
+            hooks.callback(attention.register_forward_pre_hook(turned, with_kwargs=True).remove)
+            hooks.callback(attention.register_forward_hook(leave).remove)
+            if "output_attentions" in inspect.signature(block.forward).parameters:
+                kwargs = kwargs | {"output_attentions": True}
+            output = block(*args, **kwargs)
+        seen.returned = output[0] if isinstance(output, tuple) else output
+        if blocks and blocks.queries != shape[-2]:
+            raise PosgapError(
+                f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
                 "measure; its model cannot be read by rollout measure"
             )
-        return matrices[0].float()
+        return seen
+
+    def _frequencies(self, layer: int, call: Call, seen: _Seen) -> list[float] | None:
+        """The angles per token by which a layer turns each plane of queries and keys, greatest first; none if it turns
+        nothing, None if it is not given the tables that it turns by."""
+        tables = seen.tables
+        if isinstance(tables, Tensor) and tables.is_complex():
+            cos, sin, still = tables.real, tables.imag, (tables.abs() + 0 * tables)
+        elif isinstance(tables, tuple | list) and len(tables) == 2 and all(isinstance(each, Tensor) for each in tables):
+            cos, sin = tables
+            still = (torch.hypot(cos, sin), torch.zeros_like(sin))
+        else:
+            return None
+        if cos.ndim < 2 or cos.shape[-2] < 2:
+            return None
+        rows: list[Tensor] = []  # the last block's last query's attention
+
+        def unturned(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+            return args, kwargs | {"position_embeddings": still}
+
+        def last_query(first: int, weights: Tensor, seen: Tensor) -> None:
+            rows.append(weights[:, :, -1])
+
+        self._called(layer, call, 1.0, last_query)
+        turned, rows = rows[-1], []
+        with ExitStack() as hooks:
+            hooks.callback(self.attentions[layer].register_forward_pre_hook(unturned, with_kwargs=True).remove)
+            self._called(layer, call, 1.0, last_query)
+        if torch.equal(rows[-1], turned):
+            return []
+        angles = torch.atan2(sin.double(), cos.double()).reshape(-1, *cos.shape[-2:])[0]
+        step = (angles[1] - angles[0]).remainder(2 * np.pi)
+        half = len(step) // 2
+        # Families lay out a plane's two columns in halves, or side by side, or write them once.
+        if half and torch.equal(step[:half], step[half:]):
+            step = step[:half]
+        elif half and torch.equal(step[::2], step[1::2]):
+            step = step[::2]
+        return step.sort(descending=True).values.tolist()
+
+
+class _Blocks:
+    """Hands blocks of attention to `take`, checked: `queries` counts those that were handed over."""
+
+    def __init__(self, take: Take, shape: torch.Size, name: str):
+        self.take, self.shape, self.name, self.queries = take, shape, name, 0
+
+    def __call__(self, first: int, weights: Tensor, mask: Tensor | None = None) -> None:
+        n, weights = self.shape[-2], weights.float()
+        if weights.shape[-1] != n or len(weights) != self.shape[0] or first + weights.shape[2] > n:
+            return  # no weights of tokens on tokens
+        sums = weights.sum(dim=-1)
+        if float(weights.min()) < 0 or float(sums.max()) > 1 + _ROUNDING:
+            raise PosgapError(
+                f"{self.name}: a token's attention is negative, or sums to {float(sums.max()):.2f} and not to 1, so "
+                "that it is no share; its model cannot be read by rollout measure"
+            )
+        seen = weights > 0 if mask is None else mask > torch.finfo(mask.dtype).min / 2
+        self.take(first, weights, seen.flatten(0, 1).any(dim=0).expand(weights.shape[2:]))
+        self.queries += weights.shape[2]
+
+
+def _by_blocks(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
+) -> tuple[Tensor, None]:
+    """The family's own eager attention, a block of queries at a time; hands each block's matrices out."""
+    eager: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
+        raise PosgapError(
+            f"{type(module).__name__}: has no attention that returns its matrices; its model cannot be read by "
+            "rollout measure"
+        )
+    batch, heads, n = query.shape[:3]
+    m, rows = key.shape[2], max(1, WEIGHTS_AT_ONCE // (batch * heads * key.shape[2]))
+    outputs, take = [], getattr(module, _TAKE, None)
+    for first in range(0, n, rows):
+        part = query[:, :, first : first + rows]
+        mask = attention_mask
+        if mask is None and getattr(module, "is_causal", True):
+            at = torch.arange(first, first + part.shape[2], device=query.device)
+            mask = (torch.arange(m, device=query.device) <= at[:, None] + (m - n))[None, None]
+        elif mask is not None and mask.shape[-2] == n:
+            mask = mask[..., first : first + rows, :]
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(
+                ~mask, torch.finfo(query.dtype).min
+            )
+        output, weights = eager(module, part, key, value, mask, **more)
+        outputs.append(output)
+        if take is not None:
+            take(first, weights, mask)
+    return torch.cat(outputs, dim=1), None
+
+
+def _nothing(module: nn.Module, args: tuple, output: Any) -> Any:
+    """Zeros in place of all that a module made."""
+    if isinstance(output, Tensor):
+        return torch.zeros_like(output)
+    return type(output)(_nothing(module, args, part) for part in output) if isinstance(output, tuple | list) else output
+
+
+def _passes(module: nn.Module) -> bool:
+    """Whether a module adds nothing of its own to the stream: it makes tables, or has no parameters (nor buffers, as
+    quantised layers have them)."""
+    if "Rotary" in type(module).__name__:
+        return True
+    return not any(True for _ in module.parameters()) and not any(True for _ in module.buffers())
 
 
 def _attention(layer: nn.Module) -> nn.Module | None:
     return next((m for m in layer.modules() if type(m).__name__.endswith("Attention")), None)
 
 
+def n_heads(config: PretrainedConfig) -> int:
+    """The number of attention heads of each layer; `PosgapError` for a model without attention."""
+    if heads := getattr(config.get_text_config(), "num_attention_heads", None):
+        return heads
+    raise PosgapError(f"{config.model_type}: has no attention, so that there is nothing to measure")
+
+
+def _head_size(config: PretrainedConfig) -> int:
+    """The size of a head, of the first layer where layers have their own."""
+    of_layer = getattr(config, "per_layer_config", None)
+    return getattr(of_layer[0] if of_layer else config, "head_dim", None) or config.hidden_size // n_heads(config)
+
+
 def position_encoding(config: PretrainedConfig) -> dict:
     """A model's position encoding as `predict` takes it: its `kind` and, for ALiBi or RoPE, the parameters."""
     config = config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads, size = n_heads(config), _head_size(config)
     nested = getattr(config, "attn_config", None)
     if config.model_type == "bloom" or getattr(config, "alibi", False) or getattr(nested, "alibi", False):
         # Falcon divides its biases by sqrt(d), together with the scores.

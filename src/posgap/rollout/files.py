@@ -42,20 +42,28 @@ class Prediction(Record):
 
 @with_config(ConfigDict(allow_inf_nan=False, extra="allow"))
 class Encoding(TypedDict, total=False):
-    """A model's position encoding: its kind, and ALiBi's slope of each head, or RoPE's base, head size and factors."""
+    """A model's position encoding: its kind, and ALiBi's slope of each head, or RoPE's base, head size and factors.
+
+    `frequencies` [L] are the angles per token by which each layer was seen to turn the planes of its queries and keys,
+    greatest first, whatever base, factors or scaling they come from: empty where a layer turns nothing, None where the
+    model does not hand them to its layers.
+    """
 
     kind: Required[str]
     slopes: list[float]
     theta: Annotated[float, Field(gt=0)]
     head_size: Annotated[int, Field(ge=2)]
     factors: list[float] | list[list[float]]
+    frequencies: list[list[float] | None]
 
 
 class Measurement(Record):
     """A model's attention and influence, measured over texts of equal length.
 
     `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
-    each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `influence` holds, for
+    each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `windows` [L] are the
+    numbers of tokens, itself included, that a token sees (None: no window that ends with it). `unattended` is the share
+    of each rollout that went to the logits of sinks beside the tokens, empty without such. `influence` holds, for
     each measure, a distribution over positions [N] averaged over texts. The distributions of single texts, the
     attention by distance and the sink metric of every position are in the arrays beside it.
     """
@@ -75,6 +83,8 @@ class Measurement(Record):
     first_sink: list[list[float]]
     influence: dict[str, list[Share]]
     descriptions: dict[str, dict]
+    windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
+    unattended: dict[str, Share] = Field(default_factory=dict)
     reading: str
     settings: dict
 

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.models.loading import eager_attention
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import normalized
 
@@ -23,51 +23,95 @@ class Statistics:
 
     def __init__(self, n_layers: int, n_heads: int, n: int, slopes: Tensor, threshold: float):
         self.n, self.slopes, self.threshold, self.texts = n, slopes, threshold, 0
-        shapes = {"first_mass": (), "diagonal_mass": (), "entropy": (), "content": (), "distance": (n,), "sink": (n,)}
+        shapes = {"first_mass": (), "diagonal_mass": (), "entropy": (), "content": (), "unattended": ()}
+        shapes |= {"distance": (n,), "sink": (n,)}
         self.sums = {name: np.zeros((n_layers, n_heads, *shape)) for name, shape in shapes.items()}
         self.lambdas = np.zeros(n_layers)
-        steps = torch.arange(n, device=slopes.device)
-        self.distance = (steps[:, None] - steps[None, :]).clamp(min=0)
+        self.visible = [Visible(n) for _ in range(n_layers)]
 
-    def add_strengths(self, strengths: Tensor) -> None:
-        """Adds the residual strengths [L, B, N] of a batch; called before the batch's `add`."""
-        self.texts += strengths.shape[1]
-        self.lambdas += strengths.double().mean(dim=2).sum(dim=1).cpu().numpy()
+    def add_strengths(self, layer: int, strengths: Tensor) -> None:
+        """Adds the residual strengths [B, N] of a layer."""
+        self.lambdas[layer] += float(strengths.double().mean(dim=1).sum())
 
-    def add(self, layer: int, a: Tensor) -> None:
-        """Adds the attention matrices `a [B, H, N, N]` of one layer."""
-        n, later = self.n, a[:, :, 1:]
-        logs = torch.where(later > 0, later, 1.0).log()
-        per_text = {
-            "first_mass": later[..., 0].mean(dim=2),
-            "diagonal_mass": later.diagonal(1, 2, 3).mean(dim=2),
-            "entropy": -(later * logs).sum(dim=3).mean(dim=2),
-            "content": self._content(later, logs),
-            # Key j can be seen by N - j queries (below: distance d occurs at N - d of them).
-            "sink": (a > self.threshold).sum(dim=2) / torch.arange(n, 0, -1, device=a.device),
-        }
-        for name, values in per_text.items():
-            self.sums[name][layer] += values.double().sum(dim=0).cpu().numpy()
+    def add(self, layer: int, first: int, a: Tensor, seen: Tensor) -> None:
+        """Adds the attention `a [B, H, Q, N]` of one layer's queries from `first` on (0 is the text's first), which
+        may attend to the tokens `seen [Q, N]`."""
+        n = self.n
+        self.visible[layer].add(first, seen)
+        queries = torch.arange(first, first + a.shape[2], device=a.device)
+        distance = queries[:, None] - torch.arange(n, device=a.device)
+        sums = self.sums["distance"][layer], self.sums["sink"][layer]
         by_distance = torch.zeros(a.shape[1], n, dtype=torch.float64, device=a.device)
-        by_distance.index_add_(1, self.distance.flatten(), a.double().sum(dim=0).flatten(1))
-        self.sums["distance"][layer] += (by_distance / torch.arange(n, 0, -1, device=a.device)).cpu().numpy()
+        by_distance.index_add_(1, distance.clamp(min=0).flatten(), a.double().sum(dim=0).flatten(1))
+        sums[0][...] += by_distance.cpu().numpy()
+        sums[1][...] += (a > self.threshold).sum(dim=(0, 2)).cpu().numpy()
+        if not first:
+            a, distance, queries = a[:, :, 1:], distance[1:], queries[1:]
+        if not len(queries):
+            return
+        logs = torch.where(a > 0, a, 1.0).log()
+        own = queries[:, None].expand(*a.shape[:2], -1, 1)
+        per_query = {
+            "first_mass": a[..., 0],
+            "diagonal_mass": a.gather(3, own)[..., 0],
+            "entropy": -(a * logs).sum(dim=3),
+            "content": self._content(a, logs, distance, own),
+            "unattended": 1 - a.double().sum(dim=3),
+        }
+        for name, values in per_query.items():
+            self.sums[name][layer] += values.double().sum(dim=(0, 2)).cpu().numpy()
 
-    def _content(self, later: Tensor, logs: Tensor) -> Tensor:
-        """The score of a token on itself minus its mean score on others, averaged over queries, [B, H].
+    def _content(self, a: Tensor, logs: Tensor, distance: Tensor, own: Tensor) -> Tensor:
+        """The score of a token on itself minus its mean score on others, [B, H, Q].
 
         Scores are read off the logarithms of the softmax's weights, which differ by the same amounts, and ALiBi's
         biases are taken out. Keys without any weight (masked, or underflown) are left out of the mean.
         """
-        distance = self.distance[1:]
-        others = (later > 0) & (distance > 0)
+        others = (a > 0) & (distance > 0)
         scores = logs + self.slopes[:, None, None] * distance
-        count = others.sum(dim=3).clamp(min=1)
-        mean = torch.where(others, scores, 0.0).sum(dim=3) / count
-        return (logs.diagonal(1, 2, 3) - mean).mean(dim=2)
+        mean = torch.where(others, scores, 0.0).sum(dim=3) / others.sum(dim=3).clamp(min=1)
+        return logs.gather(3, own)[..., 0] - mean
 
     def means(self) -> dict[str, np.ndarray]:
-        """Means over texts: scalars [L, H], `distance` and `sink` [L, H, N], `lambdas` [L]."""
-        return {name: total / self.texts for name, total in {**self.sums, "lambdas": self.lambdas}.items()}
+        """Means over texts: scalars [L, H], `distance` and `sink` [L, H, N], `lambdas` [L].
+
+        A key's sinks are counted among the queries that see it, which a window makes few.
+        """
+        queries = {name: self.n - 1 for name in ("first_mass", "diagonal_mass", "entropy", "content", "unattended")}
+        divisors: dict[str, np.ndarray | int] = {name: max(1, number) for name, number in queries.items()}
+        # Distance d occurs at N - d queries.
+        divisors["distance"] = np.arange(self.n, 0, -1)
+        divisors["sink"] = np.array([seen.by_key.clip(min=1) for seen in self.visible])[:, None]
+        means = {name: total / self.texts / divisors[name] for name, total in self.sums.items()}
+        return means | {"lambdas": self.lambdas / self.texts}
+
+
+class Visible:
+    """Which tokens the queries of a layer see, in the first batch."""
+
+    def __init__(self, n: int):
+        self.n, self.queries = n, 0
+        self.by_key = np.zeros(n, dtype=int)  # how many queries see each key
+        self.farthest = 0  # the greatest distance to a key that a query sees
+        self.ahead = False  # whether a query sees a later token
+
+    def add(self, first: int, seen: Tensor) -> None:
+        """Adds which tokens the queries from `first` on see, [Q, N]; those known already are passed over."""
+        if self.queries >= self.n:
+            return
+        queries, keys = seen.nonzero(as_tuple=True)
+        distances = queries + first - keys
+        self.by_key += seen.sum(dim=0).cpu().numpy()
+        self.farthest = max(self.farthest, int(distances.max()))
+        self.ahead |= bool((distances < 0).any())
+        self.queries += len(seen)
+
+    def window(self) -> int | None:
+        """The number of tokens, itself included, that a token sees: N where it sees all before it; None where what
+        it sees is no window that ends with it."""
+        width = self.farthest + 1
+        whole = np.minimum(self.n - np.arange(self.n), width)
+        return None if self.ahead or (self.by_key != whole).any() else width
 
 
 def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,49 +122,97 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
     is that of the log-probability. It equals the probability's gradient up to one factor per text, so the
     distributions over positions are the same, and it does not vanish where the model is certain.
     """
-    embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
+    given: list[Tensor] = []
+
+    def leave(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        given.append(output.detach().requires_grad_())
+        return given[-1].clone()  # some families (CTRL) scale it in place
+
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with torch.enable_grad():
-        logits = model(inputs_embeds=embeddings, use_cache=False, **last).logits[:, -1].float()
-        most_probable = logits.log_softmax(-1).max(-1).values.sum()
-        (gradient,) = torch.autograd.grad(most_probable, embeddings)
+    # The ids are given, and not embeddings, since some families (DeepSeek-V4) route by them.
+    handle = model.get_input_embeddings().register_forward_hook(leave)
+    try:
+        with torch.enable_grad():
+            logits = model(input_ids=ids, use_cache=False, **last).logits[:, -1].float()
+            most_probable = logits.log_softmax(-1).max(-1).values.sum()
+            embeddings = given[0]
+            (gradient,) = torch.autograd.grad(most_probable, embeddings)
+    finally:
+        handle.remove()
     gradient, embeddings = gradient.float(), embeddings.detach().float()
     return gradient.norm(dim=-1), (gradient * embeddings).norm(dim=-1)
 
 
+class Measured(NamedTuple):
+    """What was measured of a model: `Statistics.means`; the distributions [E, N] of the E texts over positions, by
+    measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`); and
+    the share of either rollout that went to no token, but to the logits of sinks beside them."""
+
+    statistics: dict[str, np.ndarray]
+    influence: dict[str, np.ndarray]
+    windows: list[int | None]
+    frequencies: list[list[float] | None]
+    unattended: dict[str, float]
+
+
 def measure(
     model: PreTrainedModel, batches: Iterable[Tensor], n: int, slopes: np.ndarray, threshold: float
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> Measured:
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
 
-    `slopes` [H] are ALiBi's, or zeros. Returns `Statistics.means` and, for each of `INFLUENCES`, the distributions
-    [E, N] of the E texts over positions. Beside the model this needs memory for the layers' inputs, L B N D, and for
-    the matrices of one layer, B H N^2: the rollout is computed from the last layer down, so the layers are called
-    a second time in that order.
+    `slopes` [H] are ALiBi's, or zeros. Beside the model this needs memory for the layers' inputs, L B N D, and for
+    the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose
+    attention cannot be replaced. The rollout is computed from the last layer down, so the layers are called again in
+    that order.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
     by_distance = torch.tensor(slopes, dtype=torch.float32, device=model.device)
     statistics = Statistics(decoder.n_layers, decoder.n_heads, n, by_distance, threshold)
     influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
+    kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rollout", "rollout_without_residuals")}
     for ids in batches:
         ids = ids.to(model.device)
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
-        with eager_attention(model):
-            calls, strengths = decoder.read(ids)
-            statistics.add_strengths(strengths)
-            with_residuals = torch.zeros(len(ids), n, device=ids.device, dtype=torch.float64)
-            with_residuals[:, -1] = 1.0
-            without = with_residuals
-            for layer in reversed(range(decoder.n_layers)):
-                matrices = decoder.attention(layer, calls.pop())
-                statistics.add(layer, matrices)
-                mean = matrices.mean(dim=1).double()
-                strength = strengths[layer].double().mean(dim=1, keepdim=True)
-                carried = (with_residuals[:, None] @ mean)[:, 0]
-                with_residuals = (1 - strength) * with_residuals + strength * carried
-                without = (without[:, None] @ mean)[:, 0]
-        by_measure |= {"rollout": with_residuals, "rollout_without_residuals": without}
+        with decoder.reading():
+            by_measure |= _rollouts(decoder, ids, statistics)
+        if not influence["rollout"]:
+            decoder.check(ids)
+        for name in kept:
+            kept[name].append(by_measure[name].sum(dim=1).cpu().numpy())
         for name, values in by_measure.items():
             influence[name].append(normalized(values.double().cpu().numpy()))
-    return statistics.means(), {name: np.concatenate(rows) for name, rows in influence.items()}
+    return Measured(
+        statistics.means(),
+        {name: np.concatenate(rows) for name, rows in influence.items()},
+        [seen.window() for seen in statistics.visible],
+        decoder.frequencies,
+        {name: 1 - float(np.concatenate(rows).mean()) for name, rows in kept.items()},
+    )
+
+
+class _Carried:
+    """Carries the last token's row of both rollouts, with residual connections and without, down through a layer."""
+
+    def __init__(self, layer: int, rows: Tensor, statistics: Statistics):
+        self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
+
+    def take(self, first: int, a: Tensor, seen: Tensor) -> None:
+        self.statistics.add(self.layer, first, a, seen)
+        of_queries = self.rows[:, :, None, first : first + a.shape[2]]
+        self.into += (of_queries @ a.mean(dim=1).double())[:, :, 0]
+
+
+def _rollouts(decoder: Decoder, ids: Tensor, statistics: Statistics) -> dict[str, Tensor]:
+    """The rollouts [B, N] of `ids` with residual connections and without; adds all else to `statistics`."""
+    calls = decoder.read(ids)
+    statistics.texts += len(ids)
+    rows = torch.zeros(2, *ids.shape, device=ids.device, dtype=torch.float64)
+    rows[:, :, -1] = 1.0
+    for layer in reversed(range(decoder.n_layers)):
+        carried = _Carried(layer, rows, statistics)
+        strengths = decoder.attend(layer, calls.pop(), carried.take)
+        statistics.add_strengths(layer, strengths)
+        strength = strengths.double().mean(dim=1, keepdim=True)
+        rows = torch.stack([(1 - strength) * rows[0] + strength * carried.into[0], carried.into[1]])
+    return {"rollout": rows[0], "rollout_without_residuals": rows[1]}

@@ -12,7 +12,7 @@ from posgap.files import write_json
 from posgap.locations import with_uris
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
-from posgap.rollout.decoders import position_encoding
+from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
@@ -24,6 +24,7 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
+LEAST_UNATTENDED = 1e-3  # the share of attention on no token from which it is told; less is rounding
 
 
 @stage
@@ -39,15 +40,24 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     encoding = position_encoding(model.config)
     if factors := config_factors(model.config):
         encoding["factors"] = factors
-    heads = model.config.get_text_config().num_attention_heads
-    statistics, influence = measure(
+    heads = n_heads(model.config)
+    measured = measure(
         model,
         sequences.batches(config.batch_tokens, f"measure {config.label}"),
         n,
         np.array(encoding.get("slopes", np.zeros(heads))),
         config.sink_threshold,
     )
+    statistics, influence = measured.statistics, measured.influence
+    encoding["frequencies"] = measured.frequencies
     mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
+    said = reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"])
+    unattended = measured.unattended if measured.unattended["rollout_without_residuals"] > LEAST_UNATTENDED else {}
+    if unattended:
+        said += (
+            f"; {100 * statistics['unattended'].mean():.0f} % of the attention goes to logits beside the tokens, and "
+            f"{100 * unattended['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
+        )
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
@@ -61,11 +71,14 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         first_sink=statistics["sink"][:, :, 0].tolist(),
         influence={name: values.tolist() for name, values in mean.items()},
         descriptions={name: describe(values) for name, values in mean.items()},
-        reading=reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"]),
+        windows=measured.windows,
+        unattended=unattended,
+        reading=said,
         settings=config.settings(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
-    write_arrays(out, {"distance": statistics["distance"], "sink": statistics["sink"], **influence})
+    by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}
+    write_arrays(out, by_head | influence)
     curves = {name.replace("_", " "): values for name, values in mean.items()}
     save(distribution_curves(curves, "share of the influence"), out / "influence.png")
     save(layer_panels(result, statistics), out / "layers.png")
