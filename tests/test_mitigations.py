@@ -9,6 +9,7 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
+import mitigation_families
 
 from posgap.choices import MITIGATIONS
 from posgap.errors import PosgapError
@@ -99,6 +100,26 @@ def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
     apply(model, mitigation.name, settings[-1])
     save_model(model, tokenizer, tmp_path / "model")
     torch.testing.assert_close(logits(load_model(str(tmp_path / "model"), "float32")), logits(model))
+
+
+@pytest.mark.parametrize(
+    ("family", "mitigation", "reason"),
+    [
+        ("gpt_neox_japanese", "channel-scaling", ""),  # heads split otherwise than Falcon's, by the same name
+        ("moshi", "channel-scaling", ""),  # projections that are told their layer
+        ("jetmoe", "pine", ""),  # a view of what attention gives
+        ("gemma3_text", "attention-buckets", ""),  # a base for each type of layers
+        ("falcon", "ms-poe-static", ""),  # nothing to rank heads by; factors can be given
+        ("mamba", "pine", "layers do something else than attend to all that was read"),
+        ("phimoe", "attention-buckets", "its rotary embedding makes its frequencies anew at each call, not once"),
+        ("phi3", "linear", "its RoPE takes no such rope_parameters: `rope_parameters`'s type field must be one of"),
+        ("olmo_hybrid", "channel-scaling", "its layer has no attention that makes queries, keys and values"),
+    ],
+)
+def test_a_family_has_a_mitigation_or_is_told_truly_why_not(family, mitigation, reason):
+    """Cells of the table in docs/mitigations.md."""
+    cell = mitigation_families.Family(family).cell(MITIGATIONS[mitigation])
+    assert not cell.failed and bool(cell.refused) == bool(reason) and cell.reason().startswith(reason)
 
 
 def test_mitigations_are_undone_in_any_order():

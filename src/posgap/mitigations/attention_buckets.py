@@ -17,7 +17,7 @@ from pydantic import Field
 
 from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
-from posgap.mitigations.rope_parameters import changed, followed_rotaries, logits
+from posgap.mitigations.rope_parameters import changed, changed_types, followed_rotaries, logits, require_bases
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,6 +36,7 @@ class Bases(Settings):
 
 
 def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], base: float) -> dict[str, Any]:
+    require_bases(config, parameters, NAME)
     return {**parameters, "rope_theta": base}
 
 
@@ -48,6 +49,8 @@ def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
         raise PosgapError(f"{where}: its heads have factors of their own (ms-poe); take those back first")
     if RopeLengths.of(model.config.get_text_config()):
         raise PosgapError(f"{where}: the frequencies of its rotary embedding follow the length of what is read")
+    if len(_own_bases(model.config)) > 1:
+        raise PosgapError(f"{where}: its layers turn by several bases, and none of them is that of all that was read")
     rotaries = followed_rotaries(model, NAME, _change)
     tables, alone = [], []
     for base in settings.bases:
@@ -55,6 +58,8 @@ def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
         tables.append([dict(rotary._buffers) for rotary in rotaries])
         alone.append(logits(model))
         undo()
+    for base, wanted in zip(tables, alone):
+        _Copies(model, rotaries, [base]).require_that_base(wanted, where)
     copies = _Copies(model, rotaries, tables)
     undo = copies.put()
     try:
@@ -89,6 +94,16 @@ class _Copies:
                 each()
 
         return undo
+
+    def require_that_base(self, alone: "Tensor", where: str) -> None:
+        """`PosgapError` unless one copy gives what the model gives with its base `alone`, to the bit."""
+        undo = self.put()
+        try:
+            copied = self._copied({"input_ids": _few(self.model)}).logits
+        finally:
+            undo()
+        if not copied.equal(alone):
+            raise PosgapError(f"{where}: its rotary embedding makes its frequencies anew at each call, not once")
 
     def require_alike(self, alone: "list[Tensor]", where: str) -> None:
         """`PosgapError` unless a copy of each base gives what the model gives with that base `alone`."""
@@ -191,14 +206,15 @@ def _few(model: "PreTrainedModel") -> "Tensor":
 
 def _base(config: "PretrainedConfig") -> float:
     """The model's own base; of the layers that see all that was read, where types of layers have one each."""
+    return float(next(iter(_own_bases(config)), 10_000.0))
+
+
+def _own_bases(config: "PretrainedConfig") -> set[float]:
     text: Any = config.get_text_config()
     parameters = getattr(text, "rope_parameters", None) or {}
-    parameters = parameters.get("full_attention") or parameters
-    return float(parameters.get("rope_theta") or next(iter(_bases_of_types(parameters)), 10_000.0))
-
-
-def _bases_of_types(parameters: Mapping[str, Any]) -> list[float]:
-    return [each["rope_theta"] for each in parameters.values() if isinstance(each, dict) and "rope_theta" in each]
+    types = changed_types(text, parameters) if parameters else []
+    by_type = [parameters[each] for each in types] if types else [parameters]
+    return {each["rope_theta"] for each in by_type if "rope_theta" in each}
 
 
 def _tried(tried_on: TriedOn) -> Sequence[Bases]:

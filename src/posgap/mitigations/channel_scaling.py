@@ -74,11 +74,13 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     """The stack of a model's layers; `PosgapError` where it has none that is one list."""
     from torch import nn
 
+    from posgap.models.layer_scaling import decoder_of
+
     n_layers = model.config.get_text_config().num_hidden_layers
-    for child in model.get_decoder().children():
+    for child in decoder_of(model).children():
         if isinstance(child, nn.ModuleList) and len(child) == n_layers:
             return child
-    raise PosgapError(f"{model.name_or_path or type(model).__name__}: its layers are not one stack")
+    raise PosgapError(f"{model.name_or_path or type(model).__name__}: channel-scaling: its layers are not one stack")
 
 
 def _attention(layer: "nn.Module", name: str) -> _Attention:
@@ -87,6 +89,8 @@ def _attention(layer: "nn.Module", name: str) -> _Attention:
 
     for module in layer.modules():
         parts: Any = module
+        if not type(module).__name__.endswith("Attention"):  # linear attention has such projections too
+            continue
         if all(hasattr(module, part) for part in ("q_proj", "k_proj", "v_proj")):
             return _Attention(module, parts.v_proj, None)
         for fused in ("query_key_value", "Wqkv"):
@@ -103,12 +107,12 @@ def _attention(layer: "nn.Module", name: str) -> _Attention:
 
 def _values(module: Any, rows: "Tensor") -> "Tensor":
     """Of the output `rows [1, 1, out]` of a fused projection, by number, those that are values."""
+    if hasattr(module, "head_size"):  # GPT-NeoX: query, key and value of each head
+        return rows.view(-1, 3, module.head_size)[:, 2].flatten()
     if hasattr(module, "_split_heads"):  # Falcon, in three layouts
         return module._split_heads(rows)[2].flatten()
     if hasattr(module, "_reshape"):  # BLOOM
         return module._reshape(rows)[2].flatten()
-    if hasattr(module, "head_size"):  # GPT-NeoX: query, key and value of each head
-        return rows.view(-1, 3, module.head_size)[:, 2].flatten()
     return rows.chunk(3, dim=2)[2].flatten()  # MPT
 
 
@@ -120,11 +124,11 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
     # The states as they are, while the attention reads scaled ones; values are made of these.
     states: list[Tensor] = []
 
-    def projected(read: "Tensor") -> "Tensor":
+    def projected(read: "Tensor", *more: Any) -> "Tensor":
         if not states:
-            return project(read)
+            return project(read, *more)
         if attention.value_rows is None:
-            return project(states[-1])
+            return project(states[-1], *more)
         return torch.where(attention.value_rows.to(read.device), project(states[-1]), project(read))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -233,13 +237,19 @@ def _tried(tried_on: TriedOn) -> Sequence[Channel]:
     """The smoothest channels that follow the position over the prompts' common length, with the authors' factors."""
     import torch
 
+    from posgap.models.layer_scaling import decoder_of
+
     length = min(map(len, tried_on.prompts))
     total: Any = 0
     with torch.inference_mode():
         for prompt in tried_on.prompts:
             ids = torch.tensor([list(prompt[:length])], device=tried_on.model.device)
-            read = tried_on.model.get_decoder()(input_ids=ids, use_cache=False, output_hidden_states=True)
-            total = total + torch.cat(read.hidden_states[1:]).float()
+            read = decoder_of(tried_on.model)(input_ids=ids, use_cache=False, output_hidden_states=True)
+            states = read.hidden_states[1:]
+            if any(each.ndim != 3 for each in states):
+                name = tried_on.model.name_or_path or type(tried_on.model).__name__
+                raise PosgapError(f"{name}: channel-scaling: a token has several hidden states in a layer, not one")
+            total = total + torch.cat(states).float()
     channels = positional_channels((total / len(tried_on.prompts)).cpu(), CHANNELS)
     layers = middle_layers(tried_on.model.config.get_text_config().num_hidden_layers)
     return [Channel(channel=channel, factor=factor, layers=layers) for channel in channels for factor in FACTORS]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
-from posgap.mitigations.rope_parameters import Factor, put, rotary_dimensions, written
+from posgap.mitigations.rope_parameters import Factor, put, require_bases, rotary_dimensions, written
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -24,9 +24,8 @@ def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: f
     name = f"{config.name_or_path or config.model_type}: ntk"
     if parameters["rope_type"] not in _KINDS:
         raise PosgapError(f"{name}: how its RoPE ({parameters['rope_type']}) follows from its base is not known here")
+    require_bases(config, parameters, "ntk")
     turned = rotary_dimensions(config, parameters)
-    if turned <= 2:
-        raise PosgapError(f"{name}: it turns {turned} dimensions of a head, so that no base changes their frequency")
     return {**parameters, "rope_theta": parameters["rope_theta"] * factor ** (turned / (turned - 2))}
 
 

@@ -134,7 +134,7 @@ def _attended(computed: "Computed", plan: _Plan, seen: int, turn: "Rotation") ->
     others = inside[rows][:, None] & inside & (of[rows][:, None] != of)
     visible = (columns <= rows[:, None]) | others
     scores = scores.masked_fill_(~visible, -torch.inf).softmax(-1, dtype=torch.float32)
-    return (scores.to(value.dtype) @ value).transpose(0, 1)[None]
+    return (scores.to(value.dtype) @ value).transpose(0, 1)[None].contiguous()
 
 
 def _by_head(of: "Tensor", query: "Tensor") -> "Tensor":

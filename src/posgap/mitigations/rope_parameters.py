@@ -120,10 +120,9 @@ def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str
         raise PosgapError(f"{where}: it has no rotary position embedding to scale")
     if factor == 1:
         return dict(parameters)
-    types = _by_type(config, parameters)
-    if not types:
+    chosen = changed_types(config, parameters)
+    if not chosen:
         return change(config, parameters, factor)
-    chosen = [_FULL] if _FULL in types else types
     return {**parameters, **{each: change(config, parameters[each], factor) for each in chosen}}
 
 
@@ -136,10 +135,12 @@ def changed(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", ch
         if wanted == before:
             return lambda: None
         config.rope_parameters = {key: dict(each) if isinstance(each, dict) else each for key, each in wanted.items()}
+        if hasattr(config, "validate_rope"):
+            copy.deepcopy(config).validate_rope()  # as when a model is saved or loaded; it may set what is missing
         made = [type(module)(config) for module in rotaries]  # type: ignore[call-arg]
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         config.rope_parameters = before
-        raise PosgapError(f"{where}: its rotary embedding takes no such rope_parameters: {_line(error)}") from None
+        raise PosgapError(f"{where}: its RoPE takes no such rope_parameters: {_line(error)}") from None
     if config.rope_parameters != wanted:  # a config that puts values of its own in their place
         config.rope_parameters = before
         raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
@@ -178,11 +179,28 @@ def _set(module: "nn.Module", old: dict[str, Any], new: dict[str, Any], tables: 
     module._buffers.update(tables)
 
 
+def require_bases(config: "PretrainedConfig", parameters: Mapping[str, Any], name: str) -> None:
+    """`PosgapError` where no base would change a frequency, since the only one is base ** 0."""
+    if (turned := rotary_dimensions(config, parameters)) <= 2:
+        raise PosgapError(
+            f"{config.name_or_path or config.model_type}: {name}: of each head it turns {turned} dimension"
+            f"{'s' * (turned != 1)}, so that no base changes their frequency"
+        )
+
+
+def changed_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
+    """The types of layers whose RoPE gets a factor or a base; empty where all layers have one RoPE."""
+    types = _by_type(config, parameters)
+    return [_FULL] if _FULL in types else types
+
+
 def _where(model: "PreTrainedModel", name: str) -> str:
     return f"{model.name_or_path or type(model).__name__}: {name}"
 
 
 def _line(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it asks for {error} in them"
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 

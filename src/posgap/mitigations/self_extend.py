@@ -81,7 +81,7 @@ def _attended(computed: "Computed", settings: Groups, turn: "Rotation") -> "Tens
         far = far_query[:, :, some] @ far_key.transpose(2, 3)
         scores = torch.where(distance < settings.window, near, far).float() * computed.scaling
         out.append(scores.masked_fill(distance < 0, -torch.inf).softmax(-1).to(value.dtype) @ value)
-    return torch.cat(out, dim=2).transpose(1, 2)
+    return torch.cat(out, dim=2).transpose(1, 2).contiguous()
 
 
 def _tried(tried_on: TriedOn) -> Sequence[Groups]:

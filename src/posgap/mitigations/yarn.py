@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
 from posgap.mitigations.rope_parameters import Change, Factor, put, require_unscaled, written
 
@@ -26,7 +27,12 @@ def _change(settings: Yarn) -> Change:
     def change(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: float) -> dict[str, Any]:
         require_unscaled(config, parameters, "yarn")
         text: Any = config
-        original = settings.original_max_position_embeddings or text.max_position_embeddings
+        original = settings.original_max_position_embeddings or getattr(text, "max_position_embeddings", None)
+        if original is None:
+            raise PosgapError(
+                f"{text.name_or_path or text.model_type}: yarn: its configuration has no max_position_embeddings; give "
+                "original_max_position_embeddings"
+            )
         yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         return {**parameters, **yarn}
 

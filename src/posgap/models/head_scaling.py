@@ -30,6 +30,8 @@ _OUTLIER = 3.0
 _RANKING = "posgap_ranking"
 _ATTRIBUTE = "_posgap_heads"
 _SHARED = "query heads that share a key have different factors, and its keys cannot be kept apart; give them one factor"
+_OTHERWISE = "its attention reads rotary tables otherwise than by head"
+_NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
 _CACHES = ("past_key_values", "layer_past")
 
 
@@ -83,8 +85,8 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
 
     Raises `PosgapError`, with the model as it was, where the family's attention cannot be given tables by head.
     """
-    n_heads = model.config.get_text_config().num_attention_heads
     scaling = layer_scaling(model)
+    n_heads = model.config.get_text_config().num_attention_heads
     if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
         raise PosgapError(f"{_name(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
     rungs = sorted({1.0, *(factor for row in factors for factor in row)})
@@ -131,8 +133,8 @@ def ms_poe_factors(
     """Factors `[L][H]` by `ranking`, with heads ranked by their mean sensitivity over `prompts`; the model stays as it
     is. The authors rank anew for each prompt (`ranked_heads`)."""
     ranking = ranking or Ranking()
-    n_key, n_heads = n_key_heads(model), model.config.get_text_config().num_attention_heads
     scaling = layer_scaling(model)
+    n_key, n_heads = n_key_heads(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
     with _taken_over(model, scaling, [1.0]) as (heads, undo):
         try:
@@ -178,7 +180,7 @@ class _ByHead(Tensor):
         if func is Tensor.unsqueeze:
             table, dim = args[0], args[1] if len(args) > 1 else (kwargs or {})["dim"]
             if dim not in (1, 2):
-                raise ValueError("it reads rotary tables otherwise than by head")
+                raise PosgapError(_OTHERWISE)
             return table if dim == 1 else table.transpose(1, 2)
         if func in _PRODUCTS:
             with torch._C.DisableTorchFunctionSubclass():
@@ -197,7 +199,7 @@ _PRODUCTS = {Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.mul}
 def _matched(table: Tensor, x: Any) -> Tensor:
     """The table with each key head's entry once for every query head in `x`."""
     if not isinstance(x, Tensor) or x.ndim != 4:
-        raise ValueError("it reads rotary tables otherwise than by head")
+        raise PosgapError(_OTHERWISE)
     for dim in (1, 2):
         if x.shape[dim] > table.shape[dim] > 1:
             table = table.repeat_interleave(x.shape[dim] // table.shape[dim], dim)
@@ -255,14 +257,16 @@ def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: t
     cos = given.tables[0][0]
     without = {name: None for name in _CACHES if name in kwargs}
     plain = {**kwargs, **without, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
-    config: Any = state.module.config
+    config: Any = getattr(state.module, "config", None)
+    if config is None:
+        raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
     before, config._attn_implementation_internal = config._attn_implementation_internal, _RANKING
     try:
         own(*args, **plain)
     except _Seen as seen:
         by_query = seen.sensitivities
     else:
-        raise PosgapError(f"{type(state.module).__name__} is no separate function of queries and keys to rank heads by")
+        raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
     finally:
         config._attn_implementation_internal = before
     n_key = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -317,8 +321,8 @@ def _taken_over(
     def undo() -> None:
         scaling.rungs = None
         for each in heads:
-            for step in reversed(each.undone):
-                step()
+            while each.undone:
+                each.undone.pop()()
 
     try:
         layout, ones = layout_of(model), torch.zeros(n_key_heads(model), dtype=torch.long)
@@ -348,10 +352,13 @@ def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -
     with scaling.rows(torch.full((scaling.n_layers, 1), 2.0)):
         by_layer = _run(model)
     scaling.rungs = torch.tensor([2.0])
-    with scaling.rows(torch.ones(scaling.n_layers, 1)):
-        by_head = _run(model)
+    try:
+        with scaling.rows(torch.ones(scaling.n_layers, 1)):
+            by_head = _run(model)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        raise PosgapError(f"{_OTHERWISE}: {str(error).partition(chr(10))[0]}") from None
     if not _alike(by_head, by_layer):
-        raise PosgapError("its attention reads rotary tables otherwise than by head")
+        raise PosgapError(_OTHERWISE)
 
 
 def _require_kept_apart(model: PreTrainedModel, together: Tensor) -> None:

@@ -18,6 +18,7 @@ from posgap.models.rope_lengths import RopeLengths
 _FURTHER = 5  # positions by which queries are turned to see how a model does it
 _PREFIX = "posgap_"  # of the names of implementations that are ours
 _ATTRIBUTE = "_posgap_own_attention"
+_WINDOWED = {"sliding_attention", "chunked_attention"}
 
 
 class Computed(NamedTuple):
@@ -44,12 +45,19 @@ def require_plain_attention(model: PreTrainedModel, mitigation: str) -> None:
         raise PosgapError(f"{name}: another mitigation computes its attention already; remove that first")
     if getattr(config, "attn_logit_softcapping", None):
         raise PosgapError(f"{name}: its attention caps its scores, which is not known here")
-    if _is_windowed(config):
+    kinds = _kinds(config) - {"full_attention"}
+    if kinds & _WINDOWED:
         raise PosgapError(
             f"{name}: layers see a window of what was read alone, so that documents may lie outside of it"
         )
+    if kinds:
+        raise PosgapError(
+            f"{name}: layers do something else than attend to all that was read ({', '.join(sorted(kinds))})"
+        )
     attentions = _attentions(model)
-    if not attentions or any(not hasattr(_code_of(each), "ALL_ATTENTION_FUNCTIONS") for each in attentions):
+    if not attentions:
+        raise PosgapError(f"{name}: its layers are not one stack with an attention each")
+    if any(not hasattr(_code_of(each), "ALL_ATTENTION_FUNCTIONS") for each in attentions):
         raise PosgapError(f"{name}: its attention is no separate function that could be replaced")
     if any("forward" in vars(each) for each in attentions):
         raise PosgapError(f"{name}: another mitigation has its attention read twice; remove that first")
@@ -62,11 +70,12 @@ def is_taken_over(model: PreTrainedModel) -> bool:
     return (model.config.get_text_config()._attn_implementation or "").startswith(_PREFIX)
 
 
-def _is_windowed(config: Any) -> bool:
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return set(kinds) != {"full_attention"}
-    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+def _kinds(config: Any) -> set[str]:
+    """The kinds of layers that a model has, as transformers calls them."""
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds)
+    windowed = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    return {"sliding_attention"} if windowed else {"full_attention"}
 
 
 def _attentions(model: PreTrainedModel) -> list[nn.Module]:
