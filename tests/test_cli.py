@@ -175,7 +175,7 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posgap.stages.merge.merge", interrupted)
+    monkeypatch.setattr("posgap.stage.stage_at", lambda _: interrupted)
     code, shown = run(capsys, "merge", tmp_path, "--out", tmp_path / "out")
     assert code == 130 and shown.strip() == "posgap: error: stopped"
 

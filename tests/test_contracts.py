@@ -1,24 +1,28 @@
 """The four faces of a stage (function, verb, MLproject entry point, KFP component) agree."""
 
 import ast
+import importlib.util
 import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, kv_example
+from endpoint import Endpoint, served
 from kfp import dsl
 from pydantic import Field
 
-from posgap.cli import HUB, PIPELINE, PLAN, SCHEDULE, STAGES, build, words
+from posgap.cli import FRAMED, HUB, PIPELINE, PLAN, SCHEDULE, STAGES, build, main, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
 from posgap.config.base import NO_PARAMETERS
 from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
+from posgap.tasks.examples import write_examples
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
@@ -150,21 +154,49 @@ def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
     assert returned == {"candidates", "parts", "recipe", *GIVEN_STAGES}
 
 
-def test_help_imports_neither_torch_nor_mlflow_nor_kfp():
-    probe = (
-        "import sys, posgap.cli\n"
-        "for words in ('', 'sweep', 'data make kv', 'pipeline submit', 'pipeline schedule create'):\n"
-        "    try: posgap.cli.main([*words.split(), '--help'])\n"
-        "    except SystemExit as stopped: assert stopped.code == 0\n"
-        "print(sorted({'torch', 'transformers', 'mlflow', 'kfp', 'boto3', 'pandas', 'numpy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+LIGHT = """
+import contextlib, sys, posgap.cli
+
+def imported(*words):
+    try: posgap.cli.main(words)
+    except SystemExit as stopped: assert stopped.code == 0
+    large = {"torch", "transformers", "mlflow", "kfp", "boto3", "matplotlib", "pandas", "numpy"}
+    print(*sorted(large & set(sys.modules)), file=sys.stderr)
+
+for words in ("", "sweep", "data make kv", "pipeline submit", "pipeline schedule create"):
+    imported(*words.split(), "--help")
+
+import posgap.admission, posgap.champion_sweep, posgap.stage, posgap.stages.promote, posgap.stages.validate
+import posgap.watching
+from posgap.tracking.runs import Run
+
+posgap.stage.start_run = lambda *_: contextlib.nullcontext(Run())  # without tracking, for which MLflow is imported
+"""
 
 
-def test_only_a_stage_that_loads_a_model_imports_torch():
-    """Every step of a pipeline is a process of its own, which would wait for seconds."""
-    light = "posgap.admission, posgap.champion_sweep, posgap.watching, posgap.stages.promote, posgap.stages.validate"
-    probe = f"import sys, {light}\nprint(sorted({{'torch', 'transformers', 'mlflow', 'kfp'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
+    """Help, a stage that is complete, a sweep of an endpoint, and what a pipeline's steps import that load no model."""
+    (tmp_path / "model").mkdir()
+    applied = ["apply", "--model", str(tmp_path / "model"), "--mitigation", "lpes", "--out", str(tmp_path / "applied")]
+    write_examples(tmp_path / "e.jsonl", [kv_example()])
+    asked = ["sweep", "--backend", "openai", "--model", "m", "--examples", str(tmp_path / "e.jsonl"), "--n-docs", "3"]
+    asked += ["--out", str(tmp_path / "swept")]
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="0"):
+        patch.setattr("posgap.stages.apply.apply.__wrapped__", lambda *_: None)  # it is its frame that is tested here
+        main(applied)
+    with served(Endpoint()) as endpoint:
+        asked += ["--base-url", endpoint.url]
+        probe = f"{LIGHT}imported(*{applied})\nimported(*{asked})\nimported(*{asked})"
+        done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+        assert len(endpoint.seen) == 3
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("posgap")]
+    assert lines == [""] * 5 + ["numpy"] + ["matplotlib numpy"] * 2  # the first of these for the picture
+    assert re.findall(r"(\w+) is complete, reused", done.stderr) == ["applied", "swept"]
+
+
+def test_what_is_complete_is_looked_for_before_a_stage_s_module_is_imported_where_its_verb_does_no_more():
+    for _, target in STAGES.values():
+        module, function = target.split(":")
+        tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
+        (defined,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        assert (target in FRAMED) == ("stage" in map(ast.unparse, defined.decorator_list)), target

@@ -59,7 +59,7 @@ PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator
 class Parameters(BaseModel):
     """Parameters that a choice adds to the stages that offer it. A choice without any uses this class itself."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)  # commands start sooner
 
     @classmethod
     def of(cls, config: object) -> Self:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, get_args, get_origin
 
@@ -106,16 +107,25 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
         # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
         revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
         values = {k: v for k, v in given.items() if v is not None and v != ()}
-        module, function = target.split(":")
         try:
             parsed = config_type(**values)
             if revision:
                 parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
-        getattr(importlib.import_module(module), function)(parsed)
+        _function(target)(parsed)
 
     return (kind or _Verb)(name, params=options, callback=run, help=config_type.__doc__)
+
+
+def _function(target: str) -> Callable[[Any], Any]:
+    """What a verb calls. Of a stage alone the frame is enough, until it finds that there is work to do."""
+    if target in FRAMED:
+        from posgap.stage import stage_at
+
+        return stage_at(target)
+    module, function = target.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _at_revision(parsed: Config, revision: str) -> str:
@@ -166,6 +176,10 @@ STAGES: Verbs = {
     "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
     "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
+
+# Those that do no more than the stage of their name; the others ask first what goes before it, or about its output.
+_WITH_MORE = {"preflight", "train_job", "sweep", "gate", "promote", "watch", "report"}
+FRAMED = {target for name, (_, target) in STAGES.items() if name not in _WITH_MORE}
 
 PLAN: Verbs = {
     "sweep": (config.PlanConfig, "posgap.measurement.power:plan"),

@@ -27,7 +27,7 @@ _AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 class Record(BaseModel):
     """The base of what is read from files: it does not change, and its figures are finite."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)  # commands start sooner
 
 
 T = TypeVar("T")

@@ -2,6 +2,7 @@
 complete, and what was done can be read from `manifest.json` and from MLflow."""
 
 import functools
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -56,39 +57,56 @@ def stage(work: Work[C]) -> Callable[[C], Location]:
 
     @functools.wraps(work)
     def run_stage(config: C) -> Location:
-        with Folder(config, name) as output:
-            input_sources, inputs = _inputs(config, output)
-            identity, reason = identity_of(name, config, inputs), "asked to by --force"
-            if not config.force:
-                place = config.out if is_uri(config.out) else output.there()
-                # What the main process sees counts, since machines need not share a disk.
-                reason = of_all(lambda: lacking(place, identity))[0]
-                if not reason:
-                    log.info("%s: %s is complete, reused", name, config.out)
-                    if is_main_process():
-                        send_left_behind(output.out)
-                        output.clear()
-                    return config.out
-            if is_main_process():
-                output.claim()
-                announce(config.out, name)
-            here = on_this_machine(config, input_sources)
-            here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
-            if not is_main_process():
-                work(here, output.home / f"process-{os.getpid()}", Run())
-                return config.out
-            clear, alone = None, launched()[1] == 1
-            # Only a single process may finish what was made: others would go on to the work, and wait for it there.
-            if not (alone and not config.force and _finish(output, config.out, identity)):
-                if reason != NOTHING:
-                    log.info("%s: %s is made again: %s", name, config.out, reason)
-                about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
-                clear = _make(work, config, here, output, about | _origin(config, input_sources, inputs))
-            if clear:
-                clear()
-        return config.out
+        return _run(name, config, lambda: work)
 
     return run_stage
+
+
+def stage_at(target: str) -> Callable[[StageConfig], Location]:
+    """The stage that is the function `target`, "module:name". Its module, and with it torch, is imported where there is
+    work to do: that an output is complete is seen, and said, long before."""
+    module, name = target.split(":")
+
+    def work() -> Work[StageConfig]:
+        return getattr(importlib.import_module(module), name).__wrapped__
+
+    return lambda config: _run(name, config, work)
+
+
+def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location:
+    """Runs a stage as `stage` says, by the work that `work_of_stage` returns; it is called only where there is some."""
+    with Folder(config, name) as output:
+        input_sources, inputs = _inputs(config, output)
+        identity, reason = identity_of(name, config, inputs), "asked to by --force"
+        if not config.force:
+            place = config.out if is_uri(config.out) else output.there()
+            # What the main process sees counts, since machines need not share a disk.
+            reason = of_all(lambda: lacking(place, identity))[0]
+            if not reason:
+                log.info("%s: %s is complete, reused", name, config.out)
+                if is_main_process():
+                    send_left_behind(output.out)
+                    output.clear()
+                return config.out
+        if is_main_process():
+            output.claim()
+            announce(config.out, name)
+        here = on_this_machine(config, input_sources)
+        here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
+        if not is_main_process():
+            work_of_stage()(here, output.home / f"process-{os.getpid()}", Run())
+            return config.out
+        clear, alone = None, launched()[1] == 1
+        # Only a single process may finish what was made: others would go on to the work, and wait for it there.
+        if not (alone and not config.force and _finish(output, config.out, identity)):
+            if reason != NOTHING:
+                log.info("%s: %s is made again: %s", name, config.out, reason)
+            about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
+            about |= _origin(config, input_sources, inputs)
+            clear = _make(work_of_stage(), config, here, output, about)
+        if clear:
+            clear()
+    return config.out
 
 
 def _finish(output: Folder, out: Location, identity: str) -> bool:

@@ -34,7 +34,7 @@ LARGEST = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 class Config(BaseModel):
     """The base of every verb's config. Its numbers are finite, and its texts can be written down."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @field_validator("*", mode="after")
     @classmethod

@@ -4,14 +4,16 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from itertools import count
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from posgap.errors import PosgapError
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match
 from posgap.tasks.prompts import PromptBuilder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Great Expectations logs its set-up at INFO, some loggers at a level of their own; warnings still show.
 logging.getLogger("great_expectations").propagate = False
@@ -24,11 +26,13 @@ def describe(
     n_docs: int,
     excluded: Collection[str] = (),
     lines: Sequence[int] = (),
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """A table with one row per example and scalars in its columns, since Great Expectations cannot check lists.
 
     `lines` are the examples' lines in their file; without them they are counted from 1.
     """
+    import pandas as pd
+
     placement = build.task.placements(n_docs)[0]
     return pd.DataFrame(
         {
@@ -120,7 +124,7 @@ def expectations(
     ]
 
 
-def check(table: pd.DataFrame, suite: list) -> dict:
+def check(table: "pd.DataFrame", suite: list) -> dict:
     """Runs the suite over the table and returns the result as plain JSON.
 
     `failures` has one line per failed expectation, with the ids of the first rows that fail it.
@@ -178,7 +182,7 @@ def _limits(config) -> dict:
     return {k: v for k, v in config.kwargs.items() if k not in ("column", "batch_id") and v is not None}
 
 
-def _failure(result, table: pd.DataFrame) -> str:
+def _failure(result, table: "pd.DataFrame") -> str:
     config, details = result.expectation_config, result.result
     rule = config.type.removeprefix("expect_column_values_to_").replace("_", " ")
     limits = _limits(config)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
+import scipy
 from pydantic import Field
-from scipy import special
 
 from posgap.files import Record, digest_of
 from posgap.generation.served import Served
@@ -227,7 +227,7 @@ def kappa_interval(tables: np.ndarray) -> tuple[float, float]:
     without = [cohen_kappa(tables.sum(axis=0) - table) for table in tables]
     values = np.array([whole if each is None else each for each in without])
     error = np.sqrt((len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum())
-    half = -special.ndtri(statistics.EACH_END) * error
+    half = -scipy.special.ndtri(statistics.EACH_END) * error
     return max(-1.0, min(whole - half, estimate)), min(1.0, max(whole + half, estimate))
 
 

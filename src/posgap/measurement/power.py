@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import click
 import numpy as np
-from scipy import special
+import scipy
 
 from posgap.config import PlanConfig
 from posgap.config.measurement import ExpectedConfig
@@ -59,13 +59,13 @@ def examples_for_gap(gap: float, assumed: Assumed, power: float) -> int:
     below all others. Under it Q is noncentral chi-squared.
     """
     df = assumed.placements - 1
-    needed = special.chndtrinc(special.chdtri(df, 1 - CONFIDENCE), df, 1 - power)
+    needed = scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power)
     return math.ceil(needed * assumed.own_variance / (gap**2 / 2))
 
 
 def examples_for_difference(difference: float, variance: float, power: float) -> int:
     """Examples for which a paired difference (0 to 1) of this variance per example is found so often."""
-    z = special.ndtri(0.5 + CONFIDENCE / 2) + special.ndtri(power)
+    z = scipy.special.ndtri(0.5 + CONFIDENCE / 2) + scipy.special.ndtri(power)
     return math.ceil(z**2 * variance / difference**2)
 
 
@@ -104,7 +104,7 @@ def _range_chance(width: float, size: int) -> float:
     """The chance that `size` standard normal numbers lie within `width` of each other."""
     least = np.linspace(-8, 8, 1601)
     chances = size * np.exp(-(least**2) / 2) / math.sqrt(2 * math.pi)
-    chances *= (special.ndtr(least + width) - special.ndtr(least)) ** (size - 1)
+    chances *= (scipy.special.ndtr(least + width) - scipy.special.ndtr(least)) ** (size - 1)
     return float(min(1.0, chances.sum() * (least[1] - least[0])))
 
 
@@ -114,14 +114,14 @@ def equal_rate(n: int, tolerance: float, variance: float, pooled: int = 1) -> fl
     `variance` is that of an example's paired difference, of means over `pooled` placements.
     """
     largest = _largest_passing(n, min(1.0, tolerance), variance, pooled)
-    return float(special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
+    return float(scipy.special.ndtr(largest / math.sqrt(variance / n))) if variance > 0 else float(largest >= 0)
 
 
 def above_rate(n: int, least: float, mean: float, variance: float) -> float:
     """How often (0 to 1) the lower 95 % bound of a mean is at least `least` (shares), of n examples' scores."""
     ratio = (n * variance + VARIANCE_OF_TWO) / (n * mean * (1 - mean) + VARIANCE_OF_TWO)
-    margin = mean - least + special.ndtri(LEVEL) * math.sqrt(least * (1 - least) * ratio / n)
-    return float(special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
+    margin = mean - least + scipy.special.ndtri(LEVEL) * math.sqrt(least * (1 - least) * ratio / n)
+    return float(scipy.special.ndtr(margin / math.sqrt(variance / n))) if variance > 0 else float(margin >= 0)
 
 
 def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:

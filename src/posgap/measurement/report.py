@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
-
-import jinja2
+from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
 from posgap.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.explored import Explored
-from posgap.measurement.plots import picture_of, placement_differences, save_picture
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
 from posgap.positions import format_positions
 from posgap.tasks.spans import distance
+
+if TYPE_CHECKING:
+    import jinja2
 
 # Round steps between what is named on an axis.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -30,6 +30,8 @@ _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow o
 
 def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, explored: Explored | None = None) -> None:
     """Writes the picture of `sweeps` as PNG, and their page."""
+    from posgap.measurement.plots import picture_of, save_picture
+
     save_picture(picture_of(sweeps), png)
     write_page(sweeps, html, title, explored)
 
@@ -38,6 +40,8 @@ def write_comparison(
     comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path, explored: Explored | None = None
 ) -> None:
     """Writes the picture of the differences between `sweeps` as PNG, and their page."""
+    from posgap.measurement.plots import placement_differences, save_picture
+
     save_picture(placement_differences(comparison), png)
     write_page(sweeps, html, comparison.title, explored, comparison=comparison)
 
@@ -113,8 +117,10 @@ def _file(name: str) -> str:
 
 
 @cache
-def templates(package: str) -> jinja2.Environment:
+def templates(package: str) -> "jinja2.Environment":
     """The templates of pages in the folder `templates` of a package, which may include those of this one."""
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(name) for name in (package, "posgap.measurement")]),
         autoescape=True,

@@ -6,7 +6,7 @@ Examples are the sample: a row counts once, however many placements it has. Ever
 """
 
 import numpy as np
-from scipy import special
+import scipy  # which imports its parts when they are used
 
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
@@ -33,7 +33,7 @@ def mean_interval(scores: np.ndarray, error: float = EACH_END) -> np.ndarray:
     Wilson's score interval (1927), which does not collapse at 0 and 100 %. Scores between 0 and 1 count as fewer or
     more examples of rights and wrongs, in the ratio of the variances.
     """
-    z = -special.ndtri(error)
+    z = -scipy.special.ndtri(error)
     share = scores.mean(axis=0)
     rights_and_wrongs = len(scores) * share * (1 - share)
     ratio = (((scores - share) ** 2).sum(axis=0) + VARIANCE_OF_TWO) / (rights_and_wrongs + VARIANCE_OF_TWO)
@@ -73,7 +73,7 @@ def tango_refutes(
     c = fewer * difference * (1 - difference)
     q = (np.sqrt(b**2 + 8 * n * c) - b) / (4 * n)
     strayed = n * difference - more + fewer
-    return strayed > -special.ndtri(error) * np.sqrt(n * (2 * q + difference * (1 - difference)))
+    return strayed > -scipy.special.ndtri(error) * np.sqrt(n * (2 * q + difference * (1 - difference)))
 
 
 def _difference_bound(above: np.ndarray, below: np.ndarray, squares: np.ndarray, n: int, error: float) -> np.ndarray:
@@ -168,7 +168,7 @@ def cochran_q(correct: np.ndarray) -> tuple[float, int, float]:
         return 0.0, placements - 1, 1.0
     totals = correct.sum(axis=0)
     q = float((placements - 1) * ((totals - totals.mean()) ** 2).sum() / within)
-    return q, placements - 1, float(special.chdtrc(placements - 1, q))
+    return q, placements - 1, float(scipy.special.chdtrc(placements - 1, q))
 
 
 def gap_noise(correct: np.ndarray, rng: np.random.Generator, permutations: int = 500) -> float:

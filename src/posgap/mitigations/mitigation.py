@@ -25,7 +25,7 @@ Undo = Callable[[], None]
 class Settings(BaseModel):
     """What can be chosen about a mitigation: JSON, as a model's config.json and `posgap mitigate` keep it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from posgap.interruption import goes_on
 from posgap.locations import Location, as_location, with_uris
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
-from posgap.measurement.length_pages import write_map
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
@@ -133,6 +132,8 @@ def _map(
     run: Run,
 ) -> None:
     """Sweeps at each of several lengths, by one generator, and writes their map."""
+    from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
+
     generator, evidence = OpenedLate(lambda: open_generator(config, at_each[0][1])), []
     for of_length, build in at_each:
         assert build.fill
