@@ -6,25 +6,25 @@ from typing import Any
 
 from kfp import dsl
 
+from posgap.components.apply import apply
 from posgap.components.champion import champion
 from posgap.components.compare import compare
 from posgap.components.data_version import data_version
 from posgap.components.distill import distill
 from posgap.components.gate import gate
 from posgap.components.merge import merge
+from posgap.components.mitigate import mitigate
 from posgap.components.preflight import preflight
 from posgap.components.promote import promote
 from posgap.components.report import report
-from posgap.components.scale_apply import scale_apply
-from posgap.components.scale_search import scale_search
 from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
 from posgap.config import ClusterConfig, PreflightConfig
+from posgap.mitigating.method import MITIGATE
 from posgap.pipelines.forms import form
 from posgap.pipelines.pools import Pools, cluster_config, placement
-from posgap.scaling.method import LPES
 
 
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
@@ -32,7 +32,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
 
     @dsl.pipeline(
         name="posgap-mitigation",
-        description="Measure the position gap, close it (Pos2Distill, LPES), promote the model if the gate admits it.",
+        description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",
     )
     @form(PreflightConfig, **placement(cluster))
     def mitigation(**parameters: Any):
@@ -112,12 +112,13 @@ def _measure_and_mitigate(
             pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
-        with dsl.If(method == LPES.name, name="scaling"):
-            searched = {"examples": train, "exclude": held_out, "model": base, "settings": given["scale_search"]}
-            scaling = pools.inference(scale_search(**searched, **made)).outputs["out"]
-            scaled = pools.cpu(scale_apply(model=base, scaling=scaling, seed=seed, **made))
-            judge(scaled.outputs["out"], "scaled")
-        with dsl.If(method != LPES.name, name="distillation"):
+        with dsl.If(method == MITIGATE.name, name="mitigation"):
+            tried = {"examples": train, "exclude": held_out, "model": base, "settings": given["mitigate"]}
+            found = pools.inference(mitigate(**tried, **made)).outputs["out"]
+            # Whether it helps for certain is the gate's to say.
+            mitigated = pools.cpu(apply(model=base, found=found, certain=False, seed=seed, **made))
+            judge(mitigated.outputs["out"], "mitigated")
+        with dsl.If(method != MITIGATE.name, name="distillation"):
             asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
             responses = pools.inference(asked).outputs["out"]
             learned = {"examples": train, "responses": responses, "model": base, "method": method, **made}

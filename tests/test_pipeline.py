@@ -17,6 +17,7 @@ from posgap.errors import PosgapError
 from posgap.files import read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.models import CONFIG_KEY
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.mitigation import mitigation
@@ -35,7 +36,7 @@ PARAMETERS = {
     "overrides": {
         **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True},
         **{"k": 1, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4},
-        **{"population": 4, "elite": 1, "generations": 1, "order": 1, "evaluation": "generation"},
+        **{"population": 2, "generations": 1, "finalists": 1},
         **{"mean_tolerance": 100, "advantageous_tolerance": 100, "min_mean": 0, "least_examples": 1},
         "max_unanswered": 100,  # some of its tokens are no text
     },
@@ -85,7 +86,7 @@ def runs(tmp_path_factory):
     return SimpleNamespace(run=run, client=MlflowClient(store), first=run())
 
 
-DISTILLED, SCALED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
+DISTILLED, MITIGATED, PART = "for-loop-4-iteration-0", "for-loop-4-iteration-1", "iteration"
 
 
 def test_every_branch_runs_with_its_sweep_in_parts(runs):
@@ -93,9 +94,9 @@ def test_every_branch_runs_with_its_sweep_in_parts(runs):
     base |= {f"for-loop-3-{PART}-{i}/sweep" for i in (0, 1)}
     distilled = {"teacher", "distill", "merge-3", "compare-2", "gate-2", "promote-2"}
     distilled |= {f"for-loop-9-{PART}-{i}/sweep-3" for i in (0, 1)}
-    scaled = {"scale-search", "scale-apply", "merge-2", "compare", "gate", "promote"}
-    scaled |= {f"for-loop-6-{PART}-{i}/sweep-2" for i in (0, 1)}
-    expected = base | {f"{DISTILLED}/{step}" for step in distilled} | {f"{SCALED}/{step}" for step in scaled}
+    mitigated = {"mitigate", "apply", "merge-2", "compare", "gate", "promote"}
+    mitigated |= {f"for-loop-6-{PART}-{i}/sweep-2" for i in (0, 1)}
+    expected = base | {f"{DISTILLED}/{step}" for step in distilled} | {f"{MITIGATED}/{step}" for step in mitigated}
     assert runs.first.error == "" and runs.first.steps == expected
     parts = [read_sweep(runs.first.folder / f"for-loop-3-{PART}-{i}/sweep/out").positions for i in (0, 1)]
     assert parts == [[1, 2], [3, 4]] and read_sweep(runs.first.folder / "merge/out").positions == [1, 2, 3, 4]
@@ -114,13 +115,12 @@ def test_what_the_run_page_shows(runs):
     assert curve["out"]["metadata"]["label"] == "r1"
     model = shown(f"{DISTILLED}/distill")["out"]["metadata"]
     assert (model["method"], model["framework"], model["stage"]) == ("r1", "transformers", "distill")
-    assert shown(f"{SCALED}/scale-apply")["out"]["metadata"]["method"] == "lpes"
-    picture = (runs.first.folder / SCALED / "scale-search/picture").read_text()
-    assert (
-        "data:image/png;base64," in picture and shown(f"{SCALED}/scale-search")["metrics"]["metadata"]["fitness"] >= 0
-    )
-    assert (runs.first.folder / SCALED / "gate/rules").read_text().startswith("# Admitted\n")
-    assert shown(f"{SCALED}/gate")["metrics"]["metadata"]["passed"] == 1
+    applied = runs.first.folder / MITIGATED / "apply/out"
+    assert shown(f"{MITIGATED}/apply")["out"]["metadata"]["method"] == "mitigate"
+    assert read_json(applied / "mitigation.json")["name"] == "lpes" and CONFIG_KEY in read_json(applied / "config.json")
+    assert "What to take for which purpose" in (runs.first.folder / MITIGATED / "mitigate/page").read_text()
+    assert (runs.first.folder / MITIGATED / "gate/rules").read_text().startswith("# Admitted\n")
+    assert shown(f"{MITIGATED}/gate")["metrics"]["metadata"]["passed"] == 1
     assert (runs.first.folder / DISTILLED / "compare-2/page").stat().st_size > 1000
     assert "- **model**: llama, 2 layers" in (runs.first.folder / "preflight/checks").read_text()
     assert (runs.first.folder / "report/summary").read_text().startswith("# The run succeeded\n")
@@ -130,9 +130,9 @@ def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
     report = runs.first.report
     assert report["status"] == "succeeded" and {c["label"]: c["gate"] for c in report["candidates"]} == {
         "r1": "admitted",
-        "lpes": "admitted",
+        "mitigate": "admitted",
     }
-    sweeps = {"r1": f"{DISTILLED}/merge-3/out", "lpes": f"{SCALED}/merge-2/out"}
+    sweeps = {"r1": f"{DISTILLED}/merge-3/out", "mitigate": f"{MITIGATED}/merge-2/out"}
     candidates = {method: Evidence(runs.first.folder / place) for method, place in sweeps.items()}
     assert report["champion"]["method"] == best(candidates) and report["champion"]["of_this_run"]
 
@@ -147,9 +147,9 @@ def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     before = runs.client.get_model_version_by_alias("tiny", "champion").version
     run = runs.run(max_gap=0.0)
     # The champion is new, too, and its sweep is at hand.
-    assert run.steps == {"preflight", "data-version", "champion", "report", f"{DISTILLED}/gate-2", f"{SCALED}/gate"}
+    assert run.steps == {"preflight", "data-version", "champion", "report", f"{DISTILLED}/gate-2", f"{MITIGATED}/gate"}
     assert "the champion's sweep is at hand" in run.log
-    verdicts = [read_verdict(run.folder / step / "out") for step in (f"{DISTILLED}/gate-2", f"{SCALED}/gate")]
+    verdicts = [read_verdict(run.folder / step / "out") for step in (f"{DISTILLED}/gate-2", f"{MITIGATED}/gate")]
     assert not any(verdict.passed for verdict in verdicts)
     assert run.error == "" and run.report["status"] == "succeeded"
     assert [c["gate"] for c in run.report["candidates"]] == ["not enough evidence"] * 2
@@ -178,7 +178,7 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
     assert run.error.startswith(f"{why} (the whole log is in ")
     # The other branch goes on, from the cache.
     always = {"preflight", "data-version", "champion", "report"}  # with another recipe it is looked for anew
-    assert run.steps == always | {f"{SCALED}/gate", f"{SCALED}/promote"}
+    assert run.steps == always | {f"{MITIGATED}/gate", f"{MITIGATED}/promote"}
     assert run.report["failed"] == [{"step": "teacher", "error": why}]
     assert posted == [run.report]
 

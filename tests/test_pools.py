@@ -16,19 +16,19 @@ from posgap.pipelines.steps import tree
 CLUSTER = ClusterConfig()
 AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 TRAINED = {"distill"}
-GATES = {"gate scaled", "gate distilled"}
-GENERATED = {"sweep base", "champion", "sweep scaled", "sweep distilled", "teacher", "scale-search"}
+GATES = {"gate mitigated", "gate distilled"}
+GENERATED = {"sweep base", "champion", "sweep mitigated", "sweep distilled", "teacher", "mitigate"}
 UNCACHED = {
     "preflight",
     "data-version",
-    "gate scaled",
+    "gate mitigated",
     "gate distilled",
-    "promote scaled",
+    "promote mitigated",
     "promote distilled",
     "report",
 }
-RETRIED = TRAINED | GENERATED | GATES | {"promote scaled", "promote distilled"}
-IMAGES = {"distill": TRAIN, "scale-search": TRAIN} | dict.fromkeys(GENERATED - {"scale-search"}, SERVE)
+RETRIED = TRAINED | GENERATED | GATES | {"promote mitigated", "promote distilled"}
+IMAGES = {"distill": TRAIN, "mitigate": TRAIN} | dict.fromkeys(GENERATED - {"mitigate"}, SERVE)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_nodes_tolerations_and_gpus_are_chosen_in_the_form():
     values["tolerations"] = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
     steps = {step.name: resources(step) for step in tree(load(None), values).steps()}
     assert steps["distill"].pool == {"node": "h100"} and steps["distill"].accelerators == 8
-    assert steps["sweep scaled"].tolerations == steps["distill"].tolerations == values["tolerations"]
+    assert steps["sweep mitigated"].tolerations == steps["distill"].tolerations == values["tolerations"]
     assert steps["report"].pool == {} and steps["sweep base"].pool == CLUSTER.inference.nodes
 
 

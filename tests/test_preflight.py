@@ -14,7 +14,7 @@ from posgap.demo import tiny_model
 from posgap.errors import Rejected
 from posgap.locations import split_uri
 from posgap.models.loading import save_model
-from posgap.preflight.form import as_config, candidates, complaints, parts, settings
+from posgap.preflight.form import as_config, candidates, complaints, parts, remedies, settings
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example, write_examples
@@ -38,7 +38,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     values = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
     values["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
     plan = read_plan(preflight(form.model_copy(update=values)))
-    assert plan["candidates"] == ["r1", "lpes"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
+    assert plan["candidates"] == ["r1", "mitigate"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
         "validate": prompts | {"limit": 9},
@@ -46,7 +46,7 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
         "teacher": prompts | {"backend": "transformers", "dtype": "float32", "limit": 9},
         "distill": {"task": "kv", "seed": 3, "limit": 9, "dtype": "float32", "epochs": 1},
         "train_job": {"task": "kv", "seed": 3, "gpus_per_node": "1", "limit": 9, "dtype": "float32", "epochs": 1},
-        "scale_search": prompts | {"dtype": "float32", "limit": 9},
+        "mitigate": prompts | {"dtype": "float32", "limit": 9, "methods": ["lpes"]},
         "compare": {"seed": 3},
         "gate": {"seed": 3, "max_gap": 12.0},
     }
@@ -125,6 +125,17 @@ def test_scaling_wants_one_gold_document_and_rotary_positions(form):
     assert "(2) example kv-0: 1 gold documents for 2 position(s)" in complaint
 
 
+def test_mitigations_are_those_that_the_backend_serves():
+    assert remedies("r1+yarn+lpes", "vllm") == ["yarn", "lpes"]
+    assert remedies("mitigate", "vllm") == ["lpes", "linear", "ntk", "yarn"]  # what vLLM and its plugin load
+    assert {"pine", *remedies("mitigate", "vllm")} < set(remedies("mitigate", "transformers"))
+    assert "permutation" not in remedies("mitigate", "transformers")  # no model folder carries it
+    with pytest.raises(ValueError, match="methods: vllm does not serve pine; it serves lpes, linear, ntk, yarn"):
+        remedies("r1+pine", "vllm")
+    with pytest.raises(ValueError, match="methods: mitigate tries yarn too; name one of them"):
+        candidates("mitigate+yarn")
+
+
 def test_shards_are_at_most_as_many_as_placements(form):
     assert "shards: must be from 1 to 4, the number of placements; got 5" in refused(form, shards=5)
     assert "shards: must be from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
@@ -175,7 +186,11 @@ def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, mo
 
 
 def test_methods_and_parts():
-    assert candidates(" r1 + lpes") == ["r1", "lpes"] and parts(1) == [""] and parts(3) == ["1/3", "2/3", "3/3"]
+    assert (
+        candidates(" r1 + lpes+yarn") == ["r1", "mitigate"] == candidates("r1+mitigate")
+        and parts(1) == [""]
+        and parts(3) == ["1/3", "2/3", "3/3"]
+    )
     for methods in ("", "r1+", "r1+r1", "lpes;r1"):
         with pytest.raises(ValueError, match="^methods: "):
             candidates(methods)

@@ -23,7 +23,7 @@ def preflight(
         ("teacher", dict),
         ("distill", dict),
         ("train_job", dict),
-        ("scale_search", dict),
+        ("mitigate", dict),
         ("compare", dict),
         ("gate", dict),
     ],

@@ -230,6 +230,7 @@ METHODS: Choices["Method"] = Choices(
     "posgap.distillation.methods:SFT",
     "posgap.distillation.methods:SEQKD",
     "posgap.scaling.method:LPES",
+    "posgap.mitigating.method:MITIGATE",
 )
 RECIPES: Choices["Recipe"] = Choices(
     "recipe",

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from posgap.choices import METHODS, SECRET
+from posgap.choices import METHODS, MITIGATIONS, SECRET
 from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
 from posgap.config.fields import Values, from_json
@@ -129,7 +129,8 @@ class PreflightConfig(PlacedConfig):
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
         "r1",
-        description=f"methods to try, from {', '.join(METHODS.names())}, like r1+lpes; the best admitted model wins",
+        description=f"methods to try, from {', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, "
+        "or mitigations like lpes, of which the best is tried; joined like r1+lpes; the best admitted model wins",
     )
     backend: str = Field("vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}")
     shards: int = Field(1, description="number of parts of each sweep, which run in parallel")

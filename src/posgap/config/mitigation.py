@@ -79,6 +79,11 @@ class ApplyConfig(StageConfig):
     mitigation: Annotated[str, AfterValidator(MITIGATIONS.checked_if_any)] = Field(
         "", description="mitigation to apply; empty: the best in `found` that a model can have"
     )
+    certain: bool = Field(
+        True,
+        description="of `found` take only a mitigation that is better than the model as it is for certain; false: the "
+        "best that was measured",
+    )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
 
     @model_validator(mode="after")

@@ -2,20 +2,21 @@
 
 import difflib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from posgap import __version__
-from posgap.choices import METHODS
+from posgap.choices import METHODS, MITIGATIONS
 from posgap.config import (
     CompareConfig,
     Config,
     DistillConfig,
     GateConfig,
+    MitigateConfig,
     PoolConfig,
     PreflightConfig,
     Role,
-    ScaleSearchConfig,
     SweepConfig,
     TeacherConfig,
     TrainJobConfig,
@@ -25,6 +26,7 @@ from posgap.config import (
 from posgap.config.fields import registered_name
 from posgap.errors import faults
 from posgap.files import digest_of
+from posgap.mitigating.method import MITIGATE
 
 STAGES: dict[str, type[Config]] = {
     "validate": ValidateConfig,
@@ -32,7 +34,7 @@ STAGES: dict[str, type[Config]] = {
     "teacher": TeacherConfig,
     "distill": DistillConfig,
     "train_job": TrainJobConfig,
-    "scale_search": ScaleSearchConfig,
+    "mitigate": MitigateConfig,
     "compare": CompareConfig,
     "gate": GateConfig,
 }
@@ -47,20 +49,43 @@ _POOLS = {
     "gpus_train": "accelerators",
 }
 # An adapter names its base by a path of the step that trained it, which other steps do not have.
-_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora_export"}
+_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
 
 
 def candidates(methods: str) -> list[str]:
-    """The methods to try, in the order given; raises `ValueError` if one is unknown or given twice."""
+    """The candidates to make, in the order given: methods of training, and `mitigate` for all mitigations named, of
+    which the best becomes one candidate. Raises `ValueError` if a method is unknown or given twice."""
+    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _named(methods)))
+
+
+def remedies(methods: str, backend: str) -> list[str]:
+    """The mitigations that the candidate `mitigate` is chosen from: those named, or all that a model can have and the
+    backend serves. Raises `ValueError` for one that the backend does not serve."""
+    served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
+    named = [name for name in _named(methods) if name in _of_models()]
+    if unserved := [name for name in named if name not in served]:
+        raise ValueError(f"methods: {backend} does not serve {unserved[0]}; it serves {', '.join(served)}")
+    return named or served
+
+
+def _named(methods: str) -> list[str]:
     chosen = [method.strip() for method in methods.split("+")]
+    trained = [name for name in METHODS.names() if name not in MITIGATIONS.names()]
     for method in chosen:
-        if method not in METHODS.names():
+        if method not in trained and method not in _of_models():
             raise ValueError(
-                f"methods: unknown method {method!r}: choose from {', '.join(METHODS.names())}, like r1+lpes"
+                f"methods: unknown method {method!r}: choose from {', '.join(trained)}, or mitigations from "
+                f"{', '.join(_of_models())}, like r1+lpes"
             )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods: {methods!r} names a method twice")
+    if MITIGATE.name in chosen and (also := [name for name in chosen if name in _of_models()]):
+        raise ValueError(f"methods: {MITIGATE.name} tries {also[0]} too; name one of them")
     return chosen
+
+
+def _of_models() -> list[str]:
+    return [mitigation.name for mitigation in MITIGATIONS if mitigation.of_model]
 
 
 def parts(count: int) -> list[str]:
@@ -75,6 +100,8 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     """
     from_form = {name: getattr(form, name) for name in FORM_FIELDS}
     from_form["gpus_per_node"] = form.gpus_train
+    with suppress(ValueError):  # which `complaints` reports
+        from_form["methods"] = remedies(form.methods, form.backend)
     by_stage = {}
     for stage, config in STAGES.items():
         own = {name: value for name, value in from_form.items() if name in config.model_fields}
@@ -104,7 +131,7 @@ def as_config(stage: str, parameters: dict[str, Any]) -> Config:
 def complaints(form: PreflightConfig) -> Iterator[str]:
     """Yields a line for each fault in the form."""
     try:
-        candidates(form.methods)
+        remedies(form.methods, form.backend)
     except ValueError as error:
         yield str(error)
     yield from _unknown(form.overrides)

@@ -33,7 +33,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
                 f"{config.found}: found for another model, {result.model} (the digests differ); "
                 f"compare mitigations of {config.model}"
             )
-        found = _best(result.found, name, str(config.found))
+        found = _best(result.found, name, str(config.found), config.certain)
         name, settings, chosen_by = found.name, found.settings, result.chosen_by
     mitigation = model_mitigation(name)
     given = parsed(mitigation.settings, settings, f"settings of {name}")
@@ -50,17 +50,20 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
     log.info("%s applied with %s", name, applied.settings)
 
 
-def _best(found: list[Found], name: str, where: str) -> Found:
-    """The mitigation of that name, or the best that was measured and a model can have."""
+def _best(found: list[Found], name: str, where: str, certain: bool) -> Found:
+    """The mitigation of that name, or the best that was measured and a model can have; if `certain`, of those that are
+    better than the model as it is for certain."""
     if name:
         named = [each for each in found if each.name == name and each.tried]
         if not named:
             raise PosgapError(f"{where}: {name} was not tried there; give another `mitigation`, or its settings")
         return named[0]
-    of_models = [each for each in found if each.helps and MITIGATIONS[each.name].of_model]
+    of_models = [each for each in found if each.measured and MITIGATIONS[each.name].of_model]
     if not of_models:
+        raise PosgapError(f"{where}: no mitigation that a model can have was measured; name the `mitigation` to apply")
+    if certain and not (of_models := [each for each in of_models if each.helps]):
         raise PosgapError(
             f"{where}: no mitigation that a model can have is for certain better than the model as it is; "
-            "name the `mitigation` to apply"
+            "name the `mitigation` to apply, or take the best that was measured with --no-certain"
         )
     return max(of_models, key=lambda each: each.measured.difference.mean if each.measured else 0.0)
