@@ -44,3 +44,12 @@ def test_the_site_is_built_without_a_broken_link(tmp_path):
     for page in (tmp_path / "site").glob("*.html"):
         taken = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?:[^>]*", page.read_text(encoding="utf-8"))
         assert taken == [], page.name  # it works without a network
+
+
+def test_links_of_the_readme_lead_into_the_repository():
+    """They are absolute, so that they hold on a package's page too."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(linked) > 20 and [link for link in linked if not link.startswith("https://")] == []
+    ours = [re.split(r"[?#]", link.partition("/blob/main/")[2])[0] for link in linked if "/posgap/posgap/" in link]
+    assert [path for path in ours if not (ROOT / path).is_file()] == []

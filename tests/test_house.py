@@ -1,4 +1,4 @@
-"""The rooms of src/posgap and how they depend on each other: downwards only (docs: the README's tree)."""
+"""The rooms of src/posgap and how they depend on each other: downwards only (CONTRIBUTING has the tree)."""
 
 import ast
 from functools import cache
@@ -64,7 +64,7 @@ def test_no_stage_imports_another():
         assert not imports(file) & others, file.name
 
 
-def test_the_readme_s_tree_names_every_room():
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The tree")[2]
+def test_the_tree_names_every_room():
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The tree")[2]
     rooms = {folder.name for folder in SOURCE.iterdir() if (folder / "__init__.py").is_file()}
     assert not {name for name in rooms if f"  {name}/ " not in tree}
