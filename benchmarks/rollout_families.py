@@ -29,12 +29,11 @@ from posgap.rollout import decoders
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.measurement import Measured, measure
-from posgap.tables import markdown
 
 N, TEXTS = 24, 2
 CLOSE = 2e-3  # the greatest relative difference of a share or a strength, where float32 has rounded layer upon layer
 
-_PLAIN = "gpt_neo hunyuan_v1_moe internlm3 minicpm3 openai-gpt xglm gemma4_text longcat_flash hyperclovax glm_moe_dsa "
+_PLAIN = "gpt_neo hunyuan_v1_moe internlm3 minicpm3 openai-gpt xglm gemma4_text hyperclovax glm_moe_dsa "
 MORE: dict[str, tuple[str, dict]] = {
     **{name: (name, {}) for name in _PLAIN.split()},
     "dots1": ("dots1", {"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}),
@@ -185,12 +184,8 @@ def table(rows: list[list[str]]) -> str:
         f"{len(rows)} configurations with random weights, {equal} equal to an independent twin, {refused} refused. "
         f"Windows are in tokens, of {N}; RoPE's angles in radians a token, the greatest and the least."
     )
-    return (
-        "## Which models\n\n"
-        + intro
-        + "\n\n"
-        + markdown(["configuration", "against its twin", "sees", "turns by"], rows)
-    )
+    head = ["| configuration | against its twin | sees | turns by |", "|---|---|---|---|"]
+    return "\n".join(["## Which models", "", intro, "", *head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def main() -> None:

@@ -32,13 +32,16 @@ from posgap.models.in_force import scale_model
 from posgap.models.loading import eager_attention, load_model, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.decoders import Decoder, position_encoding
+from posgap.rollout.documents import by_document, joined, joined_reading, shortened
 from posgap.rollout.encodings import alibi_slopes
-from posgap.rollout.files import read_influences, read_measurement, read_prediction
+from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 from posgap.tasks.examples import write_examples
+from posgap.tasks.placements import Placement
+from posgap.tasks.setup import prompt_builder
 
 sys.path.append(str(ROOT / "benchmarks"))
 import rollout_families
@@ -312,6 +315,28 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert (measurement.n_texts, measurement.layers, measurement.heads) == (6, 2, 4)
     assert read_influences(measured, measurement, ["rollout"])["rollout"].shape == (6, measurement.sequence_length)
     np.testing.assert_allclose(sum(measurement.influence["gradient"]), 1)
+    documents, shares = measurement.documents, read_document_shares(measured, measurement)
+    assert documents["positions"] == [1, 2, 3, 4] and documents["prompts"] == [2, 2, 1, 1]
+    assert documents["asked"] == [[kv_example(i).id, i % 4 + 1] for i in range(6)]
+    # The twin finds each record's tokens by its text alone; prompts here are of one length, so that none is cut.
+    build = prompt_builder("kv", str(model_folder), 0)
+    whole = read_influences(measured, measurement, ["rollout"])["rollout"]
+    for at, gold in ((0, 1), (5, 2)):
+        example, placement = kv_example(at), Placement((gold,), 4)
+        offsets = build.tokenizer(build.text(example, placement), return_offsets_mapping=True)["offset_mapping"]
+        start = build.text(example, placement).index(f'"{example.key}": "')
+        tokens = [
+            i for i, (a, b) in enumerate(offsets) if a < start + len(f'"{example.key}": "{example.value}') and b > start
+        ]
+        assert shares["rollout"][at, gold - 1] == pytest.approx(whole[at, tokens].sum(), abs=0.02)
+    mean = shares["rollout"][[0, 4]].mean(0)
+    np.testing.assert_allclose(documents["measures"]["rollout"]["documents"][0], mean)
+    low, high = documents["measures"]["rollout"]["gold_ci95"][0]
+    assert documents["measures"]["rollout"]["gold"][0] == pytest.approx(mean[0]) and low <= mean[0] <= high
+    assert documents["measures"]["rollout"]["gold_ci95"][3] is None and documents["cut"] == 0
+    assert (
+        np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.reading
+    )
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip
@@ -323,6 +348,37 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     prediction = read_prediction(predicted)
     assert prediction.lambdas == measurement.lambdas and len(prediction.distribution) == measurement.sequence_length
     assert sum(prediction.distribution) == pytest.approx(1)
+
+
+def test_documents_that_lose_tokens_to_the_common_length_are_told():
+    assert shortened([(3, 8), (9, 12)], 0) == (((3, 8), (9, 12)), False)
+    assert shortened([(3, 8), (9, 12)], 2) == (((1, 6), (7, 10)), False)
+    assert shortened([(3, 8), (9, 12)], 3) == (((1, 5), (6, 9)), True)
+    rows = np.arange(24.0).reshape(2, 1, 12)
+    np.testing.assert_allclose(by_document(rows, [[(0, 2), (2, 12)], [(1, 1), (11, 12)]]), [[[1, 65]], [[0, 23]]])
+
+
+def test_whether_a_share_tells_right_answers():
+    """Shares that tell right from wrong at each position, and one that knows the position alone."""
+    asked = [[f"e{i}", i % 2 + 1] for i in range(40)]
+    answers = {(name, position): float(i % 4 < position) for i, (name, position) in enumerate(asked[:36])}
+    right = np.array([i % 4 < position for i, (_, position) in enumerate(asked)])
+    positions = np.array([position for _, position in asked])
+    shares = {"tells": 0.1 + 0.2 * right, "place": 0.1 * positions, "against": 0.3 - 0.2 * right}
+    told = joined(asked, {name: np.stack([v, v], 1) for name, v in shares.items()}, answers, 0)
+    measures = told["measures"]
+    assert told["prompts"] == 36 and told["accuracy"] == pytest.approx(100 * right[:36].mean())
+    assert (measures["tells"]["auc"], measures["tells"]["auc_ci95"]) == (1, [1, 1])
+    assert (measures["against"]["auc"], measures["against"]["auc_within_position"]) == (0, 0)
+    good, bad = positions[:36][right[:36]], positions[:36][~right[:36]]
+    pairs = [(a > b) + (a == b) / 2 for a in good for b in bad]
+    assert measures["place"]["auc"] == pytest.approx(np.mean(pairs)) and measures["place"]["auc_within_position"] == 0.5
+    assert [group["prompts"] for group in measures["tells"]["calibration"]] == [8, 7, 7, 7, 7]
+    assert (
+        measures["tells"]["calibration"][0]["accuracy"] == 0 and measures["tells"]["calibration"][-1]["accuracy"] == 100
+    )
+    assert "AUC 1.00, 1.00 to 1.00; among prompts of one gold position" in joined_reading(told, "base", "tells")
+    assert "asked none of the measured examples" in joined_reading(joined(asked, {}, {}, 0), "base")
 
 
 def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder):

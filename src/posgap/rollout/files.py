@@ -85,6 +85,7 @@ class Measurement(Record):
     descriptions: dict[str, dict]
     windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
     unattended: dict[str, Share] = Field(default_factory=dict)
+    documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
     reading: str
     settings: dict
 
@@ -123,6 +124,19 @@ def write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def read_influences(path: Path, measured: Measurement, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Each text's distributions `[E, N]` by the measures of these names, from the arrays beside `measured`."""
+    return _read_arrays(path, names, (measured.n_texts, measured.sequence_length))
+
+
+def read_document_shares(path: Path, measured: Measurement) -> dict[str, np.ndarray]:
+    """Each prompt's shares by document `[E, n]`, by measure, from the arrays beside `measured`; empty without any."""
+    if not measured.documents:
+        return {}
+    shape = (measured.n_texts, int(measured.documents["n_docs"]))
+    names = {f"documents_{name}": name for name in measured.documents["measures"]}
+    return {names[name]: values for name, values in _read_arrays(path, names, shape).items()}
+
+
+def _read_arrays(path: Path, names: Iterable[str], shape: tuple[int, int]) -> dict[str, np.ndarray]:
     file = (path if path.is_dir() else path.parent) / ARRAYS_FILE
     try:
         with np.load(file) as arrays:
@@ -130,7 +144,6 @@ def read_influences(path: Path, measured: Measurement, names: Iterable[str]) -> 
     except (OSError, ValueError, EOFError, KeyError, MemoryError, BadZipFile, zlib.error) as error:
         raise PosgapError(f"{file}: cannot be read: {str(error) or type(error).__name__}; measure again") from None
     for name, values in influences.items():
-        shape = (measured.n_texts, measured.sequence_length)
         if values.shape != shape or values.dtype.kind != "f" or not np.isfinite(values).all():
             raise PosgapError(f"{file}: {name}: no finite numbers of shape {list(shape)}; measure again")
     return influences

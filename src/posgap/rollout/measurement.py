@@ -1,7 +1,7 @@
 """Attention statistics and input-token influence of a decoder, batch by batch."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import normalized
+from posgap.rollout.documents import Asked, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
 
@@ -146,21 +147,29 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 class Measured(NamedTuple):
     """What was measured of a model: `Statistics.means`; the distributions [E, N] of the E texts over positions, by
     measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`); and
-    the share of either rollout that went to no token, but to the logits of sinks beside them."""
+    the share of either rollout that went to no token, but to the logits of sinks beside them. `documents` is the last
+    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, np.ndarray]
     windows: list[int | None]
     frequencies: list[list[float] | None]
     unattended: dict[str, float]
+    documents: np.ndarray | None = None
 
 
 def measure(
-    model: PreTrainedModel, batches: Iterable[Tensor], n: int, slopes: np.ndarray, threshold: float
+    model: PreTrainedModel,
+    batches: Iterable[Tensor],
+    n: int,
+    slopes: np.ndarray,
+    threshold: float,
+    asked: Sequence[Asked] = (),
 ) -> Measured:
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
 
-    `slopes` [H] are ALiBi's, or zeros. Beside the model this needs memory for the layers' inputs, L B N D, and for
+    `slopes` [H] are ALiBi's, or zeros; `asked` says where the documents of the prompts stand, as they are read. Beside
+    the model this needs memory for the layers' inputs, L B N D, and for
     the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose
     attention cannot be replaced. The rollout is computed from the last layer down, so the layers are called again in
     that order.
@@ -171,11 +180,16 @@ def measure(
     statistics = Statistics(decoder.n_layers, decoder.n_heads, n, by_distance, threshold)
     influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rollout", "rollout_without_residuals")}
+    attention: list[np.ndarray] = []
     for ids in batches:
         ids = ids.to(model.device)
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
         with decoder.reading():
-            by_measure |= _rollouts(decoder, ids, statistics)
+            rollouts, last = _rollouts(decoder, ids, statistics)
+        by_measure |= rollouts
+        if asked:
+            spans = [each.spans for each in asked[sum(map(len, attention)) :][: len(ids)]]
+            attention.append(by_document(last, spans))
         if not influence["rollout"]:
             decoder.check(ids)
         for name in kept:
@@ -188,6 +202,7 @@ def measure(
         [seen.window() for seen in statistics.visible],
         decoder.frequencies,
         {name: 1 - float(np.concatenate(rows).mean()) for name, rows in kept.items()},
+        np.concatenate(attention) if asked else None,
     )
 
 
@@ -196,23 +211,28 @@ class _Carried:
 
     def __init__(self, layer: int, rows: Tensor, statistics: Statistics):
         self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
+        self.last = torch.empty(0)  # the last token's attention, [B, H, N]
 
     def take(self, first: int, a: Tensor, seen: Tensor) -> None:
         self.statistics.add(self.layer, first, a, seen)
         of_queries = self.rows[:, :, None, first : first + a.shape[2]]
+        self.last = a[:, :, -1]
         self.into += (of_queries @ a.mean(dim=1).double())[:, :, 0]
 
 
-def _rollouts(decoder: Decoder, ids: Tensor, statistics: Statistics) -> dict[str, Tensor]:
-    """The rollouts [B, N] of `ids` with residual connections and without; adds all else to `statistics`."""
+def _rollouts(decoder: Decoder, ids: Tensor, statistics: Statistics) -> tuple[dict[str, Tensor], np.ndarray]:
+    """The rollouts [B, N] of `ids` with residual connections and without, and the last token's attention by layer and
+    head, [B, L, H, N]; adds all else to `statistics`."""
     calls = decoder.read(ids)
     statistics.texts += len(ids)
     rows = torch.zeros(2, *ids.shape, device=ids.device, dtype=torch.float64)
     rows[:, :, -1] = 1.0
+    last = []
     for layer in reversed(range(decoder.n_layers)):
         carried = _Carried(layer, rows, statistics)
         strengths = decoder.attend(layer, calls.pop(), carried.take)
         statistics.add_strengths(layer, strengths)
+        last.append(carried.last.cpu().numpy())
         strength = strengths.double().mean(dim=1, keepdim=True)
         rows = torch.stack([(1 - strength) * rows[0] + strength * carried.into[0], carried.into[1]])
-    return {"rollout": rows[0], "rollout_without_residuals": rows[1]}
+    return {"rollout": rows[0], "rollout_without_residuals": rows[1]}, np.stack(last[::-1], axis=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,6 +39,32 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-LEAST_DECADES / n), top=min(1.5, 2.5 * shown.max()))
     styled(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
     axes.legend(frameon=False, loc="best")
+    return figure
+
+
+def document_lines(documents: Mapping[str, Any]) -> Figure:
+    """Plots the gold document's share by its position, with 95 % intervals, and every document's share of the rollout
+    and of the gradient, a line for each gold position (`documents.summary`)."""
+    figure, (gold, *panels) = plt.subplots(1, 3, figsize=(13, 4.2), dpi=144, layout="constrained")
+    positions = np.array(documents["positions"])
+    for (name, measured), color in zip(documents["measures"].items(), COLORS):
+        shares = 100 * np.array(measured["gold"])
+        gold.plot(positions, shares, color=color, marker="o", markersize=3, label=name.replace("_", " "))
+        low, high = np.transpose([each or (np.nan, np.nan) for each in measured["gold_ci95"]])
+        gold.fill_between(positions, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
+    styled(gold, title="the gold document", xlabel="its position", ylabel="share of the influence, %")
+    gold.set_ylim(bottom=0)
+    gold.legend(frameon=False, fontsize=8)
+    shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(positions)))
+    every = np.arange(1, documents["n_docs"] + 1)
+    for axes, name in zip(panels, ("rollout", "gradient")):
+        for position, shares, shade in zip(positions, documents["measures"][name]["documents"], shades):
+            axes.plot(every, 100 * np.array(shares), color=shade, linewidth=0.9)
+            axes.plot(position, 100 * shares[position - 1], "o", color=shade, markersize=4)
+        styled(axes, title=f"{name}: a line for each gold position (dot)", xlabel="document")
+        axes.set_ylim(bottom=0)
+    for axes in (gold, *panels):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 

@@ -1,7 +1,9 @@
 """Token sequences of equal length to measure a model on, from one text, from many texts, or from prompts."""
 
+import dataclasses
+import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TextIO
@@ -13,21 +15,28 @@ from transformers import PreTrainedTokenizerBase
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
 from posgap.progress import track
+from posgap.rollout.documents import Asked, shortened
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
 
+log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 256
 READ_AT_ONCE = 1 << 16  # characters of a text file
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of `length` tokens each, read lazily; there are at most `most` of them (0: unknown)."""
+    """Sequences of `length` tokens each, read lazily; there are at most `most` of them (0: unknown).
+
+    `asked` has the documents of each prompt that was read so far, where the sequences are prompts with one gold
+    document whose documents' tokens can be told.
+    """
 
     length: int
     most: int
     stream: Iterator[list[int]]
+    asked: list[Asked] = field(default_factory=list)
 
     def batches(self, batch_tokens: int, what: str) -> Iterator[Tensor]:
         """Batches of `ids [B, N]` with at most `batch_tokens` tokens, but at least one sequence, in each.
@@ -60,10 +69,31 @@ def read_prompts(path: Path, build: PromptBuilder, n_docs: int, length: int, lim
     """
     examples = read_examples(path)[: limit or None]
     placements = all_placements(n_docs, build.task.n_gold)
-    prompts = [build(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
+    placed = [(example, placements[i % len(placements)]) for i, example in enumerate(examples)]
+    prompts = [build(example, placement) for example, placement in placed]
     length = length or min(map(len, prompts))
-    fitting = (p[:1] + p[len(p) - length + 1 :] for p in prompts if len(p) >= length)
-    return _sequences(fitting, path, "prompt", length, len(prompts))
+    asked: list[Asked] = []
+
+    def fitting() -> Iterator[list[int]]:
+        marked = build.task.n_gold == 1
+        for prompt, (example, placement) in zip(prompts, placed):
+            if len(prompt) < length:
+                continue
+            lost = len(prompt) - length
+            if marked:
+                documents = build.documents(example, placement)
+                try:
+                    spans = build.spans(example, documents, build.prompt(example, placement))
+                except PosgapError as error:
+                    log.warning("%s: shares by document are left out: %s", path, error)
+                    marked = False
+                    asked.clear()
+                else:
+                    asked.append(Asked(example.id, placement.positions[0], *shortened(spans, lost)))
+            yield prompt[:1] + prompt[lost + 1 :]
+
+    sequences = _sequences(fitting(), path, "prompt", length, len(prompts))
+    return dataclasses.replace(sequences, asked=asked)
 
 
 def _sequences(texts: Iterator[list[int]], path: Path, what: str, length: int, most: int) -> Sequences:

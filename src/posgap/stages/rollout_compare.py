@@ -8,9 +8,10 @@ import numpy as np
 from posgap.config import RolloutCompareConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
-from posgap.measurement.sweeps import read_sweep
+from posgap.measurement.sweeps import read_predictions, read_sweep, swept_rows
 from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_reading, sweep_spearman
-from posgap.rollout.files import read_influences, read_measurement, read_prediction
+from posgap.rollout.documents import joined, joined_reading
+from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import INFLUENCES
 from posgap.rollout.plots import save
 from posgap.stage import stage
@@ -55,6 +56,16 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
         sentences.append(sweep_reading(sweep, **by_curve))
         run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
+        if shares := read_document_shares(config.measurement, measurement):
+            assert measurement.documents is not None
+            answers = {
+                (row["id"], row["placement"][0]): float(row["correct"])
+                for row in swept_rows(read_predictions(config.sweep))
+                if not row.get("sample")
+            }
+            told = joined(measurement.documents["asked"], shares, answers, config.seed)
+            result["documents"] = told
+            sentences.append(joined_reading(told, sweep.label))
     result["reading"] = "; ".join(sentences)
     write_json(out / "comparison.json", result)
     curves = {prediction.label: predicted, f"{measurement.label}, {config.influence.replace('_', ' ')}": chosen}

@@ -14,9 +14,11 @@ from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import describe, reading
+from posgap.rollout.documents import by_document, summary
+from posgap.rollout.documents import reading as by_documents_reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
-from posgap.rollout.plots import distribution_curves, layer_panels, save
+from posgap.rollout.plots import distribution_curves, document_lines, layer_panels, save
 from posgap.rollout.texts import Sequences, read_prompts, read_text
 from posgap.stage import stage
 from posgap.tasks.setup import prompt_builder
@@ -47,6 +49,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         n,
         np.array(encoding.get("slopes", np.zeros(heads))),
         config.sink_threshold,
+        sequences.asked,
     )
     statistics, influence = measured.statistics, measured.influence
     encoding["frequencies"] = measured.frequencies
@@ -58,6 +61,13 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
             f"; {100 * statistics['unattended'].mean():.0f} % of the attention goes to logits beside the tokens, and "
             f"{100 * unattended['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
         )
+    by_documents: dict[str, np.ndarray] = {}
+    documents = None
+    if measured.documents is not None:
+        spans = [each.spans for each in sequences.asked]
+        by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
+        documents = summary(sequences.asked, by_documents, measured.documents, config.seed)
+        said += f"; {by_documents_reading(documents)}"
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
@@ -73,14 +83,19 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         descriptions={name: describe(values) for name, values in mean.items()},
         windows=measured.windows,
         unattended=unattended,
+        documents=documents,
         reading=said,
         settings=config.settings(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}
-    write_arrays(out, by_head | influence)
+    of_documents = {f"documents_{name}": shares for name, shares in by_documents.items()}
+    if measured.documents is not None:
+        of_documents["documents_attention"] = measured.documents
+    write_arrays(out, by_head | influence | of_documents)
     curves = {name.replace("_", " "): values for name, values in mean.items()}
-    save(distribution_curves(curves, "share of the influence"), out / "influence.png")
+    drawn = document_lines(documents) if documents else distribution_curves(curves, "share of the influence")
+    save(drawn, out / "influence.png")
     save(layer_panels(result, statistics), out / "layers.png")
     for layer, strength in enumerate(result.lambdas, start=1):
         run.metrics({"residual_strength": strength}, step=layer)
