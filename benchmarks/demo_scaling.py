@@ -50,6 +50,7 @@ def scaled(model: Path, name: str, folder: Path, searched: Path, held_out: Path)
             generations=6,
             limit=LINES,
             halving=True,
+            holdout=0,  # lines 101 to 300 tell what it gains
             out=folder / f"scaling-{name}-{N_DOCS}",
         )
     )

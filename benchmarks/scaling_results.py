@@ -41,7 +41,8 @@ METHODS = {
     "free": {"curve": "free"},
 }
 ON_R1 = ("uniform", "Bezier")  # the methods that are also searched on the R1 model
-SEARCH = {"population": 14, "generations": 6, "limit": 60, "batch_tokens": 2048}
+# Nothing is kept aside of the 60: lines 101 to 300 tell what a scaling gains.
+SEARCH = {"population": 14, "generations": 6, "limit": 60, "holdout": 0, "batch_tokens": 2048}
 SEARCHED, SWEPT = 7, 10  # positions
 PASSES = "passes"
 Row = dict[str, float]  # mean, worst, gap, and the forward passes of the search

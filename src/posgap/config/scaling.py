@@ -51,6 +51,12 @@ class ScaleSearchConfig(*CURVES.bases(), _Searched):  # type: ignore[misc]  # re
         description="how answers are judged; auto: teacher_forced if each question has only one right response, and "
         "the model begins with it",
     )
+    holdout: float = Field(
+        0.25,
+        ge=0,
+        lt=1,
+        description="share of the examples that the search is kept from, to say what the factors gain; 0: none",
+    )
     halving: bool = Field(
         False,
         description="drop the weaker half of the candidates after a quarter, and again after half, of the examples",

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from posgap.choices import CURVES
 from posgap.config import ScaleSearchConfig
 from posgap.errors import PosgapError
-from posgap.files import digest, remove, work_folder, write_json
+from posgap.files import digest, remove, work_folder
 from posgap.generation.generator import Sampling
 from posgap.interruption import goes_on
 from posgap.locations import with_uris
@@ -26,9 +26,10 @@ from posgap.models.loading import commit_on_hub, load_config, load_model
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
+from posgap.scaling.holdout import FEWEST, gain, kept_aside
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
-from posgap.scaling.scaling_file import SCALING_FILE, Scaling, Spoken
+from posgap.scaling.scaling_file import Holdout, Scaling, Spoken, write_scaling
 from posgap.scaling.scores import Scores
 from posgap.scaling.search import search
 from posgap.scaling.strategies import CMAES, Genetic, Strategy
@@ -51,7 +52,13 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
     Scores are kept beside `out` until the search ends, so that an interrupted search goes on where it was.
     """
-    examples = searched_examples(config)
+    examples, aside = kept_aside(given := searched_examples(config), config.holdout)
+    if config.holdout and not aside:
+        log.info(
+            "%d examples are too few to keep %g of them aside (%d or more): all are searched on, and what the factors "
+            "gain there is too high",
+            len(given), config.holdout, FEWEST,
+        )  # fmt: skip
     build = builder_of(config)
     if build.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; search on a task with one gold document")
@@ -59,14 +66,16 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     positions = [placement.positions[0] for placement in placements]
     metric = config.metric or build.task.metric
     teacher_forced = config.evaluation == "teacher_forced" or (
-        config.evaluation == "auto" and one_right_response(build, examples, metric)
+        config.evaluation == "auto" and one_right_response(build, given, metric)
     )
-    questions = ask(build, examples, placements, metric, teacher_forced)
-    if teacher_forced and (reason := unlike_generation(RopeLengths.of(load_config(config.model)), questions)):
+    questions, others = (ask(build, part, placements, metric, teacher_forced) for part in (examples, aside))
+    rope = RopeLengths.of(load_config(config.model))
+    if teacher_forced and (reason := unlike_generation(rope, [*questions, *others])):
         if config.evaluation == "teacher_forced":
             raise PosgapError(f"{config.model}: {reason}; take `evaluation` generation")
         log.info("%s: %s; answers are generated", config.model, reason)
-        teacher_forced, questions = False, ask(build, examples, placements, metric, False)
+        teacher_forced = False
+        questions, others = (ask(build, part, placements, metric, False) for part in (examples, aside))
     model, score = load_model(config.model, config.dtype), partial(build.task.score, metric=metric)
 
     def forced(questions: list[list[Question]]) -> Evaluator:
@@ -104,13 +113,28 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     unscaled_accuracy = scores.accuracy(ones)
     if not unscaled_accuracy.any():
         log.warning("%s; the search fails unless some factors change that", _silence(config.model, teacher_forced))
+    loses_ties = teacher_forced and model.dtype.itemsize == 2
+    judge = (forced if teacher_forced and not loses_ties else generated)(others) if others else None
+    before = judge.correct([ones], range(len(others)))[0] if judge else None
     if config.strategy == "ms_poe":
         chosen, accuracy = _ms_poe(model, evaluator, ones)
         chosen["fitness"] = scores.fitness(accuracy)
     else:
-        spoken = generated(questions) if teacher_forced and model.dtype.itemsize == 2 else None
-        chosen, accuracy = _search(config, scores, len(ones), run, spoken)
+        chosen, accuracy = _search(config, scores, len(ones), run, generated(questions) if loses_ties else None)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
+    spoken = chosen.get("generated")
+    searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled.fitness)
+    chosen["search_gain"] = searched[0] - searched[1]
+    if judge:
+        found = ones if config.strategy == "ms_poe" else tuple(chosen["factors"])  # the heads' are in force already
+        after = judge.correct([found], range(len(others)))[0]
+        chosen["gain"], chosen["gain_ci95"] = gain(after, before, scores.fitness, config.seed)
+        chosen["holdout"] = Holdout(
+            examples=len(aside),
+            contents=contents(aside),
+            accuracy=(100 * after.mean(axis=0)).tolist(),
+            unscaled_accuracy=(100 * before.mean(axis=0)).tolist(),
+        )
     scaling = Scaling(
         model=with_uris(config.model),
         strategy=config.strategy,
@@ -124,11 +148,13 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         **searched_on,
         **chosen,
     )
-    write_json(out / SCALING_FILE, scaling.model_dump(mode="json"))
+    write_scaling(scaling, out)
     write_plot(scaling, out / "scaling.png")
-    run.metrics({name: getattr(scaling, name) for name in ("fitness", "unscaled_fitness", "forward_passes")})
+    told = ("fitness", "unscaled_fitness", "forward_passes", "search_gain", "gain")
+    run.metrics({name: value for name in told if (value := getattr(scaling, name)) is not None})
     run.artifact(out)
     log.info("fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors)
+    log.info("the factors gain %s", scaling.gained)
 
 
 def _search(

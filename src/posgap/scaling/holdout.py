@@ -1,0 +1,44 @@
+"""Examples that a search is kept from, and what the factors that it found gain on them.
+
+The best of many candidates is the best partly by luck: on the examples that chose it, it gains more than it will on
+others (the winner's curse). Examples that had no say tell by how much.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from posgap.tasks.content import content
+from posgap.tasks.examples import AnyExample
+
+FEWEST = 8  # examples kept aside: an interval of fewer says nothing
+_RESAMPLES = 1000
+
+
+def kept_aside(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyExample], list[AnyExample]]:
+    """The examples to search on, in their order, and a `share` of them, rounded down, that the search is kept from.
+
+    Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
+    example is kept aside where it would be fewer than `FEWEST`.
+    """
+    of_each = [content(example) for example in examples]
+    different = sorted(set(of_each))
+    count = int(len(different) * share)
+    aside = set(different[:count]) if count >= FEWEST else set()
+    searched = [example for example, name in zip(examples, of_each) if name not in aside]
+    return searched, [example for example, name in zip(examples, of_each) if name in aside]
+
+
+def gain(
+    scaled: np.ndarray, unscaled: np.ndarray, fitness: Callable[[np.ndarray], float], seed: int
+) -> tuple[float, tuple[float, float]]:
+    """What scores `scaled [E, P]` have more in fitness than `unscaled [E, P]`, 0 to 1, of the same examples, with its
+    95 % interval: the 2.5th and 97.5th percentile over examples drawn with replacement (Efron 1979), each with both of
+    its rows. `fitness` is that of an accuracy `[P]` in points."""
+
+    n = len(scaled)
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES)  # how often each example
+    weights = np.vstack([np.ones(n), drawn]) / n
+    seen, *resampled = [fitness(a) - fitness(b) for a, b in zip(100 * weights @ scaled, 100 * weights @ unscaled)]
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    return float(seen), (float(low), float(high))
