@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 else:
     Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
     WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
+Numbers = Annotated[list[float], BeforeValidator(split_commas)]
 PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from posgap.choices import POSITION_ENCODINGS, TASKS, PositiveNumbers
+from posgap.choices import POSITION_ENCODINGS, TASKS, Numbers, PositiveNumbers
 from posgap.config.base import StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -44,6 +44,9 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
     residual_strength: float = Field(
         0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
     )
+    residual_strengths: Numbers = Field(
+        [], description="lambda of each layer, from the first, separated by commas, in place of `residual`"
+    )
     residual_power: float = Field(1.0, ge=0, description="residual power: exponent of the decay with depth")
     content: Literal["none", "constant", "mean", "heads"] = Field(
         "none",
@@ -51,6 +54,9 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         "the measurement's of each layer and head",
     )
     content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
+    content_scores: Numbers = Field(
+        [], description="the extra score of a token on itself in each layer, in place of `content`"
+    )
     head_weights: PositiveNumbers = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"
     )

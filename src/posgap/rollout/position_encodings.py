@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.choices import POSITION_ENCODINGS, Parameters, PositiveNumbers
+from posgap.choices import POSITION_ENCODINGS, Numbers, Parameters, PositiveNumbers
 from posgap.errors import PosgapError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class PositionEncoding:
 
 class Slope(Parameters):
     slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
+    slopes: Numbers = Field([], description="decay: that of each head, separated by commas; empty: `slope` for all")
 
 
 class Rotation(Parameters):
@@ -56,6 +57,12 @@ class Rotation(Parameters):
     rope_factors: PositiveNumbers = Field(
         [], description="rope: one factor per layer that divides positions (LPES); empty: the measured model's, or none"
     )
+
+
+def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> Encoded:
+    if parameters.slopes and (len(parameters.slopes) != n_heads or min(parameters.slopes) < 0):
+        raise PosgapError(f"slopes: give one that is not negative for each of {n_heads} heads")
+    return Encoded(slopes=parameters.slopes or (parameters.slope,))
 
 
 def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:
@@ -92,8 +99,6 @@ def of_model(measured: Mapping[str, Any]) -> PositionEncoding:
 
 MEASURED = PositionEncoding("measured", "the measured model's encoding", _nothing, of_measurement=True)
 NONE = PositionEncoding("none", "no position encoding", _nothing)
-DECAY = PositionEncoding(
-    "decay", "scores fall linearly with distance", lambda p, measured, n_heads: Encoded(slopes=(p.slope,)), Slope
-)
+DECAY = PositionEncoding("decay", "scores fall linearly with distance", _decay, Slope)
 ALIBI = PositionEncoding("alibi", "the same, with ALiBi's slope for each head", _alibi)
 ROPE = PositionEncoding("rope", "queries and keys are rotated by their positions", _rope, Rotation)

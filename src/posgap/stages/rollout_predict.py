@@ -74,6 +74,8 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     encoded = _encoding(config, measured, n_heads)
     if config.rope_factors and encoded.scores is None:
         raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
+    if config.slopes and config.encoding != "decay":
+        raise PosgapError("slopes: they are those of a decay: give `encoding` decay, or leave them out")
     if encoded.factors and len(encoded.factors) != n_layers:
         raise PosgapError(f"rope_factors: {len(encoded.factors)} given for {n_layers} layers")
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
@@ -85,7 +87,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         np.broadcast_to(np.array([encoded.slopes]), (1, n_heads)),
         scores=encoded.scores,
         factors=encoded.factors,
-        diagonal=_content(config, measured),
+        diagonal=_content(config, measured, n_layers),
         head_weights=config.head_weights,
         temperature=config.temperature,
     )
@@ -112,6 +114,8 @@ def _encoding(config: RolloutPredictConfig, measured: Measurement | None, n_head
 
 
 def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
+    if config.residual_strengths:
+        return checked_lambdas(_of_each_layer("residual_strengths", config.residual_strengths, n_layers))
     if measured and config.residual == "measured":
         if len(measured.lambdas) != n_layers:
             raise PosgapError(f"residual: measured for {len(measured.lambdas)} layers, but `layers` is {n_layers}")
@@ -121,8 +125,16 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
     return constant_schedule(config.residual_strength, n_layers)
 
 
-def _content(config: RolloutPredictConfig, measured: Measurement | None) -> np.ndarray:
-    """The extra scores of tokens on themselves: [1, 1] for all layers and heads, or [L, H]."""
+def _of_each_layer(name: str, values: list[float], n_layers: int) -> list[float]:
+    if len(values) != n_layers:
+        raise PosgapError(f"{name}: {len(values)} given for {n_layers} layers")
+    return values
+
+
+def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
+    """The extra scores of tokens on themselves: [1, 1] for all layers and heads, [L, 1], or [L, H]."""
+    if config.content_scores:
+        return np.array([_of_each_layer("content_scores", config.content_scores, n_layers)]).T
     match config.content:
         case "constant":
             return np.array([[config.content_score]])
