@@ -38,7 +38,11 @@ def test_correlation_and_distance_are_scipy_s(n, seed):
         (np.exp(np.arange(100) / 20), "rising to the last token (recency)"),
         (np.cosh((np.arange(100) - 60) / 15), "U-shaped"),
         (np.exp(-(((np.arange(100) - 50) / 10) ** 2)), "greatest between the ends"),
-        (np.array([3.0, 1.0, 2.0]), "U-shaped"),
+        (np.array([3.0, 1.0, 2.0, 9.0]), "U-shaped"),
+        # What the last token keeps of itself is no rise towards the end.
+        (np.concatenate([np.exp(-np.arange(100) / 20), [5.0]]), "falling from the first token (primacy)"),
+        (np.concatenate([np.ones(100), [9.0]]), "flat"),
+        (np.array([3.0, 1.0]), "flat"),
         (np.array([1.0]), "flat"),
     ],
 )
@@ -47,8 +51,8 @@ def test_shapes(values, expected):
 
 
 def test_the_reading_names_what_the_issue_asks_for():
-    sentence = reading(normalized(np.array([12.0, 1, 1, 2])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0]))
-    assert sentence.startswith("U-shaped; the first token draws 3.0 times its share")
+    sentence = reading(normalized(np.array([15.0, 1, 1, 2, 1])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0]))
+    assert sentence.startswith("U-shaped; the first token draws 3.8 times its share")
     assert "residual strength falls from 0.54 to 0.02 over depth" in sentence
     assert "without residuals the same attention would put 99 % on token 1" in sentence
 

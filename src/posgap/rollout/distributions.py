@@ -33,19 +33,21 @@ def profile(distribution: np.ndarray) -> dict[str, float]:
     """Mean shares relative to the uniform distribution's, in four places.
 
     `first` and `last` are the two ends (2 % of the positions each, at least one token), `trough` and `crest` the
-    stretches between them (10 %) with the smallest and the greatest share.
+    stretches between them (10 %) with the smallest and the greatest share. The last token is left out: what it keeps
+    through the residual connections is itself, and would make most curves rise at their end.
     """
+    uniform, distribution = 1 / len(distribution), distribution[:-1] if len(distribution) > 1 else distribution
     n = len(distribution)
     end, stretch = max(1, round(END * n)), max(1, round(STRETCH * n))
     between = distribution[end : n - end] if n > 2 * end else distribution
     stretch = min(stretch, len(between))
     sums = np.cumsum(np.concatenate([[0.0], between]))
-    stretches = n * (sums[stretch:] - sums[:-stretch]) / stretch
+    stretches = (sums[stretch:] - sums[:-stretch]) / stretch
     return {
-        "first": float(n * distribution[:end].mean()),
-        "trough": float(stretches.min()),
-        "crest": float(stretches.max()),
-        "last": float(n * distribution[-end:].mean()),
+        "first": float(distribution[:end].mean() / uniform),
+        "trough": float(stretches.min() / uniform),
+        "crest": float(stretches.max() / uniform),
+        "last": float(distribution[-end:].mean() / uniform),
     }
 
 
@@ -92,7 +94,7 @@ def reading(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np
         strengths = f"residual strength {moves} from {first:.2f} to {last:.2f} over depth"
     return (
         f"{shape_name[0].upper()}{shape_name[1:]}; the first token draws "
-        f"{description['first_token_times_uniform']:.1f} times its share, the last "
+        f"{description['first_token_times_uniform']:.1f} times its share, the last, which keeps itself, "
         f"{description['last_token_times_uniform']:.1f} times; {strengths}; without residuals the same attention "
         f"would put {100 * without_residuals[0]:.0f} % on token 1 and {100 * without_residuals[-1]:.0f} % on the last"
     )
