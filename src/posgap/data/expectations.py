@@ -184,10 +184,19 @@ def _limits(config) -> dict:
 
 def _failure(result, table: "pd.DataFrame") -> str:
     config, details = result.expectation_config, result.result
-    rule = config.type.removeprefix("expect_column_values_to_").replace("_", " ")
-    limits = _limits(config)
     rows = details.get("unexpected_index_list") or []
     named = ", ".join(f"{row['id']} ({row[config.kwargs['column']]})" for row in rows[:ROWS_NAMED])
     more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-    stated = f" {limits}" if limits else ""
-    return f"`{config.kwargs['column']}` must {rule}{stated}, but fails in {named or 'every row'}{more}"
+    return f"`{config.kwargs['column']}` must {_rule(_limits(config))}, but is not so in {named or 'any row'}{more}"
+
+
+def _rule(limits: dict) -> str:
+    """An expectation's limits in words: "be at least 20"."""
+    if "regex" in limits:
+        return "not be blank"
+    if "value_set" in limits:
+        return "be " + " or ".join(str(value).lower() for value in limits["value_set"])
+    low, high = limits.get("min_value"), limits.get("max_value")
+    if high is None:
+        return f"be at least {low:g}"
+    return f"be {high:g}" if low == high else f"be at most {high:g}"

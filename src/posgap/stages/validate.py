@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from posgap.config import ValidateConfig
 from posgap.data.expectations import answering_distractors, check, describe, expectations
@@ -10,7 +11,7 @@ from posgap.files import write_json
 from posgap.measurement.report import rendered, save_page
 from posgap.stage import stage
 from posgap.tasks.content import contents
-from posgap.tasks.examples import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
+from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, Example, numbered_examples, read_examples, write_examples
 from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
@@ -43,7 +44,8 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
     run.artifact(out)
     run.metrics({"examples": len(table), "failed_expectations": len(report["failures"])})
     if report["failures"]:
-        raise Rejected(f"{config.examples}: {'; '.join(report['failures'])}. Report: {config.out}.rejected/{PAGE}")
+        failures = "; ".join(report["failures"]) + ("" if of_choices else _remedy(config, report, examples))
+        raise Rejected(f"{config.examples}: {failures}. Report: {config.out}.rejected/{PAGE}")
     write_examples(out / EXAMPLES_FILE, examples)
     log.info("%d examples pass %d expectations", len(table), report["evaluated"])
     if among := answering["examples_with_answering_distractors"]:
@@ -52,3 +54,14 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
             "without the relevant ones (docs/rag.md)",
             among, len(table), answering["answering_distractors"],
         )  # fmt: skip
+
+
+def _remedy(config: ValidateConfig, report: dict[str, Any], examples: list[AnyExample]) -> str:
+    """What to do where questions have too few documents, as those of the public file with the gold ones alone have."""
+    lacking = any(check["column"] == "n_docs" and not check["success"] for check in report["checks"])
+    if not lacking or not all(isinstance(example, Example) for example in examples):
+        return ""
+    return (
+        f": lower --n-docs, or draw distractors with `posgap data make qa --examples {config.examples} "
+        f"--n-docs {config.n_docs} --out FILE`"
+    )
