@@ -11,7 +11,8 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 from posgap.errors import PosgapError
-from posgap.models.in_force import apply, remove
+from posgap.mitigations.attention_buckets import NAME
+from posgap.models.in_force import apply, in_force, remove
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12], [3, 3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7]])
 BASES = [100.0, 1000.0, 10_000.0]
@@ -78,6 +79,18 @@ def test_it_is_no_model_to_train():
         model(input_ids=IDS, labels=IDS)
     remove(model, "attention-buckets")
     assert model(input_ids=IDS, labels=IDS).loss > 0
+
+
+@pytest.mark.parametrize("other", [("pine", {}), ("self-extend", {"group": 2, "window": 4})])
+def test_it_and_what_computes_attention_refuse_one_another_when_applied(other):
+    model = families.build("llama")
+    buckets = (NAME, {"bases": BASES})
+    for (first, settings), second in ((buckets, other), (other, buckets)):
+        apply(model, first, settings)
+        with pytest.raises(PosgapError, match="remove that first"):
+            apply(model, *second)
+        assert list(in_force(model)) == [first]
+        remove(model, first)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon, ALiBi", "llama, dynamic RoPE"])

@@ -12,8 +12,11 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 from posgap.errors import PosgapError
+from posgap.mitigations.rope_parameters import Factor
 from posgap.mitigations.yarn import Yarn
+from posgap.models import NTK_KEY
 from posgap.models.in_force import apply, model_mitigation, remove, written
+from posgap.models.loading import load_model, save_model
 
 NATIVE = ["linear", "ntk", "yarn"]
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
@@ -45,7 +48,8 @@ def test_plain_transformers_loads_what_is_in_memory(name, family, tmp_path):
         json.dumps(written(json.loads(file.read_text()), name, model_mitigation(name).settings(**settings)))
     )
     assert torch.equal(logits(plain(tmp_path / "base")), changed)
-    assert "posgap" not in file.read_text() + (tmp_path / "saved" / "config.json").read_text()
+    for text in (file.read_text(), (tmp_path / "saved" / "config.json").read_text()):
+        assert "posgap" not in text.replace(NTK_KEY, "")  # a note, which nothing needs that serves the model
     remove(model, name)
     assert torch.equal(logits(model), before)
 
@@ -65,6 +69,27 @@ def test_ntk_divides_the_slowest_frequency_and_leaves_the_fastest():
     apply(model, "ntk", {"factor": 3.0})
     ratio = own / model.model.rotary_emb.inv_freq
     assert ratio[0] == 1 and ratio[-1] == pytest.approx(3.0, rel=1e-5) and all(ratio.diff() > 0)
+
+
+def test_ntk_is_not_put_on_top_of_itself(tokenizer, tmp_path):
+    """A larger base is marked beside it, in memory and on disk; other factors still take the place of the first."""
+    model = families.build("llama")
+    plain = model.config.to_dict()
+    twice = written(plain, "ntk", Factor(factor=2.0))
+    with pytest.raises(PosgapError, match=r"config.json: ntk: its base is a larger one already, by a factor of 2;"):
+        written(twice, "ntk", Factor(factor=2.0))
+    for factor in (4.0, 2.0):
+        apply(model, "ntk", {"factor": factor})
+    save_model(model, tokenizer, tmp_path / "model")
+    loaded = load_model(str(tmp_path / "model"), "float32")
+    before = logits(loaded)
+    assert torch.equal(before, logits(model))
+    with pytest.raises(PosgapError, match="ntk: its base is a larger one already, by a factor of 2;"):
+        apply(loaded, "ntk", {"factor": 2.0})
+    apply(loaded, "ntk", {"factor": 1.0})
+    assert torch.equal(logits(loaded), before)
+    remove(model, "ntk")
+    assert model.config.rope_parameters == plain["rope_parameters"] and not hasattr(model.config, NTK_KEY)
 
 
 def test_yarn_is_what_its_paper_says():

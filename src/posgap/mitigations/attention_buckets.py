@@ -42,6 +42,7 @@ def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], base: flo
 
 def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
     from posgap.models.layer_scaling import has_tables_by_head
+    from posgap.models.own_attention import is_taken_over
     from posgap.models.rope_lengths import RopeLengths
 
     where = f"{model.name_or_path or type(model).__name__}: {NAME}"
@@ -49,6 +50,8 @@ def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
         raise PosgapError(f"{where}: its heads have factors of their own (ms-poe); take those back first")
     if RopeLengths.of(model.config.get_text_config()):
         raise PosgapError(f"{where}: the frequencies of its rotary embedding follow the length of what is read")
+    if is_taken_over(model):
+        raise PosgapError(f"{where}: another mitigation computes its attention, for one base alone; remove that first")
     if len(_own_bases(model.config)) > 1:
         raise PosgapError(f"{where}: its layers turn by several bases, and none of them is that of all that was read")
     rotaries = followed_rotaries(model, NAME, _change)

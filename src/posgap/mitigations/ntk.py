@@ -2,7 +2,8 @@
 
 The slowest frequency is divided by the factor, as position interpolation divides it, and the fastest stays as it is:
 with d dimensions that are turned, base' = base * factor ** (d / (d - 2)). Whatever scaling the model's RoPE has
-already works on the larger base. A saved model has its new base and no sign that it was ever another.
+already works on the larger base. A saved model has its new base, and beside it the factor, since nothing else shows
+that the base was ever another and a second factor would come on top of the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posgap.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
 from posgap.mitigations.rope_parameters import Factor, put, require_bases, rotary_dimensions, written
+from posgap.models import NTK_KEY
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -30,11 +32,33 @@ def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], factor: f
 
 
 def _apply(model: "PreTrainedModel", settings: Factor) -> Undo:
-    return put(model, "ntk", _change, settings.factor)
+    if settings.factor == 1:
+        return put(model, "ntk", _change, 1)
+    _require_own_base(getattr(model.config, NTK_KEY, None), model.name_or_path or type(model).__name__)
+    undo_base = put(model, "ntk", _change, settings.factor)
+    setattr(model.config, NTK_KEY, settings.factor)
+
+    def undo() -> None:
+        undo_base()
+        delattr(model.config, NTK_KEY)
+
+    return undo
 
 
 def _written(config_json: Mapping[str, Any], settings: Factor) -> dict[str, Any]:
-    return written(config_json, "ntk", _change, settings.factor)
+    made = written(config_json, "ntk", _change, settings.factor)
+    if settings.factor == 1:
+        return made
+    _require_own_base(config_json.get(NTK_KEY), "config.json")
+    return {**made, NTK_KEY: settings.factor}
+
+
+def _require_own_base(factor: float | None, where: str) -> None:
+    if factor is not None:
+        raise PosgapError(
+            f"{where}: ntk: its base is a larger one already, by a factor of {factor:g}; apply it to the model that it "
+            "was made of"
+        )
 
 
 def _tried(tried_on: TriedOn) -> Sequence[Factor]:

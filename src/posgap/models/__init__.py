@@ -9,3 +9,5 @@ ADAPTER = "adapter_config.json"
 CONFIG_KEY = "posgap_rope_factors"
 # Where it has the other mitigations that posgap applies when it loads a model.
 MITIGATIONS_KEY = "posgap_mitigations"
+# Where it says by which factor `ntk` stretched what its base of RoPE can tell apart; the base itself does not show it.
+NTK_KEY = "posgap_ntk_factor"

@@ -39,10 +39,14 @@ Attend = Callable[[Computed], tuple[Tensor, Tensor | None]]
 def require_plain_attention(model: PreTrainedModel, mitigation: str) -> None:
     """`PosgapError` unless every layer of `model` attends to all that was read, through transformers' interface, and no
     other mitigation computes its attention."""
+    from posgap.models.in_force import in_force
+
     name = f"{model.name_or_path or type(model).__name__}: {mitigation}"
     config: Any = model.config.get_text_config()
     if is_taken_over(model):
         raise PosgapError(f"{name}: another mitigation computes its attention already; remove that first")
+    if "attention-buckets" in in_force(model):
+        raise PosgapError(f"{name}: attention-buckets reads a prompt as rows of several bases; remove that first")
     if getattr(config, "attn_logit_softcapping", None):
         raise PosgapError(f"{name}: its attention caps its scores, which is not known here")
     kinds = _kinds(config) - {"full_attention"}
