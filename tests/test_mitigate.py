@@ -217,8 +217,9 @@ def test_advice_names_only_what_is_for_certain_better(config):
     assert taken["an endpoint that only takes prompts"] == "reversed" and taken["served by vLLM"] == "lpes"
     assert taken["nothing can be installed where it is served"] == ""
     taken = {each.purpose: each for each in advice([gains, worse])}
-    assert taken["the smallest gap"].name == "lpes"
-    assert "reversed is not for certain better" in taken["an endpoint that only takes prompts"].why
+    assert taken["the highest mean"].name == "lpes" and taken["the smallest gap"].name == ""
+    assert "(lpes, reversed) nothing has for certain a smaller gap" in taken["the smallest gap"].why
+    assert "(reversed) nothing is for certain better" in taken["an endpoint that only takes prompts"].why
 
 
 def test_the_best_for_every_purpose_is_a_finalist():

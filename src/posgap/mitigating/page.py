@@ -1,10 +1,12 @@
 """The picture and the page of a comparison of mitigations."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.plots import COLORS, save_picture
@@ -25,6 +27,7 @@ def write_pages(result: Mitigate, comparison: Comparison | None, sweeps: Sequenc
         result=result,
         comparison=comparison,
         points=points(result),
+        ticks=ticks(points(result)),
     )
     save_page(text, out / "mitigate.html")
 
@@ -35,6 +38,15 @@ def points(result: Mitigate) -> list[tuple[str, float, float, tuple[float, float
         ("base", 1.0, result.base_gap, result.base_gap_ci95),
         *((each.name, m.cost.answer, m.gap, m.gap_ci95) for each in result.measured if (m := each.measured)),
     ]
+
+
+def ticks(shown: Sequence[tuple[str, float, float, tuple[float, float]]]) -> dict[str, list]:
+    """Round numbers that the axes of such points name: `gaps` from 0, and `costs`, that of the model as it is among
+    what they span."""
+    costs, most = [cost for _, cost, *_ in shown], max(interval[1] for *_, interval in shown)
+    # A part of the axis more on either side, so that no point stands on its end.
+    named = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min([*costs, 0.95]) - 0.02, max([*costs, 1.05]) + 0.02)
+    return {"gaps": list(range(0, 20 * max(1, math.ceil(most / 20)) + 1, 20)), "costs": named.round(6).tolist()}
 
 
 def gap_against_cost(result: Mitigate) -> Figure:

@@ -59,8 +59,15 @@ class Found(Record):
         for certain lower."""
         if not self.measured:
             return False
+        return self.measured.difference.mean_ci95[0] > 0 or self.narrows
+
+    @property
+    def narrows(self) -> bool:
+        """Whether its gap on the held-out examples is for certain smaller, and its mean not for certain lower."""
+        if not self.measured:
+            return False
         d = self.measured.difference
-        return d.mean_ci95[0] > 0 or (d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0)
+        return d.gap_ci95[1] < 0 and d.mean_ci95[1] >= 0
 
 
 class Advice(Record):
@@ -99,7 +106,21 @@ class Mitigate(Record):
     @property
     def title(self) -> str:
         """What stands above the page."""
-        return f"{len(self.measured)} mitigations of {len(self.found)} measured: {Path(self.model).name}"
+        return f"Mitigations of {Path(self.model).name}: {len(self.measured)} of {len(self.found)} measured"
+
+    @property
+    def headline(self) -> str:
+        """What came of it, in a sentence."""
+        measured = ", ".join(each.name for each in self.measured)
+        helping = ", ".join(each.name for each in self.measured if each.helps)
+        if helping:
+            return f"For certain better than the model as it is, on examples that had no say: {helping}."
+        return f"Of {measured or 'all that were tried'}, nothing is for certain better than the model as it is."
+
+    @property
+    def taken(self) -> list[Advice]:
+        """The advice that names a mitigation, each mitigation once."""
+        return list({each.name: each for each in reversed(self.advice) if each.name}.values())[::-1]
 
 
 class Purpose(NamedTuple):
@@ -157,10 +178,13 @@ def advice(found: Sequence[Found]) -> list[Advice]:
 def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
     fitting = [each for each in found if purpose.fits(each)]
     measured = [each for each in fitting if each.measured]
-    helping = [each for each in measured if each.helps]
+    by_gap = purpose.by == "mean_minus_gap"
+    helping = [each for each in measured if (each.narrows if by_gap else each.helps)]
     if not helping:
-        return Advice(purpose=purpose.name, name="", why=_why_none(measured or fitting, bool(measured)), command="")
-    best = min(helping, key=_gap) if purpose.by == "mean_minus_gap" else max(helping, key=_mean)
+        how = "has for certain a smaller gap, at no certain loss in the mean," if by_gap else "is for certain better"
+        why = _why_none(measured or fitting, bool(measured), how)
+        return Advice(purpose=purpose.name, name="", why=why, command="")
+    best = min(helping, key=_gap) if by_gap else max(helping, key=_mean)
     assert best.measured
     d = best.measured.difference
     why = (
@@ -170,15 +194,13 @@ def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
     return Advice(purpose=purpose.name, name=best.name, why=why, command=best.command)
 
 
-def _why_none(fitting: Sequence[Found], measured: bool) -> str:
+def _why_none(fitting: Sequence[Found], measured: bool, how: str) -> str:
     names = ", ".join(each.name for each in fitting)
     if not fitting:
         return "none of those to be tried is for it"
     if not measured:
-        return f"{names}: not measured, for the reasons given there"
-    if len(fitting) == 1:
-        return f"{names} is not for certain better than the model as it is"
-    return f"of {names} none is for certain better than the model as it is"
+        return f"{names}: not measured; the reasons stand with all that was tried"
+    return f"of what was measured ({names}) nothing {how} than the model as it is"
 
 
 def _mean(found: Found) -> float:
