@@ -23,7 +23,7 @@ Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
 # Is given the first query of a block, its attention [B, H, Q, N], and which tokens it may attend to, [Q, N].
 Take = Callable[[int, Tensor, Tensor], None]
 
-WEIGHTS_AT_ONCE = 1 << 24  # attention weights of a block of queries, over a batch and all heads: 64 MiB in float32
+WEIGHTS_AT_ONCE = 1 << 22  # attention weights of a block of queries, over a batch and all heads: 16 MiB in float32
 _BLOCKS = "posgap_rollout_blocks"  # the name of our attention implementation
 _TAKE = "_posgap_take"  # the attribute by which an attention module hands out its matrices
 _OTHERWISE = 0.1  # of the last states' norm, from which on another attention is no rounding
@@ -258,6 +258,7 @@ class Decoder:
         """The angles per token by which a layer turns each plane of queries and keys, greatest first; none if it turns
         nothing, None if it is not given the tables that it turns by."""
         tables = seen.tables
+        still: Any
         if isinstance(tables, Tensor) and tables.is_complex():
             cos, sin, still = tables.real, tables.imag, (tables.abs() + 0 * tables)
         elif isinstance(tables, tuple | list) and len(tables) == 2 and all(isinstance(each, Tensor) for each in tables):
@@ -391,6 +392,6 @@ def position_encoding(config: PretrainedConfig) -> dict:
         by_layer_type = next(iter(rope.values())) if isinstance(next(iter(rope.values())), dict) else rope
         share = by_layer_type.get("partial_rotary_factor", 1.0)
         return {"kind": "rope", "theta": float(by_layer_type["rope_theta"]), "head_size": int(share * size) // 2 * 2}
-    if size := getattr(config, "rotary_dim", None):  # GPT-J, CodeGen
-        return {"kind": "rope", "theta": 10000.0, "head_size": size}
+    if turned := getattr(config, "rotary_dim", None):  # GPT-J, CodeGen
+        return {"kind": "rope", "theta": 10000.0, "head_size": turned}
     return {"kind": "learned"}

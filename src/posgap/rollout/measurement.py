@@ -24,7 +24,13 @@ class Statistics:
 
     def __init__(self, n_layers: int, n_heads: int, n: int, slopes: Tensor, threshold: float):
         self.n, self.slopes, self.threshold, self.texts = n, slopes, threshold, 0
-        shapes = {"first_mass": (), "diagonal_mass": (), "entropy": (), "content": (), "unattended": ()}
+        shapes: dict[str, tuple[int, ...]] = {
+            "first_mass": (),
+            "diagonal_mass": (),
+            "entropy": (),
+            "content": (),
+            "unattended": (),
+        }
         shapes |= {"distance": (n,), "sink": (n,)}
         self.sums = {name: np.zeros((n_layers, n_heads, *shape)) for name, shape in shapes.items()}
         self.lambdas = np.zeros(n_layers)

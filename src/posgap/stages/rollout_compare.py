@@ -51,7 +51,7 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
         "predicted_reading": prediction.reading,
         "measured_reading": measurement.reading,
     }
-    if sweep:
+    if sweep and config.sweep:
         by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
         sentences.append(sweep_reading(sweep, **by_curve))
