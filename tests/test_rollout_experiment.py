@@ -16,7 +16,7 @@ from posgap.rollout.experiment_summary import gap_table, reading, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.presets import PRESETS
-from posgap.rollout.trials import Training, Trial, run_trials, saved_state
+from posgap.rollout.trials import Training, Trial, nulls, run_trials, saved_state
 from posgap.stages.rollout_experiment import rollout_experiment
 
 SMALL = TaskSizes(size=16, classes=40, labels=12)
@@ -233,21 +233,42 @@ def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
         assert (tmp_path / name / "experiment.png").stat().st_size > 10_000
         rows = (tmp_path / name / "experiment.md").read_text().splitlines()
         assert (
-            len(rows) == 2 * len(preset.cells) + 7 and len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
+            len(rows)
+            == 2 * len(preset.cells) + 7 + len({(c.design.mask, c.design.width, c.design.prefix) for c in preset.cells})
+            and len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
         )
 
 
 def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
-    def cell(name: str, gap: float, sink: float) -> dict:
+    def cell(name: str, gap: float, sink: float, uniform: float, right: float) -> dict:
         values = {"first,middle": gap, "first,last": 1.0, "middle,last": 2.0}
         gaps = {pair: {"mean": mean, "sd": 0.5} for pair, mean in values.items()}
-        return {"panel": "p", "name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": 50.0}}
+        nulls = {"uniform_sinks": [0.05, uniform], "chance": 50.0}
+        return {"panel": "p", "name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": right}} | nulls
 
-    summary = [cell("a", -20.0, 0.3), cell("b", 10.0, 0.25)]
+    summary = [cell("a", -20.0, 0.3, 0.29, 54.0), cell("b", 10.0, 0.25, 0.15, 56.0)]
     assert reading(summary) == (
         "The greatest bias is that of p, a: the middle item over the first by 20.0 points; the strongest attention "
-        "sink is token 2 of p, a (0.30)"
+        "sink beyond uniform attention is token 2 of p, b (0.25, uniform 0.15); 1 of 2 settings answer clearly above "
+        "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
+        "not learn to match items"
     )
     row = " ".join(gap_table(summary).splitlines()[2].split())
-    assert row == "| p: a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 50.0 |"
-    assert " ".join(sink_table(summary).splitlines()[3].split()) == "| p: b | 0.10 | 0.25 |"
+    assert row == "| p: a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 54.0 | 50.0 |"
+    assert [" ".join(line.split()) for line in sink_table(summary).splitlines()[2:]] == [
+        "| p: a | 0.10 | 0.30 |", "| uniform attention | 0.05 | 0.29 |",
+        "| p: b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
+    ]  # fmt: skip
+    alike = [cell("a", 1.0, 0.3, 0.2, 50.0), cell("b", 2.0, 0.3, 0.2, 50.0)]
+    assert sink_table(alike).count("uniform attention") == 1 and "; 0 of 2 settings answer" in reading(alike)
+
+
+def test_the_nulls_are_a_copier_s_accuracy_and_uniform_attention_s_sinks():
+    """Token j's sink is the share, of the queries that see it, of those that see fewer than five tokens."""
+    causal = nulls(Trial(Design(2), SMALL, 0))
+    assert causal["chance"] == 100 * SMALL.burstiness / SMALL.items
+    assert causal["uniform_sinks"] == pytest.approx([4 / 17, 3 / 16, 2 / 15, 1 / 14] + [0] * 13)
+    assert nulls(Trial(Design(2, "window", width=4), SMALL, 0))["uniform_sinks"] == pytest.approx([1] * 17)
+    window = nulls(Trial(Design(2, "window", width=5), SMALL, 0))
+    assert window["uniform_sinks"] == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5] + [0] * 13)
+    assert window["uniform_attention"][5] == pytest.approx([0] + [1 / 5] * 5 + [0] * 11)

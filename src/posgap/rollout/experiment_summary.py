@@ -6,7 +6,10 @@ from posgap.tables import markdown
 
 
 def summarize(rows: list[dict]) -> list[dict]:
-    """Combines the seeds of each cell: gaps with mean and standard deviation; accuracy, sinks and maps as means."""
+    """Combines the seeds of each cell: gaps with mean and standard deviation; accuracy, sinks and maps as means.
+
+    What a network that learned nothing shows (see `trials.nulls`) is the same for all seeds of a cell.
+    """
     cells: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
         cells.setdefault((row["panel"], row["name"]), []).append(row)
@@ -31,6 +34,7 @@ def summarize(rows: list[dict]) -> list[dict]:
                 },
                 "sinks": np.mean([row["sinks"] for row in seeds], axis=0).tolist(),
                 "attention": np.mean([row["attention"] for row in seeds], axis=0).tolist(),
+                **{null: seeds[0][null] for null in ("chance", "uniform_attention", "uniform_sinks")},
             }
         )
     return summary
@@ -38,12 +42,18 @@ def summarize(rows: list[dict]) -> list[dict]:
 
 def gap_table(summary: list[dict]) -> str:
     """A table of gaps in points, mean ± standard deviation over seeds, with one row per setting."""
-    head = ["setting", *(pair.replace(",", " vs. ") for pair in summary[0]["gaps"]), "accuracy, novel classes"]
+    head = [
+        "setting",
+        *(pair.replace(",", " vs. ") for pair in summary[0]["gaps"]),
+        "accuracy, novel classes",
+        "chance",
+    ]
     rows = [
         [
             f"{cell['panel']}: {cell['name']}",
             *(f"{gap['mean']:+.1f} ± {gap['sd']:.1f}" for gap in cell["gaps"].values()),
             f"{cell['accuracy']['any']:.1f}",
+            f"{cell['chance']:.1f}",
         ]
         for cell in summary
     ]
@@ -51,21 +61,35 @@ def gap_table(summary: list[dict]) -> str:
 
 
 def sink_table(summary: list[dict]) -> str:
-    """A table of every token's attention sink metric, with one row per setting."""
+    """A table of every token's sink metric: a row per setting, and after those of one mask uniform attention's."""
     head = ["attention sinks", *(str(token) for token in range(1, len(summary[0]["sinks"]) + 1))]
-    rows = [[f"{cell['panel']}: {cell['name']}", *(f"{sink:.2f}" for sink in cell["sinks"])] for cell in summary]
+    rows = []
+    for cell, following in zip(summary, [*summary[1:], None]):
+        rows.append([f"{cell['panel']}: {cell['name']}", *(f"{sink:.2f}" for sink in cell["sinks"])])
+        if following is None or following["uniform_sinks"] != cell["uniform_sinks"]:
+            rows.append(["uniform attention", *(f"{sink:.2f}" for sink in cell["uniform_sinks"])])
     return markdown(head, rows)
 
 
 def reading(summary: list[dict]) -> str:
-    """One sentence that says where the bias is greatest and which token draws most attention."""
+    """One sentence: where the bias is greatest, which token draws most beyond uniform attention, and what was learned.
+
+    A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.
+    """
     gaps = [(cell, pair, gap["mean"]) for cell in summary for pair, gap in cell["gaps"].items()]
     cell, pair, gap = max(gaps, key=lambda cell_pair_gap: abs(cell_pair_gap[2]))
     better, worse = pair.split(",") if gap > 0 else reversed(pair.split(","))
-    sinks = [(each, token, sink) for each in summary for token, sink in enumerate(each["sinks"], start=1)]
-    drawn, token, sink = max(sinks, key=lambda cell_token_sink: cell_token_sink[2])
+    sinks = [
+        (each, token, sink, uniform)
+        for each in summary
+        for token, (sink, uniform) in enumerate(zip(each["sinks"], each["uniform_sinks"]), start=1)
+    ]
+    drawn, token, sink, uniform = max(sinks, key=lambda found: found[2] - found[3])
+    learned = sum(each["accuracy"]["any"] > each["chance"] + (100 - each["chance"]) / 10 for each in summary)
     return (
         f"The greatest bias is that of {cell['panel']}, {cell['name']}: the {better} item over the {worse} by "
-        f"{abs(gap):.1f} points; the strongest attention sink is token {token} of {drawn['panel']}, {drawn['name']} "
-        f"({sink:.2f})"
+        f"{abs(gap):.1f} points; the strongest attention sink beyond uniform attention is token {token} of "
+        f"{drawn['panel']}, {drawn['name']} ({sink:.2f}, uniform {uniform:.2f}); {learned} of {len(summary)} settings "
+        "answer clearly above chance, which is naming any label of the sequence: the others' gaps and sinks are those "
+        "of networks that did not learn to match items"
     )

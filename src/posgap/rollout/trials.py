@@ -200,6 +200,23 @@ def tested(
     return results
 
 
+def nulls(trial: Trial) -> dict:
+    """What a network shows that has learned nothing of position: the figures to hold a trial's results against.
+
+    `chance` is the accuracy, in points, of a copier on novel classes: it names one of the items' labels, whichever
+    item the query is like. `uniform_attention` [T, T] attends to every token that the mask allows alike, and
+    `uniform_sinks` [T] is its sink metric: early tokens are seen by queries that see few, each above the threshold.
+    """
+    allowed = stack_mask([trial])[0].double()
+    uniform = allowed / allowed.sum(dim=1, keepdim=True)
+    sinks = (uniform > SINK_THRESHOLD).sum(dim=0) / allowed.sum(dim=0)
+    return {
+        "chance": 100 * trial.sizes.burstiness / trial.sizes.items,
+        "uniform_attention": uniform.tolist(),
+        "uniform_sinks": sinks.tolist(),
+    }
+
+
 def stack_mask(stack: Sequence[Trial]) -> Tensor:
     """Which tokens each network's mask allows to be seen, [R, T, T]."""
     return torch.stack([trial.design.bias(trial.sizes.tokens) > -torch.inf for trial in stack])

@@ -11,7 +11,7 @@ from posgap.rollout.experiment_plots import draw
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
 from posgap.rollout.plots import save
 from posgap.rollout.presets import preset
-from posgap.rollout.trials import run_trials
+from posgap.rollout.trials import nulls, run_trials
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -30,7 +30,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     work = config.work or work_folder(config.out)
     results = run_trials([trial for _, trial in planned], chosen.training, config.side_by_side, work)
     rows = [
-        {"panel": cell.panel, "name": cell.name, **dataclasses.asdict(trial), **result}
+        {"panel": cell.panel, "name": cell.name, **dataclasses.asdict(trial), **result, **nulls(trial)}
         for (cell, trial), result in zip(planned, results)
     ]
     summary = summarize(rows)
