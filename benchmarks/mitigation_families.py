@@ -45,7 +45,7 @@ PROMPTS = [IDS[0, :LENGTH].tolist(), IDS[0, :LENGTH].flip(0).tolist()]
 # Of the standard deviation of the logits: what rounding may make between one pass and several, unless the model without
 # a mitigation has more (random weights make much of it: DeepSeek-V3 under YaRN has 2e-3, and 3e-8 in 64 bits), and
 # what is no change at all.
-ROUNDING, NO_CHANGE = 1e-2, 1e-3
+ROUNDING, NO_CHANGE = 1e-2, 1e-5
 # In words, what a cell of the table says where all is well, where settings must be given, and where something failed.
 EQUAL, GIVEN, FAILED = "✓", "(✓)", "✗"
 # So that there are layers of all kinds, and more than one frequency, in models so small.

@@ -110,6 +110,7 @@ def test_a_saved_model_is_the_one_in_memory(case, tokenizer, tmp_path):
         ("jetmoe", "pine", ""),  # a view of what attention gives
         ("gemma3_text", "attention-buckets", ""),  # a base for each type of layers
         ("falcon", "ms-poe-static", ""),  # nothing to rank heads by; factors can be given
+        ("falcon, ALiBi", "ms-poe-static", "no rotary position embedding to scale"),  # asked twice
         ("mamba", "pine", "layers do something else than attend to all that was read"),
         ("phimoe", "attention-buckets", "its rotary embedding makes its frequencies anew at each call, not once"),
         ("phi3", "linear", "its RoPE takes no such rope_parameters: `rope_parameters`'s type field must be one of"),

@@ -73,13 +73,18 @@ class LayerScaling:
         self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
         self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
         self.factors = torch.ones(len(layers))
+        own = [(module, vars(module).get("forward")) for module in (*rotaries, *layers)]
         for rotary in rotaries:
             names = tuple(inspect.signature(rotary.forward).parameters)
             rotary.forward = partial(_tables, self, rotary, rotary.forward, names)
         self._layers = [layers]  # in a list: no second owner of modules
         for index, layer in enumerate(layers):
             layer.forward = partial(_with_own_tables, index, layer.forward)
-        self._require_effect(decoder, unscaled)
+        try:
+            self._require_effect(decoder, unscaled)
+        except PosgapError:
+            _give_back(own)
+            raise
 
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
         """`PosgapError` unless ones leave the states of a few tokens as they were, `unscaled`, and twos do not."""
@@ -122,6 +127,15 @@ class LayerScaling:
         if layer_type is None or self.layer_types is None:
             return list(range(self.n_layers))
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
+
+
+def _give_back(own: list[tuple[nn.Module, Callable[..., Any] | None]]) -> None:
+    """Gives modules the `forward`s that they had; None: that of their class."""
+    for module, forward in own:
+        if forward is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = forward
 
 
 def decoder_of(model: PreTrainedModel) -> Any:
