@@ -249,7 +249,8 @@ Greatest error of any entry of the last row against `theory/known_answers.json`,
 
 `posgap rollout experiment --preset quick`: {seeds} seeds, networks and training far smaller than the paper's (see
 `src/posgap/rollout/presets.py`), so signs are compared and not sizes. Gaps [a, b] - [b, a] in points, mean ± standard
-deviation over seeds.
+deviation over seeds. Chance is a copier's accuracy, who names any label of the sequence: a setting that does not
+exceed it shows which places a copier prefers, not which item a network that solves the task would.
 
 ![Gaps](rollout-experiment.png)
 
