@@ -274,10 +274,10 @@ class Decoder:
             return args, kwargs | {"position_embeddings": still}
 
         def last_query(first: int, weights: Tensor, seen: Tensor) -> None:
-            rows.append(weights[:, :, -1])
+            rows[:] = [weights[:, :, -1].clone()]  # a view would keep the whole block
 
         self._called(layer, call, 1.0, last_query)
-        turned, rows = rows[-1], []
+        turned = rows[-1]
         with ExitStack() as hooks:
             hooks.callback(self.attentions[layer].register_forward_pre_hook(unturned, with_kwargs=True).remove)
             self._called(layer, call, 1.0, last_query)

@@ -222,7 +222,7 @@ class _Carried:
     def take(self, first: int, a: Tensor, seen: Tensor) -> None:
         self.statistics.add(self.layer, first, a, seen)
         of_queries = self.rows[:, :, None, first : first + a.shape[2]]
-        self.last = a[:, :, -1]
+        self.last = a[:, :, -1].clone()  # a view would keep the whole block
         self.into += (of_queries @ a.mean(dim=1).double())[:, :, 0]
 
 
