@@ -125,7 +125,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     spoken = chosen.get("generated")
     searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled.fitness)
     chosen["search_gain"] = searched[0] - searched[1]
-    if judge:
+    if judge and before is not None:
         found = ones if config.strategy == "ms_poe" else tuple(chosen["factors"])  # the heads' are in force already
         after = judge.correct([found], range(len(others)))[0]
         chosen["gain"], chosen["gain_ci95"] = gain(after, before, scores.fitness, config.seed)
