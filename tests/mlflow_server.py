@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,17 +15,20 @@ from ports import free_port
 
 
 @contextmanager
-def serving(folder: Path, artifacts: str, store: Path | str) -> Iterator[tuple[str, Callable[[], None]]]:
+def serving(
+    folder: Path, artifacts: str, store: Path | str, words: Sequence[str] = (), variables: Mapping[str, str] = {}
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """The address of a tracking server, with the database at a URI or a copy of a SQLite file, that hands artifacts
-    through; and what kills it."""
+    through; and what kills it. `words` and `variables` are further ones for its command and its environment."""
     port = free_port()
     if isinstance(store, Path):
         shutil.copy(store, folder / "server.db")
         store = f"sqlite:///{folder}/server.db"
     command = [Path(sys.executable).with_name("mlflow"), "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--backend-store-uri", store, "--workers", "1"]
-    command += ["--artifacts-destination", artifacts, "--serve-artifacts"]
+    command += ["--artifacts-destination", artifacts, "--serve-artifacts", *words]
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # processes for what nobody asks for
+    environment |= variables
     with open(folder / "server.log", "wb") as shown:
         process = subprocess.Popen(command, stdout=shown, stderr=shown, start_new_session=True, env=environment)
 

@@ -59,7 +59,8 @@ def _under(name: str, alias: str) -> "ModelVersion | None":
     try:
         return ask(lambda client: client.get_model_version_by_alias(name, alias))
     except Refused as error:
-        if error.is_missing or error.is_wrong:
+        # A server with log-ins says of a name that nobody made that this user may not read it.
+        if error.is_missing or error.is_wrong or registered_model(name) is None:
             return None
         raise
 

@@ -45,6 +45,11 @@ ONCE = Patience(tries=1)
 _PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
             "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED"}  # fmt: skip
 _MISSING = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"}
+_LOGIN = {
+    "PERMISSION_DENIED": "{user} may not do this; promotion, rollback, approval and watching need a log-in that may "
+    "change the registered model",
+    "UNAUTHENTICATED": "{user} is refused; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+}
 _WRONG = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
 
@@ -226,6 +231,8 @@ def _explained(error: Exception, uri: str) -> Exception:
     reason = next((cause.strerror for cause in causes if isinstance(cause, ConnectionError) and cause.strerror), reason)
     reason = re.sub(r"too many (\d+) error responses", r"it answers \1", reason)
     if isinstance(error, MlflowException):
+        if login := _LOGIN.get(error.error_code):
+            return Refused(f"MLflow at {uri}: {login.format(user=_user())}", error.error_code)
         if error.error_code in _PASSING:
             return Passing(reason)
         return Refused(f"MLflow at {uri}: {reason}", error.error_code)
@@ -237,6 +244,12 @@ def _explained(error: Exception, uri: str) -> Exception:
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
         return Passing(reason)
     return Refused(f"MLflow at {uri}: {reason}")
+
+
+def _user() -> str:
+    """Who this process is to the server, in words."""
+    name = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    return f"the log-in {name}" if name else "a request without a log-in"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
