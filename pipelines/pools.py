@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from posgap.components.wrapper import image
 from posgap.config import ClusterConfig, PoolConfig
+from posgap.config.cluster import MLFLOW_LOGIN
 from posgap.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.tracking.runs import PIPELINE_VARIABLE
@@ -103,10 +104,15 @@ class Pools:
             kubernetes.use_secret_as_env(task, self.cluster.signing_secret, key, optional=True)
         return self.cpu(task, retry=True)
 
+    def promote(self, task: PipelineTask) -> PipelineTask:
+        """Places a promotion, which has a log-in of its own to MLflow: it may change the registered model."""
+        return self._place(task, self.cluster.cpu, self.nodes_cpu, True, login=self.cluster.promote_secret)
+
     def watch(self, task: PipelineTask) -> PipelineTask:
-        """Places a step that may start a run: on Kubeflow with several users a PodDefault gives its pod the token."""
+        """Places a step that tags the champion, as promotion does, and may start a run: on Kubeflow with several users
+        a PodDefault gives its pod the token."""
         kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
-        return self.cpu(task)
+        return self._place(task, self.cluster.cpu, self.nodes_cpu, False, login=self.cluster.promote_secret)
 
     def train(self, task: PipelineTask) -> PipelineTask:
         """Places a step that trains."""
@@ -114,7 +120,13 @@ class Pools:
 
     @_quick_stack()
     def _place(
-        self, task: PipelineTask, pool: PoolConfig, nodes: Any, retry: bool, accelerators: Any = None
+        self,
+        task: PipelineTask,
+        pool: PoolConfig,
+        nodes: Any,
+        retry: bool,
+        accelerators: Any = None,
+        login: str = "",
     ) -> PipelineTask:
         task.set_container_image(image(_kind(task), self.cluster.registry))
         task.set_cpu_request(pool.cpu).set_memory_request(pool.memory).set_memory_limit(pool.memory)
@@ -126,7 +138,7 @@ class Pools:
                 task.set_env_variable("HF_HOME", CACHE)
         if pool.scratch:
             kubernetes.empty_dir_mount(task, "scratch", SCRATCH, size_limit=pool.scratch)
-        _environment(task, self.cluster)
+        _environment(task, self.cluster, login)
         return task.set_retry(**_RETRIES) if retry else task
 
 
@@ -147,11 +159,19 @@ def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any, tolerat
         kubernetes.add_pod_label(task, "kueue.x-k8s.io/queue-name", pool.queue)
 
 
-def _environment(task: PipelineTask, cluster: ClusterConfig) -> None:
-    """Sets the user that the step runs as, and its environment; variables that the cluster lacks are left unset."""
+def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None:
+    """Sets the user that the step runs as, and its environment; variables that the cluster lacks are left unset.
+
+    `login` is the secret with the step's own log-in to MLflow; empty where it has that of all steps.
+    """
     kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
     kubernetes.use_config_map_as_env(task, cluster.environment, {key: key for key in cluster.variables}, optional=True)
-    for secret, keys in cluster.secrets.items():
+    secrets = cluster.secrets
+    if login:
+        # Never both: Kubernetes would take the one that stands last.
+        others = {secret: [key for key in keys if key not in MLFLOW_LOGIN] for secret, keys in secrets.items()}
+        secrets = {secret: keys for secret, keys in others.items() if keys} | {login: MLFLOW_LOGIN}
+    for secret, keys in secrets.items():
         kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
     kubernetes.use_field_path_as_env(task, PIPELINE_VARIABLE, "metadata.labels['pipeline/runid']")
     if cluster.pull_secret:

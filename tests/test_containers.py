@@ -15,6 +15,7 @@ from ports import free_port
 from posgap.components.wrapper import CPU, image
 
 pytestmark = pytest.mark.slow
+PASSWORD = "the administrator's"  # at MLflow
 CONFINED = ["--rm", "--network=none", "--read-only", "--tmpfs=/tmp:mode=1777", "--cap-drop=ALL"]
 
 
@@ -45,6 +46,7 @@ def mlflow_server(images, tmp_path_factory):
     above = as_pod(deployments["mlflow"], ports, words={"--port=5000": f"--port={server}"})
     with (
         secret("posgap-mlflow-db", PGUSER="mlflow", PGPASSWORD="p@ss/wo%rd"),
+        secret("posgap-mlflow-auth", MLFLOW_AUTH_ADMIN_PASSWORD=PASSWORD, MLFLOW_FLASK_SERVER_SECRET_KEY="a key"),
         secret("posgap-s3", AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret"),
         played(folder / "storage.yaml", maps, below),
     ):
@@ -72,7 +74,9 @@ def test_the_servers_are_confined_as_their_manifests_say(mlflow_server):
         assert inspected.split() == ["true", "[]", f"{user}:{user}"] and user
 
 
-def test_the_smoke_pipeline_runs_in_the_image_and_reports_to_the_server(mlflow_server, tmp_path):
+def test_the_smoke_pipeline_runs_in_the_image_and_reports_to_the_server(mlflow_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
     root = tmp_path / "root"
     root.mkdir()
     root.chmod(0o777)  # steps run as another user

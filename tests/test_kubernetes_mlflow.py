@@ -16,6 +16,8 @@ from manifests import needs_kubectl, of_kind, overlay, pod_templates
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
+from posgap.tracking import access
+
 pytestmark = [
     pytest.mark.slow,
     needs_kubectl,
@@ -24,6 +26,12 @@ pytestmark = [
 SECRETS = {
     # A password that would have to be escaped in a URI.
     "posgap-mlflow-db": {"PGUSER": "mlflow", "PGPASSWORD": "p@ss/wo%rd"},
+    "posgap-mlflow-auth": {
+        "MLFLOW_AUTH_ADMIN_PASSWORD": "the administrator's",
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "a key of forms",
+    },
+    "posgap-mlflow": {access.USERNAME: "posgap-pipeline", access.PASSWORD: "the password of steps"},
+    "posgap-mlflow-promote": {access.USERNAME: "posgap-promote", access.PASSWORD: "another password"},
     "posgap-s3": {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"},
 }
 
@@ -81,24 +89,39 @@ def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_buck
     maps, pod = of_kind(objects, "ConfigMap"), pod_templates(objects)["Deployment mlflow"]["spec"]
     here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
     here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    (server,) = pod["containers"]
+    mounted = {each["name"]: each["mountPath"].lstrip("/") for each in server["volumeMounts"]}
+    for volume in pod["volumes"]:
+        (folder := tmp_path / mounted[volume["name"]]).mkdir(parents=True, exist_ok=True)
+        held = SECRETS[volume["secret"]["secretName"]] if "secret" in volume else {}
+        held = maps[volume["configMap"]["name"]]["data"] if "configMap" in volume else held
+        for name, text in held.items():
+            (folder / name).write_text(text)
+    here |= {"MLFLOW_AUTH_CONFIG_PATH": f"{tmp_path}/{mounted['auth']}/basic_auth.ini"}
     for container in 2 * pod["initContainers"]:  # the second time is a restart
         subprocess.run(container["command"], env=environment(container, maps) | here, cwd=tmp_path, check=True)
 
-    (server,) = pod["containers"]
     port = free_port()
     elsewhere = {"--port=5000": f"--port={port}", "--host=0.0.0.0": "--host=127.0.0.1"}
     command = [elsewhere.get(word, word) for word in server["command"]]
     url = f"http://localhost:{port}"
     variables = environment(server, maps) | here
     with running(command, variables, url + server["startupProbe"]["httpGet"]["path"]):
+        allow = [sys.executable, "-m", "posgap.tracking.access", "guarded", "--users", f"{tmp_path}{access.FOLDER}"]
+        subprocess.run(allow, env=variables | {"MLFLOW_TRACKING_URI": url}, cwd=tmp_path, check=True)
+        assert httpx2.get(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0").status_code == 401
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", maps["posgap-env"]["data"]["MLFLOW_EXPERIMENT_NAME"])
+        for name, value in SECRETS["posgap-mlflow"].items():
+            monkeypatch.setenv(name, value)
         with mlflow.start_run() as run:
             mlflow.log_text("kept", "note.txt")
         assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/note.txt") == "kept"
         experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
         clients_host = maps["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
-        assert httpx2.get(experiment, headers={"Host": clients_host}).status_code == 200
-        assert httpx2.get(experiment, headers={"Host": "elsewhere.example"}).status_code == 403
+        login = tuple(SECRETS["posgap-mlflow"].values())
+        assert httpx2.get(experiment, headers={"Host": clients_host}, auth=login).status_code == 200
+        assert httpx2.get(experiment, headers={"Host": "elsewhere.example"}, auth=login).status_code == 403
 
     keys = {name.lower(): value for name, value in SECRETS["posgap-s3"].items()}
     store = boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1", **keys)

@@ -15,8 +15,11 @@ from manifests import (
     pod_templates,
 )
 
+from posgap.config import ClusterConfig
+
 pytestmark = needs_kubectl
-SECRETS = {"posgap-mlflow-db", "posgap-mlflow", "posgap-s3", "posgap-hub"}
+PROMOTE = ClusterConfig().promote_secret
+SECRETS = {"posgap-mlflow-db", "posgap-mlflow-auth", "posgap-mlflow", "posgap-s3", "posgap-hub"}
 
 
 @each_overlay
@@ -102,9 +105,15 @@ def test_secrets_are_referred_to_and_never_contained(name):
         source = variable.get("valueFrom", {}).get("secretKeyRef")
         referred |= {source["name"]} if source else set()
         assert source or not any(word in variable["name"] for word in ("PASSWORD", "SECRET", "TOKEN")), variable
-    assert "posgap-mlflow-db" in referred and referred <= SECRETS
+    assert {"posgap-mlflow-db", "posgap-mlflow-auth"} <= referred <= SECRETS
+    # No process has promotion's log-in in its environment; the server's pod alone has it at hand.
+    volumes = {pod["metadata"]["labels"]["app.kubernetes.io/name"]: pod["spec"].get("volumes", []) for pod in pods}
+    mounted = {
+        (each["secret"]["secretName"], who) for who, all_ in volumes.items() for each in all_ if "secret" in each
+    }
+    assert mounted == {("posgap-mlflow", "mlflow"), (PROMOTE, "mlflow")}
     described = (KUBERNETES / "README.md").read_text()
-    assert all(secret in described for secret in SECRETS)
+    assert all(f"`{secret}`" in described for secret in {*SECRETS, PROMOTE})
 
 
 @each_overlay

@@ -5,6 +5,7 @@ import yaml
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 from posgap.config import ClusterConfig
+from posgap.config.cluster import MLFLOW_LOGIN
 from posgap.errors import PosgapError
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
@@ -97,6 +98,14 @@ def test_what_watches_lies_where_its_twins_do(steps):
     assert key["taskOutputParameter"] == {"producerTask": "data-version", "outputParameterKey": "champion_key"}
     assert watching["watch"].settings["podMetadata"]["labels"] == {"access-ml-pipeline": "true"}
     assert not [complaint for step in watching.values() for complaint in complaints(step)]
+    # What tags the champion has the log-in that may, and no other; the others have not that one.
+    for name, step in watching.items():
+        secrets = {
+            entry["secretName"]: [k["envVar"] for k in entry["keyToEnv"]] for entry in step.settings["secretAsEnv"]
+        }
+        login = {secret: keys for secret, keys in secrets.items() if "MLFLOW_TRACKING_PASSWORD" in keys}
+        assert login == {"posgap-mlflow-promote" if name == "watch" else "posgap-mlflow": MLFLOW_LOGIN}, name
+        assert secrets.keys() - login.keys() == CLUSTER.secrets.keys() - {"posgap-mlflow"}
 
 
 def test_lint_finds_nothing_wrong_with_any_step(steps):

@@ -3,6 +3,7 @@
 IMAGE takes the place of the images for GPUs too, which are not built. DOCKER_HOST is the address of podman's socket.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def fails():
 
 docker_task_handler.run_docker_container = lambda client, **given: run(client, **given | {"image": image})
 environment = {"OMP_NUM_THREADS": "1", "MLFLOW_TRACKING_URI": tracking, PIPELINE_VARIABLE: "in-containers"}
+environment |= {name: os.environ[name] for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")}
 local.init(local.DockerRunner(network_mode="host", environment=environment, **CONFINED), pipeline_root=str(root))
 
 try:

@@ -11,6 +11,8 @@ from posgap.config.fields import Values, from_json
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 
+MLFLOW_LOGIN = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
+
 
 class PoolConfig(Config):
     """A kind of nodes, and the resources that a step on them requests."""
@@ -71,7 +73,7 @@ class ClusterConfig(Config):
         {
             "posgap-s3": ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"],
             "posgap-hub": ["HF_TOKEN"],
-            "posgap-mlflow": ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"],
+            "posgap-mlflow": MLFLOW_LOGIN,
             "posgap-webhook": ["POSGAP_WEBHOOK_URL"],
         },
         description="secrets, with the keys that become environment variables of every step; each may be missing",
@@ -79,6 +81,11 @@ class ClusterConfig(Config):
     signing_secret: str = Field(
         "posgap-signing",
         description="secret whose POSGAP_SIGNING_KEY signs verdicts, for the gate alone; may be missing; empty: none",
+    )
+    promote_secret: str = Field(
+        "posgap-mlflow-promote",
+        description="secret with the log-in to MLflow of what promotes and watches, in place of the other steps'; "
+        "empty: they have the same",
     )
 
 
