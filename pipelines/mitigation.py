@@ -109,7 +109,7 @@ def _measure_and_mitigate(
             judged = {"model": candidate, "gate": decision.outputs["out"], "sweep": after, "examples": held_out}
             crowned = promote(**judged, **registered, recipe=given["recipe"], seed=seed)
             # Its effect is on the registry, which no cache can repeat.
-            pools.cpu(crowned, retry=True).set_caching_options(False).set_display_name(f"promote {title}")
+            pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
         with dsl.If(method == MITIGATE.name, name="mitigation"):

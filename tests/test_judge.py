@@ -38,12 +38,12 @@ def test_a_sweep_of_options_asks_every_rotation_and_says_what_was_chosen(tmp_pat
     assert f"| A chosen | {choices.shares[0]:.1f} |" in card
 
 
-def test_examples_have_as_many_items_as_are_asked_for_and_the_right_one_once_whoever_wrote_it(tmp_path, tokenizer):
+def test_examples_have_as_many_items_as_are_asked_for_and_the_right_one_once_whoever_wrote_it(tokenizer):
     (pair,), (three,) = (animal_examples(1, n_docs, seed=0) for n_docs in (2, 3))
     again = Document(title="another model", text=f" {pair.gold[0].text}\n")
     examples = [pair.model_copy(update={"distractors": [again]}), three.model_copy(update={"id": "three"})]
     table = describe(examples, PromptBuilder(TASKS["judge"], tokenizer, 512, 4), 2)
-    failures = check(table, expectations(2, 500, all_items=True), tmp_path / "docs")["failures"]
+    failures = check(table, expectations(2, 500, all_items=True))["failures"]
     assert [line.partition(" ")[0] for line in failures] == ["`gold_among_distractors`", "`n_docs`"]
     assert "choice-00001 (1)" in failures[0] and "three (3)" in failures[1]
 

@@ -1,5 +1,7 @@
 """The rollout components in a pipeline of one's own, run by KFP."""
 
+import html
+
 from kfp import dsl
 from warm import warm_steps  # noqa: F401  a fixture
 
@@ -32,5 +34,5 @@ def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
         step = run / f"rollout-{verb}"
         sentence = read_json(step / "out" / f"{file}.json")["reading"]
         page = (step / "picture").read_text()
-        assert f"<title>{sentence}</title>" in page and 'src="data:image/png;base64,' in page
+        assert f"<title>{html.escape(sentence)}</title>" in page and 'src="data:image/png;base64,' in page
     assert read_json(run / "rollout-predict" / "out" / "prediction.json")["settings"]["encoding"] == "measured"

@@ -46,7 +46,8 @@ def ticks(shown: Sequence[tuple[str, float, float, tuple[float, float]]]) -> dic
     costs, most = [cost for _, cost, *_ in shown], max(interval[1] for *_, interval in shown)
     # A part of the axis more on either side, so that no point stands on its end.
     named = MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(min([*costs, 0.95]) - 0.02, max([*costs, 1.05]) + 0.02)
-    return {"gaps": list(range(0, 20 * max(1, math.ceil(most / 20)) + 1, 20)), "costs": named.round(6).tolist()}
+    gaps = list(range(0, 20 * max(1, math.ceil(most / 20)) + 1, 20))
+    return {"gaps": gaps, "costs": [round(float(cost), 6) for cost in named]}
 
 
 def gap_against_cost(result: Mitigate) -> Figure:

@@ -61,8 +61,8 @@ def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
         tables.append([dict(rotary._buffers) for rotary in rotaries])
         alone.append(logits(model))
         undo()
-    for base, wanted in zip(tables, alone):
-        _Copies(model, rotaries, [base]).require_that_base(wanted, where)
+    for table, wanted in zip(tables, alone):
+        _Copies(model, rotaries, [table]).require_that_base(wanted, where)
     copies = _Copies(model, rotaries, tables)
     undo = copies.put()
     try:
