@@ -60,19 +60,29 @@ MORE: dict[str, tuple[str, dict]] = {
 }  # fmt: skip
 TABLE = {**ROWS, **MORE}
 
+# What keeps attributions from a family, in short.
+REFUSED = {
+    "its values cannot be read": "no: its attention cannot be replaced",
+    "a gate, or a normalisation within": "no: a gate or a normalisation behind the heads",
+    "does not reach the last states": "no: the stream is scaled or normalised",
+    "not an output embedding": "no: its last states are not normalised last",
+    "its scale cannot be held": "no: a normalisation of another kind",
+}
+
 # What the attention adds (second), and to what (first), from a layer's input x and its attention's output a: as the
 # family's code has it. Families that are not named add a to x.
 Sum = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
-_NORMALISED = "gemma2 gemma3_text gemma4_text gemma4_unified_text afmoe exaone4 flex_olmo olmo2 olmo3 "
+_NORMALISED = "gemma2 gemma3_text gemma4_text gemma4_unified_text afmoe exaone4 flex_olmo olmo2 olmo3 olmo_hybrid "
 SUMS: dict[str, Sum] = {
     **dict.fromkeys(_NORMALISED.split(), lambda layer, x, a: (x, layer.post_attention_layernorm(a))),
     "glm4": lambda layer, x, a: (x, layer.post_self_attn_layernorm(a)),
     "hyperclovax": lambda layer, x, a: (x, layer.residual_multiplier * layer.post_norm1(a)),
     "granite, branches scaled": lambda layer, x, a: (x, 0.22 * a),
     "minicpm3": lambda layer, x, a: (x, layer.residual_scale * a),
-    "minimax, no linear attention": lambda layer, x, a: (
-        layer.attn_alpha_factor * layer.input_layernorm(x),
-        layer.attn_beta_factor * a,
+    "lfm3": lambda layer, x, a: (x, layer.post_operator_norm(a)),
+    **dict.fromkeys(
+        ("minimax", "minimax, no linear attention"),
+        lambda layer, x, a: (layer.attn_alpha_factor * layer.input_layernorm(x), layer.attn_beta_factor * a),
     ),
     "doge, stream scaled": lambda layer, x, a: (layer.input_residual * x, a),
     "bloom": lambda layer, x, a: (x, a - x),
@@ -102,6 +112,8 @@ def twin(model: PreTrainedModel, name: str, ids: Tensor) -> tuple[np.ndarray, np
         handles.append(attention.register_forward_hook(left))
     with eager_attention(model), torch.no_grad():
         matrices = model(input_ids=ids, output_attentions=True, use_cache=False).attentions
+        if len(matrices) == decoder.n_all:  # hybrids report those of all layers, or of the ones with attention alone
+            matrices = [matrices[number - 1] for number in decoder.numbers]
         for handle in handles:
             handle.remove()
         strengths = []
@@ -140,7 +152,21 @@ def tried(name: str) -> list[str]:
     said = "; ".join(f"{what} differ by {by:.2g}" for what, by in wrong.items()) or "equal"
     if lost := measured.unattended["rollout_without_residuals"]:
         said += f", {100 * lost:.0f} % to sinks' logits" if lost > 1e-3 else ""
+    if len(measured.layers) < (n_all := model.config.get_text_config().num_hidden_layers):
+        said += f", by {', '.join(map(str, measured.layers))} of {n_all} layers"
     return [name, said, seen(measured.windows), turned(measured.frequencies)]
+
+
+def attributed(name: str) -> str:
+    """Whether value norms and the answer's logit can be taken apart too, or why not."""
+    family, settings = TABLE[name]
+    model = build(family, **settings)
+    ids = torch.randint(3, VOCABULARY - 4, (1, N), generator=torch.Generator().manual_seed(1))
+    try:
+        measure(model, [ids], N, np.zeros(n_heads(model.config)), 0.2, attributions=True)
+    except PosgapError as error:
+        return next((short for said, short in REFUSED.items() if said in str(error)), str(error))
+    return "yes"
 
 
 def compared(measured: Measured, matrices: np.ndarray, strengths: np.ndarray) -> dict[str, float]:
@@ -184,7 +210,7 @@ def table(rows: list[list[str]]) -> str:
         f"{len(rows)} configurations with random weights, {equal} equal to an independent twin, {refused} refused. "
         f"Windows are in tokens, of {N}; RoPE's angles in radians a token, the greatest and the least."
     )
-    head = ["| configuration | against its twin | sees | turns by |", "|---|---|---|---|"]
+    head = ["| configuration | against its twin | sees | turns by | attributions |", "|---|---|---|---|---|"]
     return "\n".join(["## Which models", "", intro, "", *head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
@@ -198,7 +224,8 @@ def main() -> None:
     rows = []
     for name in arguments.families or TABLE:
         try:
-            rows.append(tried(name))
+            row = tried(name)
+            rows.append([*row, "" if row[1].startswith("refused") else attributed(name)])
         except Exception as error:
             print(f"{name} FAILED: {type(error).__name__} {error}"[:300], file=sys.stderr, flush=True)
             continue

@@ -101,6 +101,9 @@ def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, meas
     low, high = figures["wasserstein_ci95"]
     assert 0 <= low <= figures["wasserstein"] <= high
     assert "the accuracy of base (gap 75.0) follows the measured shares" in comparison["reading"]
+    assert comparison["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in comparison["reading"]
+    with pytest.raises(PosgapError, match="measured: logit was not measured; measure with `attributions`"):
+        rollout_compare(config.model_copy(update={"influence": "logit", "out": tmp_path / "logit"}))
     assert (tmp_path / "compared" / "comparison.png").stat().st_size > 10_000
 
 

@@ -35,7 +35,7 @@ from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.documents import by_document, joined, joined_reading, shortened
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
-from posgap.rollout.measurement import Statistics, measure
+from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES, Statistics, measure
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -236,9 +236,18 @@ def test_attention_on_sink_logits_is_kept_apart():
     np.testing.assert_allclose(measured.influence["rollout_without_residuals"].sum(1), 1)
 
 
+def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
+    """The twin multiplies the matrices of those layers alone."""
+    assert rollout_families.tried("lfm2")[1] == "equal, by 2, 4 of 4 layers"
+    decoder = Decoder(rollout_families.build("lfm2", layer_types=["conv", "full_attention", "conv", "conv"]))
+    assert (decoder.numbers, decoder.n_layers, decoder.n_all) == ([2], 1, 4)
+    assert decoder.mixing().startswith("of 4 layers these have attention: 2; what tokens pass on otherwise")
+    assert "layers 1, 2, 3, 4 mix tokens beside" in Decoder(rollout_families.build("falcon_h1")).mixing()
+    assert Decoder(rollout_families.build("minimax")).numbers == [1, 3]
+    assert Decoder(llama()).mixing() == ""
+
+
 def test_what_cannot_be_measured_is_refused_in_a_line(ids, monkeypatch):
-    with pytest.raises(PosgapError, match="layers 1, 3 of 4 have no attention"):
-        Decoder(rollout_families.build("lfm2", layer_types=["conv", "full_attention"] * 2))
     with pytest.raises(PosgapError, match="mamba: has no attention, so that there is nothing to measure"):
         Decoder(rollout_families.build("mamba"))
     model = llama().eval()
@@ -308,7 +317,12 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(6)])
     measured = rollout_measure(
         RolloutMeasureConfig(
-            texts=tmp_path / "e.jsonl", model=str(model_folder), task="kv", n_docs=4, out=tmp_path / "measured"
+            texts=tmp_path / "e.jsonl",
+            model=str(model_folder),
+            task="kv",
+            n_docs=4,
+            attributions=True,
+            out=tmp_path / "measured",
         )
     )
     measurement = read_measurement(measured)
@@ -337,6 +351,11 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert (
         np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.reading
     )
+    assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *ATTRIBUTIONS}
+    assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 15
+    assert np.shape(documents["logit_of_gold"]) == (4, 2) and len(measurement.logit["by_layer"]) == 2
+    assert "agrees (Spearman) with that by gradient" in measurement.reading
+    assert "above the mean, of which attention gives" in measurement.reading
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip

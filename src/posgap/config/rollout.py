@@ -84,6 +84,11 @@ class RolloutMeasureConfig(StageConfig):
     batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
     sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
+    attributions: bool = Field(
+        False,
+        description="also measure attention weighted by the norms of values, and each token's direct part in the "
+        "answer's logit; takes longer",
+    )
     label: str = Field("model", description="what plots and tables call this model")
 
 
@@ -92,8 +97,12 @@ class RolloutCompareConfig(StageConfig):
 
     prediction: InputPath = Field(description="folder from `rollout predict`")
     measurement: InputPath = Field(description="folder from `rollout measure`")
-    influence: Literal["gradient", "gradient_times_input", "rollout", "rollout_without_residuals"] = Field(
-        "gradient", description="the measured distribution that plot and summary show; all are compared in the file"
+    influence: Literal[
+        "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "logit"
+    ] = Field(
+        "gradient",
+        description="the measured distribution that plot and summary show (the last two: measured with "
+        "`attributions`); all are compared in the file",
     )
     sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
     resamples: int = Field(2000, ge=100, le=MOST_RESAMPLES, description="bootstrap resamples of the texts")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from posgap.models.own_attention import is_taken_over
 from posgap.rollout.encodings import alibi_slopes
 
 Call = tuple[tuple, dict]  # positional and keyword arguments of a layer
-# Is given the first query of a block, its attention [B, H, Q, N], and which tokens it may attend to, [Q, N].
-Take = Callable[[int, Tensor, Tensor], None]
+# Is given the first query of a block, its attention [B, H, Q, N], which tokens it may attend to, [Q, N], and the values
+# of all tokens by group of heads, [B, K, N, d]; None where the family's attention cannot be replaced.
+Take = Callable[[int, Tensor, Tensor, Tensor | None], None]
 
 WEIGHTS_AT_ONCE = 1 << 22  # attention weights of a block of queries, over a batch and all heads: 16 MiB in float32
 _BLOCKS = "posgap_rollout_blocks"  # the name of our attention implementation
@@ -47,6 +48,8 @@ class _Seen:
 
     writers: list[nn.Module] = field(default_factory=list)
     written: Tensor | None = None
+    projection: nn.Module | None = None  # the last of them that has parameters, and what it was given
+    heads: Tensor | None = None
     read: dict[nn.Module, Tensor] = field(default_factory=dict)
     returned: Tensor | None = None
     tables: Any = None
@@ -55,8 +58,24 @@ class _Seen:
         return self.returned if reader is None else self.read.get(reader)
 
 
+class Attended(NamedTuple):
+    """What was seen of a layer called again: the residual `strengths` [B, N] and, of the last token, [B, D] each: what
+    the attention had `written`, of what its projection was given by the `heads` [B, H d]; what of it the layer `added`
+    to the stream, by the normalisation `norm` (None: as it is, or scaled); and what the layer `passed` on of the stream
+    `entered` without it. `heads` is None where the projection was given no such thing."""
+
+    strengths: Tensor
+    norm: nn.Module | None
+    heads: Tensor | None
+    written: Tensor
+    added: Tensor
+    entered: Tensor
+    passed: Tensor
+
+
 class Decoder:
-    """The layers [L] of a causal language model, and their attention modules.
+    """The layers [L] with attention of a causal language model, and their attention modules; `numbers` [L] are theirs
+    among all `n_all` layers, counted from 1, of which hybrids have some that mix tokens without attention.
 
     Of a layer it assumes that it reads the residual stream and adds to it what its attention makes, however scaled or
     normalised. Where it finds otherwise it raises `PosgapError`.
@@ -70,38 +89,63 @@ class Decoder:
             )
         self.model = model
         config = model.config.get_text_config()
-        self.n_layers, self.n_heads = config.num_hidden_layers, n_heads(model.config)
-        self.layers, self.attentions = self._layers()
+        self.n_all, self.n_heads = config.num_hidden_layers, n_heads(model.config)
+        self.numbers, self.layers, self.attentions = self._layers()
+        self.n_layers = len(self.layers)
         self.adding: list[_Adding | None] = [None] * self.n_layers
+        self.projections: list[nn.Module | None] = [None] * self.n_layers
+        # The normalisation that makes the last states, and what it read and made at the last token, [B, D] each.
+        self.last_norm: tuple[nn.Module, Tensor, Tensor] | None = None
         # RoPE's angle per token of each plane, by layer; empty where a layer turns nothing, None where not known.
         self.frequencies: list[list[float] | None] = [None] * self.n_layers
 
-    def _layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
-        without: list[int] = []
+    @property
+    def replaceable(self) -> bool:
+        """Whether the family lets its attention be replaced by ours, which sees the values too."""
+        return self.model._can_set_attn_implementation()
+
+    def _layers(self) -> tuple[list[int], list[nn.Module], list[nn.Module]]:
+        config = self.model.config.get_text_config()
+        kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
         for module in self.model.modules():
-            if isinstance(module, nn.ModuleList) and len(module) == self.n_layers:
-                attentions = [_attention(layer) for layer in module]
-                found = [attention for attention in attentions if attention is not None]
-                if len(found) == self.n_layers:
-                    return list(module), found
+            if isinstance(module, nn.ModuleList) and len(module) == self.n_all:
+                found = [
+                    (number, layer, attention)
+                    for number, layer in enumerate(module, start=1)
+                    # Linear attention has no matrix of weights.
+                    if "linear" not in (kinds[number - 1] if len(kinds) == self.n_all else "")
+                    and (attention := _attention(layer)) is not None
+                ]
                 if found:
-                    without = [layer for layer, attention in enumerate(attentions, start=1) if attention is None]
-        name = type(self.model).__name__
-        if without:
-            raise PosgapError(
-                f"{name}: layers {', '.join(map(str, without))} of {self.n_layers} have no attention, so that what a "
-                "rollout says of the others is not the whole; rollout measure reads decoders with attention in all"
-            )
+                    numbers, layers, attentions = zip(*found)
+                    return list(numbers), list(layers), list(attentions)
         raise PosgapError(
-            f"{name}: no list of {self.n_layers} layers that each have an attention module, so "
-            "there is nothing to measure; rollout measure reads decoders of transformers' usual structure"
+            f"{type(self.model).__name__}: no list of {self.n_all} layers with attention modules, so there is nothing "
+            "to measure; rollout measure reads decoders of transformers' usual structure"
         )
+
+    def mixing(self) -> str:
+        """What mixes tokens in the model beside the attention that is read, in words; empty where nothing does."""
+        words = []
+        if self.n_layers < self.n_all:
+            numbers = ", ".join(map(str, self.numbers))
+            words.append(f"of {self.n_all} layers these have attention: {numbers}")
+        beside = [
+            number
+            for number, layer, attention in zip(self.numbers, self.layers, self.attentions)
+            if any(isinstance(m, nn.Conv1d) for m in set(layer.modules()) - set(attention.modules()))
+        ]
+        if beside:
+            words.append(f"layers {', '.join(map(str, beside))} mix tokens beside their attention too")
+        if words:
+            words.append("what tokens pass on otherwise is in no rollout, but in the gradients")
+        return "; ".join(words)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Within the block the model computes its attention so that its matrices exist: a block of queries at a time
         where its family lets its attention be replaced, else whole."""
-        if not self.model._can_set_attn_implementation():
+        if not self.replaceable:
             with eager_attention(self.model):
                 yield
             return
@@ -123,14 +167,24 @@ class Decoder:
     def read(self, ids: Tensor) -> list[Call]:
         """Reads `ids [B, N]` and returns the arguments that each layer was called with."""
         calls: list[Call] = []
+        normed: list[tuple[nn.Module, Tensor, Tensor]] = []
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             calls.append((args, kwargs))
 
+        def after(norm: nn.Module, args: tuple, output: Any) -> None:
+            if args and isinstance(output, Tensor) and output.ndim == 3:
+                normed.append((norm, args[0][:, -1], output[:, -1]))
+
+        within = {module for layer in self.layers for module in layer.modules()}
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
+            for module in self.model.base_model.modules():
+                if "Norm" in type(module).__name__ and module not in within:
+                    hooks.callback(module.register_forward_hook(after).remove)
             self.states = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        self.last_norm = next((each for each in reversed(normed) if torch.equal(each[2], self.states[:, -1])), None)
         return calls
 
     @torch.no_grad()
@@ -145,27 +199,52 @@ class Decoder:
             )
 
     @torch.no_grad()
-    def attend(self, layer: int, call: Call, take: Take) -> Tensor:
+    def projection(self, layer: int, call: Call) -> nn.Module | None:
+        """The module by which a layer's attention writes to the stream what its heads made."""
+        if self.adding[layer] is None:
+            self._find(layer, call, self._called(layer, call, 1.0))
+        return self.projections[layer]
+
+    def _find(self, layer: int, call: Call, seen: _Seen) -> None:
+        """Keeps what is found out of a layer once: what it turns by, and how it adds its attention to the stream."""
+        self.frequencies[layer] = self._frequencies(layer, call, seen)
+        self.adding[layer], self.projections[layer] = self._adding(layer, call, seen), seen.projection
+
+    @torch.no_grad()
+    def attend(self, layer: int, call: Call, take: Take) -> Attended:
         """Calls a layer again with the arguments that `read` saw, hands the attention matrices [B, H, Q, N] of each
-        block of queries to `take`, and returns the residual strengths [B, N].
+        block of queries to `take`, and returns residual strengths and what the last token was given.
 
         The strength at a token is |a| / (|x| + |a|), with a what the attention adds to the residual stream and x the
         stream that it is added to, as the layer scales and normalises them: the sum is read where the layer uses it,
         with the attention's output and without. What else the layer adds is left out.
         """
         seen = self._called(layer, call, 1.0, take)
+        if self.adding[layer] is None:
+            self._find(layer, call, seen)
         adding = self.adding[layer]
-        if adding is None:
-            self.frequencies[layer] = self._frequencies(layer, call, seen)
-            adding = self.adding[layer] = self._adding(layer, call, seen)
-        whole, without = seen.at(adding.reader), self._called(layer, call, 0.0).at(adding.reader)
-        assert whole is not None and without is not None
+        assert adding is not None
+        none = self._called(layer, call, 0.0)
+        whole, without = seen.at(adding.reader), none.at(adding.reader)
+        assert whole is not None and without is not None and seen.written is not None
+        assert seen.returned is not None and none.returned is not None
         a, x = (whole.float() - without.float()).norm(dim=-1), without.float().norm(dim=-1)
-        return a / (x + a)
+        entered = _entered(call)
+        heads, written = seen.heads, seen.written.reshape(entered.shape)[:, -1]
+        passed = none.returned[:, -1].float()
+        return Attended(
+            a / (x + a),
+            next((m for m, read in seen.read.items() if "Norm" in type(m).__name__ and _same(read, written)), None),
+            None if heads is None or heads.numel() % a.numel() else heads.reshape(*a.shape, -1)[:, -1],
+            written,
+            seen.returned[:, -1].float() - passed,
+            entered[:, -1].float(),
+            passed,
+        )
 
     def _adding(self, layer: int, call: Call, one: _Seen) -> _Adding:
         """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
-        where = f"{type(self.model).__name__}, layer {layer + 1}"
+        where = f"{type(self.model).__name__}, layer {self.numbers[layer]}"
         if not one.writers or one.written is None:
             raise PosgapError(f"{where}: no module writes what the attention adds, so there is no residual strength")
         whole_layer = self._called(layer, call, 1.0, alone=False).written
@@ -201,10 +280,11 @@ class Decoder:
         it adds to the stream."""
         block, attention, seen = self.layers[layer], self.attentions[layer], _Seen()
         args, kwargs = call
-        shape = (args[0] if args else kwargs["hidden_states"]).shape
+        shape = _entered(call).shape
         within, left = set(attention.modules()), [False]
         # Gates within a normalisation belong to it.
         norms = {part for module in block.modules() if "Norm" in type(module).__name__ for part in module.modules()}
+        around = {module for module in block.modules() if any(part is attention for part in module.modules())}
         adding, blocks = self.adding[layer], _Blocks(take, shape, type(attention).__name__) if take else None
 
         def wrote(module: nn.Module, args: tuple, output: Any) -> Any:
@@ -212,6 +292,8 @@ class Decoder:
                 return None
             seen.writers.append(module)
             seen.written = output
+            if not _passes(module):
+                seen.projection, seen.heads = module, args[0] if args and isinstance(args[0], Tensor) else None
             return times * output if adding and module is adding.last and times != 1 else None
 
         def reads(module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -239,14 +321,15 @@ class Decoder:
                     hooks.callback(delattr, module, _TAKE)
                 elif module is not block:
                     hooks.callback(module.register_forward_pre_hook(reads, with_kwargs=True).remove)
-                    if alone and leaf and module not in norms and not _passes(module):
+                    own = leaf or (any(True for _ in module.parameters(recurse=False)) and module not in around)
+                    if alone and own and module not in norms and not _passes(module):
                         hooks.callback(module.register_forward_hook(_nothing).remove)
             hooks.callback(attention.register_forward_pre_hook(turned, with_kwargs=True).remove)
             hooks.callback(attention.register_forward_hook(leave).remove)
             if "output_attentions" in inspect.signature(block.forward).parameters:
                 kwargs = kwargs | {"output_attentions": True}
             output = block(*args, **kwargs)
-        seen.returned = output[0] if isinstance(output, tuple) else output
+        seen.returned = output[0] if isinstance(output, tuple | list) else output
         if blocks and blocks.queries != shape[-2]:
             raise PosgapError(
                 f"{type(attention).__name__}: returns no attention matrices, so there is nothing to "
@@ -273,7 +356,7 @@ class Decoder:
         def unturned(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
             return args, kwargs | {"position_embeddings": still}
 
-        def last_query(first: int, weights: Tensor, seen: Tensor) -> None:
+        def last_query(first: int, weights: Tensor, seen: Tensor, values: Tensor | None) -> None:
             rows[:] = [weights[:, :, -1].clone()]  # a view would keep the whole block
 
         self._called(layer, call, 1.0, last_query)
@@ -300,7 +383,7 @@ class _Blocks:
     def __init__(self, take: Take, shape: torch.Size, name: str):
         self.take, self.shape, self.name, self.queries = take, shape, name, 0
 
-    def __call__(self, first: int, weights: Tensor, mask: Tensor | None = None) -> None:
+    def __call__(self, first: int, weights: Tensor, mask: Tensor | None = None, values: Tensor | None = None) -> None:
         n, weights = self.shape[-2], weights.float()
         if weights.shape[-1] != n or len(weights) != self.shape[0] or first + weights.shape[2] > n:
             return  # no weights of tokens on tokens
@@ -311,7 +394,7 @@ class _Blocks:
                 "that it is no share; its model cannot be read by rollout measure"
             )
         seen = weights > 0 if mask is None else mask > torch.finfo(mask.dtype).min / 2
-        self.take(first, weights, seen.flatten(0, 1).any(dim=0).expand(weights.shape[2:]))
+        self.take(first, weights, seen.flatten(0, 1).any(dim=0).expand(weights.shape[2:]), values)
         self.queries += weights.shape[2]
 
 
@@ -343,8 +426,19 @@ def _by_blocks(
         output, weights = eager(module, part, key, value, mask, **more)
         outputs.append(output)
         if take is not None:
-            take(first, weights, mask)
+            take(first, weights, mask, value)
     return torch.cat(outputs, dim=1), None
+
+
+def _entered(call: Call) -> Tensor:
+    """The stream [B, N, D] that a layer was called with."""
+    args, kwargs = call
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _same(read: Tensor, written: Tensor) -> bool:
+    """Whether a module that read the stream `read` [B, N, D] read at the last token what was `written` [B, D]."""
+    return torch.equal(read[:, -1], written)
 
 
 def _nothing(module: nn.Module, args: tuple, output: Any) -> Any:

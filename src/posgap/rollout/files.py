@@ -62,10 +62,14 @@ class Measurement(Record):
 
     `lambdas` [L] are by layer; `content`, `first_mass`, `diagonal_mass`, `entropy` (nats) and `first_sink`, [L, H]
     each, by layer and head. `encoding` is the model's position encoding as `predict` takes it. `windows` [L] are the
-    numbers of tokens, itself included, that a token sees (None: no window that ends with it). `unattended` is the share
-    of each rollout that went to the logits of sinks beside the tokens, empty without such. `influence` holds, for
-    each measure, a distribution over positions [N] averaged over texts. The distributions of single texts, the
-    attention by distance and the sink metric of every position are in the arrays beside it.
+    numbers of tokens, itself included, that a token sees (None: no window that ends with it). `attention_layers` [L]
+    are the layers' numbers, counted from 1; a hybrid has others between them, of which nothing is measured.
+    `unattended` is the share of each rollout that went to the logits of sinks beside the tokens, empty without such.
+    `influence` holds, for each measure, a distribution over positions [N] averaged over texts; `agreement` says how
+    alike every two of them order what a text has (`agreement.agreement`). `logit`, where attributions were asked for,
+    is the answer's logit less the mean logit, and what each layer's attention [L] gives straight to it. The
+    distributions of single texts, the attention by distance and the sink metric of every position are in the arrays
+    beside it.
     """
 
     label: str
@@ -85,6 +89,9 @@ class Measurement(Record):
     descriptions: dict[str, dict]
     windows: list[int | None] = Field(default_factory=list)  # those written before it was measured lack it
     unattended: dict[str, Share] = Field(default_factory=dict)
+    attention_layers: list[int] = Field(default_factory=list)
+    agreement: dict | None = None
+    logit: dict | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
     reading: str
     settings: dict

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.rollout.decoders import Decoder
+from posgap.errors import PosgapError
+from posgap.rollout.attributions import ROUNDING, Written, answer_direction, matrix_of, scaled_back
+from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized
 from posgap.rollout.documents import Asked, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
+ATTRIBUTIONS = ("value_norm", "logit")  # measured where they are asked for
 
 
 class Statistics:
@@ -152,16 +155,34 @@ def gradients(model: PreTrainedModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 class Measured(NamedTuple):
     """What was measured of a model: `Statistics.means`; the distributions [E, N] of the E texts over positions, by
-    measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`); and
-    the share of either rollout that went to no token, but to the logits of sinks beside them. `documents` is the last
-    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`."""
+    measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`);
+    the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
+    layers, and what mixes tokens beside their attention, in words. `documents` is the last
+    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. Where attributions were
+    asked for: the answer's logit less the mean logit, [E]; what it owes to each layer's attention, [E, L]; and what of
+    that to each document, [E, L, n]."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, np.ndarray]
     windows: list[int | None]
     frequencies: list[list[float] | None]
     unattended: dict[str, float]
+    layers: list[int]
+    mixing: str
     documents: np.ndarray | None = None
+    answer_logit: np.ndarray | None = None
+    logit: np.ndarray | None = None
+    documents_logit: np.ndarray | None = None
+
+
+class _Read(NamedTuple):
+    """What the layers of one batch gave: influence by measure, [B, N] each; the last token's attention, [B, L, H, N];
+    and, where attributions were asked for, the answer's logit [B] and each token's part in it by layer, [B, L, N]."""
+
+    influence: dict[str, Tensor]
+    last: np.ndarray
+    answer_logit: np.ndarray | None
+    logit: np.ndarray | None
 
 
 def measure(
@@ -171,6 +192,7 @@ def measure(
     slopes: np.ndarray,
     threshold: float,
     asked: Sequence[Asked] = (),
+    attributions: bool = False,
 ) -> Measured:
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
 
@@ -179,23 +201,43 @@ def measure(
     the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose
     attention cannot be replaced. The rollout is computed from the last layer down, so the layers are called again in
     that order.
+
+    With `attributions` the `ATTRIBUTIONS` are measured too; they need B N H^2 numbers more.
+
+    - `value_norm`: the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it
+      takes from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
+      (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3).
+    - `logit`: what each token gives, through each layer's attention and straight to the last states, to the logit of
+      the most probable token, less the mean of all logits (the direct path of Elhage et al. 2021, "A Mathematical
+      Framework for Transformer Circuits"). The last normalisation's scale is held as it is. Parts add up over layers;
+      as an influence they count by size. Raises `PosgapError` where a family's attention does more than weigh values
+      and project them, or what it adds does not reach the last states as it is.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
     by_distance = torch.tensor(slopes, dtype=torch.float32, device=model.device)
     statistics = Statistics(decoder.n_layers, decoder.n_heads, n, by_distance, threshold)
-    influence: dict[str, list[np.ndarray]] = {name: [] for name in INFLUENCES}
+    names = (*INFLUENCES, *(ATTRIBUTIONS if attributions else ()))
+    influence: dict[str, list[np.ndarray]] = {name: [] for name in names}
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rollout", "rollout_without_residuals")}
     attention: list[np.ndarray] = []
+    answers: list[np.ndarray] = []
+    by_layer: list[np.ndarray] = []
+    of_documents: list[np.ndarray] = []
     for ids in batches:
         ids = ids.to(model.device)
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
         with decoder.reading():
-            rollouts, last = _rollouts(decoder, ids, statistics)
-        by_measure |= rollouts
+            read = _layer_by_layer(decoder, ids, statistics, attributions)
+        by_measure |= read.influence
+        spans = [each.spans for each in asked[sum(map(len, attention)) :][: len(ids)]]
         if asked:
-            spans = [each.spans for each in asked[sum(map(len, attention)) :][: len(ids)]]
-            attention.append(by_document(last, spans))
+            attention.append(by_document(read.last, spans))
+        if read.logit is not None and read.answer_logit is not None:
+            answers.append(read.answer_logit)
+            by_layer.append(read.logit.sum(axis=2))
+            if asked:
+                of_documents.append(by_document(read.logit, spans))
         if not influence["rollout"]:
             decoder.check(ids)
         for name in kept:
@@ -208,37 +250,120 @@ def measure(
         [seen.window() for seen in statistics.visible],
         decoder.frequencies,
         {name: 1 - float(np.concatenate(rows).mean()) for name, rows in kept.items()},
-        np.concatenate(attention) if asked else None,
+        decoder.numbers,
+        decoder.mixing(),
+        *(np.concatenate(rows) if rows else None for rows in (attention, answers, by_layer, of_documents)),
     )
 
 
 class _Carried:
-    """Carries the last token's row of both rollouts, with residual connections and without, down through a layer."""
+    """Carries the last token's row of each rollout down through a layer: with residual connections, without, and, given
+    the `projection` of the layer's heads, with value norms."""
 
-    def __init__(self, layer: int, rows: Tensor, statistics: Statistics):
+    def __init__(self, layer: int, rows: Tensor, statistics: Statistics, projection: nn.Module | None):
         self.layer, self.rows, self.statistics, self.into = layer, rows, statistics, torch.zeros_like(rows)
+        self.projection = projection
         self.last = torch.empty(0)  # the last token's attention, [B, H, N]
+        self.written: Written | None = None
 
-    def take(self, first: int, a: Tensor, seen: Tensor) -> None:
+    def take(self, first: int, a: Tensor, seen: Tensor, values: Tensor | None) -> None:
         self.statistics.add(self.layer, first, a, seen)
         of_queries = self.rows[:, :, None, first : first + a.shape[2]]
         self.last = a[:, :, -1].clone()  # a view would keep the whole block
-        self.into += (of_queries @ a.mean(dim=1).double())[:, :, 0]
+        self.into[:2] += (of_queries[:2] @ a.mean(dim=1).double())[:, :, 0]
+        if self.projection is not None and values is not None:
+            self.written = self.written or _written(self.projection, values, a.shape[1])
+            self.into[2] += (of_queries[2] @ self.written.shares(a).double())[:, 0]
 
 
-def _rollouts(decoder: Decoder, ids: Tensor, statistics: Statistics) -> tuple[dict[str, Tensor], np.ndarray]:
-    """The rollouts [B, N] of `ids` with residual connections and without, and the last token's attention by layer and
-    head, [B, L, H, N]; adds all else to `statistics`."""
+def _layer_by_layer(decoder: Decoder, ids: Tensor, statistics: Statistics, attributions: bool) -> _Read:
+    """Reads `ids [B, N]`, and its layers from the last one down; adds what is not returned to `statistics`."""
     calls = decoder.read(ids)
     statistics.texts += len(ids)
-    rows = torch.zeros(2, *ids.shape, device=ids.device, dtype=torch.float64)
+    rows = torch.zeros(3 if attributions else 2, *ids.shape, device=ids.device, dtype=torch.float64)
     rows[:, :, -1] = 1.0
-    last = []
+    answer_logit, direction = _answer(decoder) if attributions else (None, None)
+    last, logit = [], []
     for layer in reversed(range(decoder.n_layers)):
-        carried = _Carried(layer, rows, statistics)
-        strengths = decoder.attend(layer, calls.pop(), carried.take)
-        statistics.add_strengths(layer, strengths)
+        call = calls.pop()
+        carried = _Carried(layer, rows, statistics, _projection(decoder, layer, call) if attributions else None)
+        attended = decoder.attend(layer, call, carried.take)
+        statistics.add_strengths(layer, attended.strengths)
         last.append(carried.last.cpu().numpy())
-        strength = strengths.double().mean(dim=1, keepdim=True)
-        rows = torch.stack([(1 - strength) * rows[0] + strength * carried.into[0], carried.into[1]])
-    return {"rollout": rows[0], "rollout_without_residuals": rows[1]}, np.stack(last[::-1], axis=1)
+        if direction is not None:
+            where = f"{type(decoder.model).__name__}, layer {decoder.numbers[layer]}"
+            logit.append(_given(where, attended, carried, direction).cpu().numpy())
+        strength = attended.strengths.double().mean(dim=1, keepdim=True)
+        mixed = (1 - strength) * rows + strength * carried.into
+        rows = torch.stack([mixed[0], carried.into[1], *mixed[2:]])
+    influence = {"rollout": rows[0], "rollout_without_residuals": rows[1]}
+    by_layer = np.stack(logit[::-1], axis=1) if logit else None
+    if by_layer is not None:
+        influence |= {"value_norm": rows[2], "logit": torch.from_numpy(by_layer.sum(axis=1)).abs()}
+    return _Read(
+        influence, np.stack(last[::-1], axis=1), None if answer_logit is None else answer_logit.cpu().numpy(), by_layer
+    )
+
+
+_LEAVE_OUT = "leave out `attributions`"
+
+
+def _projection(decoder: Decoder, layer: int, call: Call) -> nn.Module:
+    projection = decoder.projection(layer, call) if decoder.replaceable else None
+    if projection is None:
+        raise PosgapError(
+            f"{type(decoder.model).__name__}: its attention cannot be replaced, so that its values cannot be read; "
+            + _LEAVE_OUT
+        )
+    return projection
+
+
+def _written(projection: nn.Module, values: Tensor, heads: int) -> Written:
+    return Written(values, matrix_of(projection, heads * values.shape[3], values))
+
+
+@torch.no_grad()
+def _answer(decoder: Decoder) -> tuple[Tensor, Tensor]:
+    """The answer's logit less the mean logit, [B], and the direction [B, D] in the stream behind all layers along which
+    it grows."""
+    name, head = type(decoder.model).__name__, decoder.model.get_output_embeddings()
+    if head is None or decoder.last_norm is None:
+        raise PosgapError(
+            f"{name}: its logits are not an output embedding of normalised states, so that no logit can be taken apart"
+            f"; {_LEAVE_OUT}"
+        )
+    _, above, direction = answer_direction(head, decoder.states[:, -1])
+    return above, scaled_back(*decoder.last_norm)(direction)
+
+
+@torch.no_grad()
+def _given(where: str, attended: Attended, carried: _Carried, direction: Tensor) -> Tensor:
+    """What each token gives to the answer's logit through a layer's attention, [B, N]; `PosgapError` where the heads'
+    values, projected and normalised, are not what the layer adds to the stream, or it changes the stream otherwise."""
+    written, heads = carried.written, attended.heads
+    made = written.heads(carried.last) if written else None
+    if written is None or made is None or heads is None or _apart(heads.float(), made):
+        raise PosgapError(
+            f"{where}: its attention writes something else than its weights and values make (it has a gate, or a "
+            f"normalisation within); {_LEAVE_OUT}"
+        )
+    branch = attended.norm(attended.written) if attended.norm else attended.written
+    back = scaled_back(attended.norm, attended.written, branch) if attended.norm else _as_is
+    branch = branch.float()
+    times = (attended.added * branch).sum() / branch.square().sum()  # families scale what they add
+    least = 8 * torch.finfo(attended.written.dtype).eps * float(attended.entered.norm())
+    if _apart(attended.added, times * branch, least) or _apart(attended.passed, attended.entered, least):
+        raise PosgapError(
+            f"{where}: what its attention writes does not reach the last states as it is, so that no logit can be "
+            f"taken apart; {_LEAVE_OUT}"
+        )
+    return written.given(carried.last, back(times * direction))
+
+
+def _as_is(direction: Tensor) -> Tensor:
+    return direction
+
+
+def _apart(one: Tensor, other: Tensor, least: float = 0.0) -> bool:
+    """Whether one is not the other, but for rounding."""
+    return not float((one - other).norm()) <= ROUNDING * float(other.norm()) + least

@@ -42,30 +42,57 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     return figure
 
 
-def document_lines(documents: Mapping[str, Any]) -> Figure:
-    """Plots the gold document's share by its position, with 95 % intervals, and every document's share of the rollout
-    and of the gradient, a line for each gold position (`documents.summary`)."""
-    figure, (gold, *panels) = plt.subplots(1, 3, figsize=(13, 4.2), dpi=144, layout="constrained")
+def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) -> Figure:
+    """Plots the gold document's share by its position, with 95 % intervals; how alike the measures order documents
+    (`agreement.agreement`); and every document's share by rollout, gradient and, where they were measured, value norms
+    and the answer's logit, a line for each gold position (`documents.summary`)."""
+    measures = documents["measures"]
+    lines = [name for name in ("rollout", "gradient", "value_norm", "logit") if name in measures]
+    columns = (len(lines) + 2) // 2
+    figure, grid = plt.subplots(2, columns, figsize=(4.4 * columns, 7.6), dpi=144, layout="constrained")
+    gold, agreed, *panels = grid.flat
     positions = np.array(documents["positions"])
-    for (name, measured), color in zip(documents["measures"].items(), COLORS):
+    for (name, measured), color in zip(measures.items(), COLORS):
         shares = 100 * np.array(measured["gold"])
-        gold.plot(positions, shares, color=color, marker="o", markersize=3, label=name.replace("_", " "))
+        gold.plot(positions, shares, color=color, marker="o", markersize=3, label=_worded(name))
         low, high = np.transpose([each or (np.nan, np.nan) for each in measured["gold_ci95"]])
         gold.fill_between(positions, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
     styled(gold, title="the gold document", xlabel="its position", ylabel="share of the influence, %")
     gold.set_ylim(bottom=0)
     gold.legend(frameon=False, fontsize=8)
+    _agreements(agreed, list(measures), agreement)
     shades = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(positions)))
     every = np.arange(1, documents["n_docs"] + 1)
-    for axes, name in zip(panels, ("rollout", "gradient")):
-        for position, shares, shade in zip(positions, documents["measures"][name]["documents"], shades):
+    for axes, name in zip(panels, lines):
+        for position, shares, shade in zip(positions, measures[name]["documents"], shades):
             axes.plot(every, 100 * np.array(shares), color=shade, linewidth=0.9)
             axes.plot(position, 100 * shares[position - 1], "o", color=shade, markersize=4)
-        styled(axes, title=f"{name}: a line for each gold position (dot)", xlabel="document")
+        styled(axes, title=f"{_worded(name)}: a line for each gold position (dot)", xlabel="document")
+        axes.title.set_fontsize(10)
         axes.set_ylim(bottom=0)
     for axes in (gold, *panels):
         axes.xaxis.get_major_locator().set_params(integer=True)
     return figure
+
+
+def _worded(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _agreements(axes: Axes, names: list[str], agreement: Mapping[str, Any]) -> None:
+    """Shows Spearman's correlations of all pairs of measures as a table in colours."""
+    table = np.eye(len(names))
+    for pair in agreement["pairs"]:
+        one, other = (names.index(name) for name in pair["measures"])
+        table[one, other] = table[other, one] = np.nan if pair["spearman"] is None else pair["spearman"]
+    axes.imshow(table, vmin=-1, vmax=1, cmap="PuOr_r")
+    for (row, column), value in np.ndenumerate(table):
+        if row != column and np.isfinite(value):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+    labels = [_worded(name).replace(" without", "\nwithout").replace(" times", "\ntimes") for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), labels, fontsize=8)
+    axes.set_title(f"agreement on the order of {agreement['of']}", fontsize=10)
 
 
 def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Figure:
@@ -73,7 +100,8 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
     figure, rows = plt.subplots(2, 2, figsize=(9, 6.4), dpi=144, layout="constrained")
     (strengths, masses), (sinks, distances) = rows
     layers = np.arange(1, measured.layers + 1)
-    depth = {"xlabel": "layer", "xlim": (0.5, measured.layers + 0.5)}
+    hybrid = measured.attention_layers not in ([], layers.tolist())
+    depth = {"xlabel": "layer with attention" if hybrid else "layer", "xlim": (0.5, measured.layers + 0.5)}
     strengths.plot(layers, measured.lambdas, marker="o", markersize=4, color=COLORS[0])
     styled(strengths, title="residual strength |a| / (|x| + |a|)", ylim=(0, 1), **depth)
     for (label, values), color in zip(

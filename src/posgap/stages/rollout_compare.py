@@ -9,10 +9,11 @@ from posgap.config import RolloutCompareConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.measurement.sweeps import read_predictions, read_sweep, swept_rows
+from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_reading, sweep_spearman
 from posgap.rollout.documents import joined, joined_reading
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
-from posgap.rollout.measurement import INFLUENCES
+from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES
 from posgap.rollout.plots import save
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -36,10 +37,15 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
         raise PosgapError(
             f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
         )
-    predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, INFLUENCES)
+    names = [name for name in (*INFLUENCES, *ATTRIBUTIONS) if name in measurement.influence]
+    if config.influence not in names:
+        raise PosgapError(
+            f"{config.measurement}: {config.influence} was not measured; measure with `attributions`, or give another "
+            "`influence`"
+        )
+    predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, names)
     figures = {
-        name: compare(predicted, texts[name], config.resamples, np.random.default_rng(config.seed))
-        for name in INFLUENCES
+        name: compare(predicted, texts[name], config.resamples, np.random.default_rng(config.seed)) for name in names
     }
     chosen = np.array(measurement.influence[config.influence])
     sentences = [reading(figures[config.influence], predicted, chosen, config.influence.replace("_", " "))]
@@ -48,9 +54,12 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
         "measurement": measurement.label,
         "influence": config.influence,
         "figures": figures,
+        "agreement": measurement.agreement,
         "predicted_reading": prediction.reading,
         "measured_reading": measurement.reading,
     }
+    if measurement.agreement:
+        sentences.append(agreement_reading(measurement.agreement))
     if sweep and config.sweep:
         by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}

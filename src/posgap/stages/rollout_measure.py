@@ -12,13 +12,15 @@ from posgap.files import write_json
 from posgap.locations import with_uris
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
+from posgap.rollout.agreement import agreement
+from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.documents import by_document, summary
 from posgap.rollout.documents import reading as by_documents_reading
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
-from posgap.rollout.plots import distribution_curves, document_lines, layer_panels, save
+from posgap.rollout.plots import distribution_curves, document_panels, layer_panels, save
 from posgap.rollout.texts import Sequences, read_prompts, read_text
 from posgap.stage import stage
 from posgap.tasks.setup import prompt_builder
@@ -40,8 +42,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
             f"{config.texts}: texts of {n} tokens exceed the model's context of {context}; lower `length`"
         )
     encoding = position_encoding(model.config)
-    if factors := config_factors(model.config):
-        encoding["factors"] = factors
     heads = n_heads(model.config)
     measured = measure(
         model,
@@ -50,9 +50,12 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         np.array(encoding.get("slopes", np.zeros(heads))),
         config.sink_threshold,
         sequences.asked,
+        config.attributions,
     )
     statistics, influence = measured.statistics, measured.influence
     encoding["frequencies"] = measured.frequencies
+    if factors := config_factors(model.config):
+        encoding["factors"] = [factors[number - 1] for number in measured.layers]
     mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
     said = reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"])
     unattended = measured.unattended if measured.unattended["rollout_without_residuals"] > LEAST_UNATTENDED else {}
@@ -61,13 +64,24 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
             f"; {100 * statistics['unattended'].mean():.0f} % of the attention goes to logits beside the tokens, and "
             f"{100 * unattended['rollout']:.0f} % of the rollout with it: shares are of what reaches tokens"
         )
+    if measured.mixing:
+        said += f"; {measured.mixing}"
     by_documents: dict[str, np.ndarray] = {}
     documents = None
     if measured.documents is not None:
         spans = [each.spans for each in sequences.asked]
         by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
-        documents = summary(sequences.asked, by_documents, measured.documents, config.seed)
+        documents = summary(sequences.asked, by_documents, measured.documents, config.seed, measured.documents_logit)
         said += f"; {by_documents_reading(documents)}"
+    agreed = agreement(by_documents or influence, "documents" if by_documents else "tokens", config.seed)
+    said += f"; {agreement_reading(agreed)}"
+    logit = None
+    if measured.answer_logit is not None and measured.logit is not None:
+        logit = {"answer": float(measured.answer_logit.mean()), "by_layer": measured.logit.mean(axis=0).tolist()}
+        said += (
+            f"; the answer's logit stands {logit['answer']:.1f} above the mean, of which attention gives "
+            f"{sum(logit['by_layer']):.1f} straight to the last states"
+        )
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
@@ -83,6 +97,9 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         descriptions={name: describe(values) for name, values in mean.items()},
         windows=measured.windows,
         unattended=unattended,
+        attention_layers=measured.layers,
+        agreement=agreed,
+        logit=logit,
         documents=documents,
         reading=said,
         settings=config.settings(),
@@ -92,12 +109,14 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     of_documents = {f"documents_{name}": shares for name, shares in by_documents.items()}
     if measured.documents is not None:
         of_documents["documents_attention"] = measured.documents
+    if measured.documents_logit is not None:
+        of_documents["documents_logit_by_layer"] = measured.documents_logit
     write_arrays(out, by_head | influence | of_documents)
     curves = {name.replace("_", " "): values for name, values in mean.items()}
-    drawn = document_lines(documents) if documents else distribution_curves(curves, "share of the influence")
+    drawn = document_panels(documents, agreed) if documents else distribution_curves(curves, "share of the influence")
     save(drawn, out / "influence.png")
     save(layer_panels(result, statistics), out / "layers.png")
-    for layer, strength in enumerate(result.lambdas, start=1):
+    for layer, strength in zip(result.attention_layers, result.lambdas):
         run.metrics({"residual_strength": strength}, step=layer)
     for name, description in result.descriptions.items():
         run.metrics({f"{name}_{key}": value for key, value in description.items() if key != "shape"})

@@ -1,0 +1,62 @@
+"""Whether measures of influence agree on which documents of a prompt, or which tokens of a text, draw the more."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from posgap.measurement.statistics import EACH_END
+
+RESAMPLES = 2000
+OTHERS = ("gradient", "value_norm", "logit")  # those that a reading names
+
+
+def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:
+    """What `measurement.json` holds of the agreement of every two measures, from each text's `shares [E, n]` of what
+    they are `of`, documents or tokens.
+
+    It is Spearman's correlation over the n of a text, averaged over texts, with the 95 % bootstrap interval over texts.
+    `texts` counts those where it is defined: where neither measure is the same everywhere. Both are None without one.
+    """
+    rng = np.random.default_rng(seed)
+    ranks = {name: _ranks(values) for name, values in shares.items()}
+    pairs = []
+    for one, other in combinations(ranks, 2):
+        found = (ranks[one] * ranks[other]).sum(axis=1)
+        found = found[np.isfinite(found)]
+        drawn = found[rng.integers(len(found), size=(RESAMPLES, len(found)))].mean(axis=1) if len(found) > 1 else None
+        pairs.append(
+            {
+                "measures": [one, other],
+                "spearman": float(found.mean()) if len(found) else None,
+                "spearman_ci95": None
+                if drawn is None
+                else np.percentile(drawn, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist(),
+                "texts": len(found),
+            }
+        )
+    return {"of": of, "pairs": pairs}
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks of each row of `values [E, n]`, less their mean and of length one; nan where all are the same."""
+    ranks = rankdata(values, axis=1)
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return ranks / np.linalg.norm(ranks, axis=1, keepdims=True)
+
+
+def reading(found: Mapping[str, Any], measure: str = "rollout") -> str:
+    """How one measure agrees with those that are made otherwise, in words."""
+    others = []
+    for pair in found["pairs"]:
+        other = next((name for name in pair["measures"] if name != measure and name in OTHERS), None)
+        if measure in pair["measures"] and other and pair["spearman"] is not None:
+            interval = pair["spearman_ci95"]
+            between = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
+            others.append(f"{other.replace('_', ' ')} {pair['spearman']:.2f}{between}")
+    if not others:
+        return f"the {measure} orders no text's {found['of']}, so that no other measure can agree with it"
+    return f"the order of a text's {found['of']} by {measure} agrees (Spearman) with that by {', '.join(others)}"
