@@ -12,6 +12,7 @@ attention module's output. The measurement calls layers again, with the attentio
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -65,7 +66,7 @@ REFUSED = {
     "its values cannot be read": "no: its attention cannot be replaced",
     "a gate, or a normalisation within": "no: a gate or a normalisation behind the heads",
     "does not reach the last states": "no: the stream is scaled or normalised",
-    "not an output embedding": "no: its last states are not normalised last",
+    "not an output embedding": "no: no normalisation behind the last layer",
     "its scale cannot be held": "no: a normalisation of another kind",
 }
 
@@ -110,7 +111,9 @@ def twin(model: PreTrainedModel, name: str, ids: Tensor) -> tuple[np.ndarray, np
         entered, left = streams(index)
         handles.append(layer.register_forward_pre_hook(entered, with_kwargs=True))
         handles.append(attention.register_forward_hook(left))
-    with eager_attention(model), torch.no_grad():
+    family = sys.modules[type(decoder.attentions[0]).__module__]
+    patched = mock.patch.object(family, "eager_attention_forward", _with_sinks)
+    with eager_attention(model), patched if name.endswith("_swa") else nullcontext(), torch.no_grad():
         matrices = model(input_ids=ids, output_attentions=True, use_cache=False).attentions
         if len(matrices) == decoder.n_all:  # hybrids report those of all layers, or of the ones with attention alone
             matrices = [matrices[number - 1] for number in decoder.numbers]
@@ -125,6 +128,18 @@ def twin(model: PreTrainedModel, name: str, ids: Tensor) -> tuple[np.ndarray, np
 
 def _plain(layer: Any, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     return x, a
+
+
+def _with_sinks(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """Attention with a sink's logit beside the tokens', whose weight is then dropped: Granite's code scales the output
+    instead, and returns weights that know nothing of it."""
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    scores = query @ key.transpose(2, 3) * scaling + mask
+    beside = module.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    weights = torch.cat([scores, beside], dim=-1).softmax(dim=-1)[..., :-1]
+    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def far(one: np.ndarray, other: np.ndarray) -> float:

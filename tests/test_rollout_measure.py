@@ -236,6 +236,11 @@ def test_attention_on_sink_logits_is_kept_apart():
     np.testing.assert_allclose(measured.influence["rollout_without_residuals"].sum(1), 1)
 
 
+def test_sinks_whose_part_the_family_takes_off_the_output_are_told():
+    """Granite with windows returns weights that sum to one; the twin has the sink's logit among the scores."""
+    assert rollout_families.tried("granitemoe_swa")[1] == "equal, 9 % to sinks' logits"
+
+
 def test_hybrids_are_measured_by_their_layers_with_attention_and_say_so():
     """The twin multiplies the matrices of those layers alone."""
     assert rollout_families.tried("lfm2")[1] == "equal, by 2, 4 of 4 layers"

@@ -88,6 +88,8 @@ class Decoder:
                 "matrices can be read; measure the model without it"
             )
         self.model = model
+        # Llama 4 without its pictures takes itself for its base.
+        self.base = getattr(model, "model", model) if model.base_model is model else model.base_model
         config = model.config.get_text_config()
         self.n_all, self.n_heads = config.num_hidden_layers, n_heads(model.config)
         self.numbers, self.layers, self.attentions = self._layers()
@@ -180,17 +182,17 @@ class Decoder:
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-            for module in self.model.base_model.modules():
+            for module in self.base.modules():
                 if "Norm" in type(module).__name__ and module not in within:
                     hooks.callback(module.register_forward_hook(after).remove)
-            self.states = self.model.base_model(input_ids=ids, use_cache=False)[0]
+            self.states = self.base(input_ids=ids, use_cache=False)[0]
         self.last_norm = next((each for each in reversed(normed) if torch.equal(each[2], self.states[:, -1])), None)
         return calls
 
     @torch.no_grad()
     def check(self, ids: Tensor) -> None:
         """`PosgapError` unless the model comes to the same with its usual attention, after `read` of `ids [B, N]`."""
-        usual = self.model.base_model(input_ids=ids, use_cache=False)[0]
+        usual = self.base(input_ids=ids, use_cache=False)[0]
         off = float((self.states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
             raise PosgapError(
@@ -426,8 +428,18 @@ def _by_blocks(
         output, weights = eager(module, part, key, value, mask, **more)
         outputs.append(output)
         if take is not None:
+            if more.get("s_aux") is not None:
+                weights = weights * _left_by_sinks(output, weights, value)
             take(first, weights, mask, value)
     return torch.cat(outputs, dim=1), None
+
+
+def _left_by_sinks(output: Tensor, weights: Tensor, value: Tensor) -> Tensor:
+    """The share [B, H, Q, 1] of its attention that each query has for tokens, where a family (Granite's with windows)
+    takes its sinks' part off the `output` [B, Q, H, d] and not off the `weights`; 1 where it takes it off those."""
+    of_tokens = weights.float() @ value.float().repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
+    products = (output.transpose(1, 2).float() * of_tokens).sum(dim=3, keepdim=True)
+    return (products / of_tokens.square().sum(dim=3, keepdim=True).clamp(min=1e-30)).clamp(0, 1)
 
 
 def _entered(call: Call) -> Tensor:

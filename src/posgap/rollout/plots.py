@@ -67,7 +67,9 @@ def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) 
         for position, shares, shade in zip(positions, measures[name]["documents"], shades):
             axes.plot(every, 100 * np.array(shares), color=shade, linewidth=0.9)
             axes.plot(position, 100 * shares[position - 1], "o", color=shade, markersize=4)
-        styled(axes, title=f"{_worded(name)}: a line for each gold position (dot)", xlabel="document")
+        styled(
+            axes, title=f"{_worded(name)}: a line for each gold position (dot)", xlabel="document", ylabel="share, %"
+        )
         axes.title.set_fontsize(10)
         axes.set_ylim(bottom=0)
     for axes in (gold, *panels):
@@ -88,7 +90,8 @@ def _agreements(axes: Axes, names: list[str], agreement: Mapping[str, Any]) -> N
     axes.imshow(table, vmin=-1, vmax=1, cmap="PuOr_r")
     for (row, column), value in np.ndenumerate(table):
         if row != column and np.isfinite(value):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+            ink = "white" if abs(value) > 0.6 else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8, color=ink)
     labels = [_worded(name).replace(" without", "\nwithout").replace(" times", "\ntimes") for name in names]
     axes.set_xticks(range(len(names)), labels, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(range(len(names)), labels, fontsize=8)
