@@ -4,12 +4,13 @@ They are undone in the reverse of the order in which they were applied, so that 
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posgap.choices import MITIGATIONS
 from posgap.errors import PosgapError
-from posgap.files import parsed
-from posgap.models import MITIGATIONS_KEY
+from posgap.files import parsed, read_object
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.factors import Factors, check_factors, config_factors
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
     as it is. Scaling a scaled model replaces its factors.
     """
     if factors is None:
+        _take_from_folder(model)
         factors = config_factors(model.config)
     if factors is None:
         return model
@@ -106,6 +108,7 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
 
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
+    _take_from_folder(model)
     also = configured(
         model.config, model.name_or_path or type(model).__name__
     )  # before anything is applied, which lists what is in force
@@ -113,6 +116,23 @@ def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     for listed in also:
         apply(model, listed["name"], listed["settings"])
     return model
+
+
+def _take_from_folder(model: "PreTrainedModel") -> None:
+    """Gives the config of a model in which nothing was ever in force what the `config.json` of its folder names.
+
+    Of models that see too (Qwen3.5, Llama 4) transformers makes a model of text alone, whose config is a part of the
+    folder's, without what stands beside that part.
+    """
+    file = Path(model.name_or_path) / "config.json"
+    if hasattr(model, _ATTRIBUTE) or not model.name_or_path or not file.is_file():
+        return
+    whole = read_object(file)
+    if whole.get("model_type") == model.config.model_type:
+        return
+    for key in (CONFIG_KEY, MITIGATIONS_KEY):
+        if key in whole:
+            setattr(model.config, key, whole[key])
 
 
 def configured(config: "PretrainedConfig", where: str = "config.json") -> list[dict[str, Any]]:

@@ -88,10 +88,12 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 
     from posgap.models.in_force import apply_configured
 
-    kept = load_config(path).dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
+    config = load_config(path)
+    _require_causal_family(path, config)
+    kept = config.dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
-    flash = flash and not getattr(load_config(path), "alibi", False)  # Falcon's refuses biases
+    flash = flash and not getattr(config, "alibi", False)  # Falcon's refuses biases
     with _without_reports():
         model, report = _loaded(
             AutoModelForCausalLM,
@@ -134,6 +136,20 @@ def _require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
+
+
+def _require_causal_family(path: str, config: PretrainedConfig) -> None:
+    """`PosgapError` where transformers has no causal language model of a family: models that see or hear and answer in
+    words (Qwen2.5-VL, LLaVA), encoders with decoders (T5)."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    reads = "reads images too, and " if hasattr(config, "vision_config") else ""
+    raise PosgapError(
+        f"{path}: {reads}is of a family, {config.model_type}, that transformers does not load as a causal language "
+        "model; give a model that is one"
+    )
 
 
 @torch.inference_mode()
