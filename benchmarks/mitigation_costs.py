@@ -5,12 +5,13 @@
     python benchmarks/mitigation_costs.py pine          only this one
 
 The model is a Llama of eight layers with random weights; the prompt has twenty documents of equal length. Each
-mitigation is timed by turns with the model as it is, on one thread, and the ratios are those of the medians.
+mitigation is timed by turns with the model as it is, on one thread; ratios are medians of those within a turn.
 """
 
 import argparse
 import os
 import time
+from datetime import date
 from statistics import median
 
 import torch
@@ -19,11 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from posgap.choices import MITIGATIONS
 from posgap.errors import PosgapError
-from posgap.mitigations.mitigation import ModelMitigation, TriedOn
+from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.models.in_force import apply, remove
 from posgap.models.layout import reading
 
-VOCABULARY, DOCUMENTS, BEFORE, BEHIND, DECODED = 1000, 20, 24, 40, 8
+VOCABULARY, DOCUMENTS, BEFORE, BEHIND, DECODED = 1000, 20, 24, 40, 24
 
 
 def model() -> PreTrainedModel:
@@ -50,17 +51,33 @@ def once(of: PreTrainedModel, ids: torch.Tensor) -> tuple[float, float]:
     return read, median(steps)
 
 
-def ratios(of: PreTrainedModel, mitigation: ModelMitigation, ids: torch.Tensor, times: int) -> tuple[float, float]:
+def settings_of(mitigation: ModelMitigation, of: PreTrainedModel, ids: torch.Tensor) -> Settings:
+    """The last of the settings that the mitigation tries, which cost most where they differ in cost."""
+    return mitigation.tried(TriedOn(of, [ids[0].tolist()]))[-1]
+
+
+def said(settings: Settings) -> str:
+    """Settings in words; of lists that are one a layer or a head, only that there are some."""
+    parts = [
+        f"{name} {'by layer or head' if isinstance(value, list) and len(str(value)) > 60 else value}"
+        for name, value in settings.model_dump(exclude_none=True).items()
+    ]
+    return ", ".join(parts) or "none"
+
+
+def ratios(
+    of: PreTrainedModel, mitigation: ModelMitigation, settings: Settings, ids: torch.Tensor, times: int
+) -> tuple[float, float]:
     """How many times as long reading takes, and a token of the response."""
-    settings = mitigation.tried(TriedOn(of, [ids[0].tolist()]))[-1]
-    without, under = [], []
-    once(of, ids)
-    for _ in range(times):
-        without.append(once(of, ids))
+    taken = []
+    for turn in range(times + 1):
+        without = once(of, ids)
         apply(of, mitigation.name, settings)
-        under.append(once(of, ids))
+        under = once(of, ids)
         remove(of, mitigation.name)
-    read, step = (median(x[i] for x in under) / median(x[i] for x in without) for i in range(2))
+        if turn:  # the first warms up
+            taken.append([more / less for more, less in zip(under, without)])
+    read, step = map(median, zip(*taken))
     return read, step
 
 
@@ -73,25 +90,27 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ids = torch.randint(3, VOCABULARY, (1, arguments.length), generator=torch.Generator().manual_seed(1))
-    rows = []
+    rows, load = [], os.getloadavg()[0]
     for mitigation in MITIGATIONS:
         if not isinstance(mitigation, ModelMitigation) or (arguments.names and mitigation.name not in arguments.names):
             continue
         try:
-            read, step = ratios(model(), mitigation, ids, arguments.times)
+            settings = settings_of(mitigation, made := model(), ids)
+            read, step = ratios(made, mitigation, settings, ids, arguments.times)
         except PosgapError as error:
             print(f"{mitigation.name}: {error}", flush=True)
             continue
-        rows.append(f"| `{mitigation.name}` | {read:.2f} | {step:.2f} | {mitigation.cost} |")
+        rows.append(f"| `{mitigation.name}` | {said(settings)} | {read:.2f} | {step:.2f} | {mitigation.cost} |")
         print(rows[-1], flush=True)
     text = "\n".join(
         [
-            f"Written by `benchmarks/mitigation_costs.py --write`: a random Llama of eight layers, {arguments.length} "
-            f"tokens in {DOCUMENTS} documents, one thread of a machine with {os.cpu_count()} cores, median of "
-            f"{arguments.times} by turns. How many times as long it takes to",
+            f"Written by `benchmarks/mitigation_costs.py --write` on {date.today()}: a random Llama of eight layers, "
+            f"{arguments.length} tokens in {DOCUMENTS} documents, one thread of a machine with {os.cpu_count()} cores, "
+            f"at other work (load {load:.1f} before and {os.getloadavg()[0]:.1f} after), the median of "
+            f"{arguments.times} ratios by turns. How many times as long it takes to",
             "",
-            "| mitigation | read the prompt | write a token | what it pays, in words |",
-            "|---|---|---|---|",
+            "| mitigation | settings | read the prompt | write a token | what it pays, in words |",
+            "|---|---|---|---|---|",
             *rows,
         ]
     )

@@ -1,6 +1,7 @@
 """LPES and its baselines on the tiny model, over seeds: the section `scaling` of docs/results.md.
 
     python benchmarks/scaling_results.py --data FILE [--seeds 0 1 2] [--lengths 20 30 40] [--out runs/scaling]
+    python benchmarks/scaling_results.py --data FILE --only Ms-PoE    prints these methods' rows of the base model
 
 FILE is the lost-in-the-middle key-value file (300 lines), or what `posgap data make kv` writes. At each
 length every method is searched on the first 60 lines and swept on lines 101 to 300. Every step is a
@@ -10,7 +11,7 @@ stage: what is complete is reused.
 import argparse
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cached_property
@@ -101,13 +102,15 @@ class Scalings:
 
     def rows(self, n: int) -> dict[str, Row]:
         """Figures of every model at length n."""
-        rows = {}
-        for start, model, methods in (("base", self.bench.model, METHODS), ("R1", self.r1, ON_R1)):
-            rows[start] = figures(self.sweep(model, n))
-            for method in methods:
-                passes = read_scaling(self.searched(model, method, n)).forward_passes
-                rows[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
-        rows[self.last_row] = figures(self.sweep(self.r1_after, n))
+        rows = self.rows_of("base", self.bench.model, METHODS, n) | self.rows_of("R1", self.r1, ON_R1, n)
+        return rows | {self.last_row: figures(self.sweep(self.r1_after, n))}
+
+    def rows_of(self, start: str, model: Path, methods: Iterable[str], n: int) -> dict[str, Row]:
+        """Figures of a model at length n, unscaled and scaled by some methods."""
+        rows = {start: figures(self.sweep(model, n))}
+        for method in methods:
+            passes = read_scaling(self.searched(model, method, n)).forward_passes
+            rows[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
         return rows
 
     @property
@@ -193,6 +196,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 30, 40])
+    parser.add_argument(
+        "--only", nargs="+", choices=METHODS, help="print rows of the base model by these, write nothing"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scaling")
     options = parser.parse_args()
     logging.basicConfig(format="posgap | %(message)s")
@@ -201,6 +207,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     benches = [retrieval_bench(options.out, options.data, "scalable", seed) for seed in options.seeds]
     scalings = [Scalings(bench, options.data, options.lengths) for bench in benches]
+    if options.only:
+        for n in options.lengths:
+            some = [scaling.rows_of("base", scaling.bench.model, options.only, n) for scaling in scalings]
+            print(f"### n = {n}\n\n{table(some)}\n", flush=True)
+        return
     rows = {n: [scaling.rows(n) for scaling in scalings] for n in options.lengths}
     transfers = [{n: scaling.transfer(n) for n in options.lengths} for scaling in scalings]
     longest = max(options.lengths)
