@@ -1,13 +1,17 @@
 """Fitness: teacher forcing is generation, scores are computed once, weights mean what they say."""
 
+import sys
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from conftest import kv_example
+from conftest import ROOT, kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+sys.path.append(str(ROOT / "benchmarks"))
+import families
 
 from posgap.choices import TASKS
 from posgap.errors import PosgapError
@@ -32,9 +36,15 @@ def model(model):
     return model
 
 
-@pytest.mark.parametrize("batch_tokens", [20, 10_000])
-def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tokenizer, batch_tokens):
-    """Of every candidate's own generations, and of those with one token changed, at every length."""
+@pytest.mark.parametrize(
+    ("family", "batch_tokens"), [("", 20), ("", 10_000), ("deepseek_v2", 10_000), ("qwen3_5_text", 10_000)]
+)
+def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tokenizer, family, batch_tokens):
+    """Of every candidate's own generations, and of those with one token changed, at every length; also where tables are
+    complex (DeepSeek-V2), and where positions are of three kinds (Qwen3.5)."""
+    if family:
+        sizes = {"num_hidden_layers": 2, "vocab_size": 41, "head_dim": 16}
+        model = families.build(family, **sizes, layer_types=["full_attention"] * 2)
     generator, scaling = TransformersGenerator(model, tokenizer, 1000), layer_scaling(model)
     generated = {}
     for candidate in CANDIDATES:
@@ -47,7 +57,7 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
             response[-1] = (response[-1] + 1) % 41
         responses.append(response)
     expected = [[generated[c][i][: len(r)] == r for i, r in enumerate(responses)] for c in CANDIDATES]
-    assert 0 < np.mean(expected) < 1
+    assert 0 < np.mean(expected) < 1 and len(set(map(tuple, expected))) == 4
     questions = [[Question(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)]
     evaluator = TeacherForced(model, questions, tokenizer.pad_token_id, batch_tokens)
     correct = evaluator.correct(CANDIDATES, range(5))
