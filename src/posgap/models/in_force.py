@@ -124,7 +124,7 @@ def _take_from_folder(model: "PreTrainedModel") -> None:
     Of models that see too (Qwen3.5, Llama 4) transformers makes a model of text alone, whose config is a part of the
     folder's, without what stands beside that part.
     """
-    file = Path(model.name_or_path) / "config.json"
+    file = Path(model.name_or_path or "") / "config.json"
     if hasattr(model, _ATTRIBUTE) or not model.name_or_path or not file.is_file():
         return
     whole = read_object(file)
