@@ -42,6 +42,15 @@ MORE: dict[str, tuple[str, dict]] = {
         "layer_types": ["full_attention"] * 4, "full_attn_alpha_factor": 1.7, "full_attn_beta_factor": 0.6}),
     "doge, stream scaled": ("doge", {}),
     "lfm2_moe": ("lfm2_moe", {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1}),
+    "bamba": ("bamba", {"attn_layer_indices": [1, 3], "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8}),
+    "granitemoehybrid": ("granitemoehybrid", {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 4, "mamba_d_head": 16,
+        "mamba_d_state": 8}),
+    "kimi_linear": ("kimi_linear", {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "linear_num_heads": 4, "linear_head_dim": 8}),
+    "bailing_hybrid": ("bailing_hybrid", {
+        "layer_types": ["linear_attention", "full_attention"] * 2, "n_group": 1, "topk_group": 1}),
+    "zamba2": ("zamba2", {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 16}),
     "mimo_v2_flash": ("mimo_v2_flash", {"num_key_value_heads": 2, "v_head_dim": 8}),
     "bloom, post-norm": ("bloom", {"apply_residual_connection_post_layernorm": True}),
     "opt, post-norm": ("opt", {"do_layer_norm_before": False}),
