@@ -264,6 +264,7 @@ MITIGATIONS: Choices["Mitigation"] = Choices(
     "posgap.mitigations.attention_sorting:ATTENTION_SORTING",
     "posgap.mitigations.permutation:PERMUTATION",
     "posgap.mitigations.channel_scaling:CHANNEL_SCALING",
+    "posgap.mitigations.head_gates:HEAD_GATES",
     "posgap.mitigations.pine:PINE",
     "posgap.mitigations.calibration:CALIBRATION",
 )

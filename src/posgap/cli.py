@@ -174,6 +174,7 @@ STAGES: Verbs = {
     "rollout_predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
     "rollout_measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
     "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
+    "rollout_advise": (config.RolloutAdviseConfig, "posgap.stages.rollout_advise:rollout_advise"),
     "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
 }
 

@@ -52,6 +52,7 @@ from posgap.config.pipelines import (
 )
 from posgap.config.policy import Policy
 from posgap.config.rollout import (
+    RolloutAdviseConfig,
     RolloutCompareConfig,
     RolloutExperimentConfig,
     RolloutMeasureConfig,
@@ -138,6 +139,7 @@ __all__ = [
     "ReportConfig",
     "Role",
     "RollbackConfig",
+    "RolloutAdviseConfig",
     "RolloutCompareConfig",
     "RolloutExperimentConfig",
     "RolloutMeasureConfig",

@@ -1,17 +1,18 @@
 """Theory of position bias."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
 from posgap.choices import POSITION_ENCODINGS, TASKS, Numbers, PositiveNumbers
-from posgap.config.base import StageConfig
+from posgap.config.base import GenerationConfig, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
     InputPath,
     ModelName,
     OptionalInputPath,
     OptionalTaskName,
+    Placements,
     WorkPath,
 )
 
@@ -106,6 +107,18 @@ class RolloutCompareConfig(StageConfig):
     )
     sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
     resamples: int = Field(2000, ge=100, le=MOST_RESAMPLES, description="bootstrap resamples of the texts")
+
+
+class RolloutAdviseConfig(GenerationConfig):
+    """Finds the attention heads that make the bias, predicts what turning them changes, and checks it."""
+
+    examples_for: ClassVar[str] = "search"
+    positions: Placements = Field([], description="gold positions to look at, separated by commas; empty: a spread")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    check: int = Field(
+        6, ge=0, description="changes to make and measure: so many of the best, and as many spread over the others"
+    )
+    label: str = Field("model", description="what plots and tables call this model")
 
 
 class RolloutExperimentConfig(StageConfig):

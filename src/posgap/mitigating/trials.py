@@ -22,6 +22,7 @@ from posgap.models.in_force import apply, in_force, reads_spans, remove
 from posgap.progress import track
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Objective, fitness
+from posgap.scaling.questions import ask, one_right_response
 from posgap.scaling.strategies import Genetic
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -29,6 +30,7 @@ from posgap.tasks.prompts import PromptBuilder
 
 BASE = "base"  # the model as it is
 _PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
+_QUESTIONED = 16  # examples whose right responses it may read at every placement
 
 
 class OutOfTime(Exception):
@@ -169,7 +171,17 @@ def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[An
         return list(mitigation.tried())
     middle = asking.placements[len(asking.placements) // 2]
     prompts = [asking.build(example, middle) for example in examples[:_PROMPTS]]
-    return list(cast(Any, mitigation).tried(TriedOn(asking.model, prompts)))
+    return list(cast(Any, mitigation).tried(TriedOn(asking.model, prompts, _with_right_responses(asking, examples))))
+
+
+def _with_right_responses(asking: Asking, examples: Sequence[AnyExample]) -> list[tuple[list[int], list[int]]]:
+    """Prompts of some examples at every placement, with their right responses; none where no wording is the only right
+    one."""
+    metric = asking.config.metric or asking.build.task.metric
+    if not one_right_response(asking.build, examples, metric):
+        return []
+    rows = ask(asking.build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
+    return [(question.prompt, question.response) for row in rows for question in row]
 
 
 def proposals(

@@ -52,7 +52,7 @@ def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
     from posgap.models.layout import layout_of
     from posgap.models.own_attention import is_taken_over
 
-    layers = decoder_layers(model)
+    layers = decoder_layers(model, "channel-scaling")
     name, width = model.name_or_path or type(model).__name__, model.config.get_text_config().hidden_size
     if settings.channel >= width:
         raise PosgapError(f"{name}: channel-scaling: hidden states have {width} channels, none is {settings.channel}")
@@ -70,7 +70,7 @@ def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
     return undo
 
 
-def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
+def decoder_layers(model: "PreTrainedModel", mitigation: str) -> "nn.ModuleList":
     """The stack of a model's layers; `PosgapError` where it has none that is one list."""
     from torch import nn
 
@@ -80,7 +80,7 @@ def decoder_layers(model: "PreTrainedModel") -> "nn.ModuleList":
     for child in decoder_of(model).children():
         if isinstance(child, nn.ModuleList) and len(child) == n_layers:
             return child
-    raise PosgapError(f"{model.name_or_path or type(model).__name__}: channel-scaling: its layers are not one stack")
+    raise PosgapError(f"{model.name_or_path or type(model).__name__}: {mitigation}: its layers are not one stack")
 
 
 def _attention(layer: "nn.Module", name: str) -> _Attention:

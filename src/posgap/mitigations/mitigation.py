@@ -90,10 +90,15 @@ class PromptMitigation(Mitigation):
 
 @dataclass(frozen=True)
 class TriedOn:
-    """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings."""
+    """A model, and prompts as token ids on which a mitigation may measure it before it proposes settings.
+
+    `questions` are some prompts at every placement, each with its only right response, as token ids; none where
+    responses have no single right wording.
+    """
 
     model: "PreTrainedModel"
     prompts: Sequence[Sequence[int]]
+    questions: Sequence[tuple[Sequence[int], Sequence[int]]] = ()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""rollout advise: which heads make the bias, what turning them would change, and whether it does."""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from posgap.config import RolloutAdviseConfig
+from posgap.errors import PosgapError
+from posgap.files import write_json
+from posgap.locations import with_uris
+from posgap.mitigations.head_gates import Answered, Question, answered, flattening, head_effects
+from posgap.models.in_force import apply, in_force, remove
+from posgap.models.loading import load_model, on_device
+from posgap.progress import track
+from posgap.rollout.advice import (
+    ADVICE_FILE,
+    Advice,
+    Advised,
+    Change,
+    Checked,
+    advice_figure,
+    agreement,
+    changes,
+    first_pull,
+    predicted,
+    reading,
+    to_check,
+)
+from posgap.rollout.plots import save
+from posgap.scaling.holdout import gain
+from posgap.scaling.questions import ask, one_right_response
+from posgap.stage import stage
+from posgap.tasks.examples import read_examples
+from posgap.tasks.placements import swept_placements
+from posgap.tasks.setup import builder_of
+from posgap.tracking.runs import Run
+
+log = logging.getLogger(__name__)
+FEWEST = 4  # examples: half of them say what to change, the other half what came of it
+
+
+@stage
+def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
+    """Writes `advice.json` and `advice.png`."""
+    build = builder_of(config)
+    if build.task.n_gold != 1:
+        raise PosgapError(f"task {config.task}: has two gold documents; advice needs a task with one gold document")
+    examples = read_examples(config.examples)[: config.limit or None]
+    if len(examples) < FEWEST:
+        raise PosgapError(f"{config.examples}: {len(examples)} examples; advice needs {FEWEST} at least")
+    metric = config.metric or build.task.metric
+    if not one_right_response(build, examples, metric):
+        raise PosgapError(
+            f"task {config.task}: its questions have more than one right response under {metric}, so that there is no "
+            "log-probability to look at; take a task with one, as kv"
+        )
+    placements = swept_placements(config.n_docs, 1, config.positions)
+    rows = ask(build, examples, placements, metric, teacher_forced=True)
+    looked, others = ([[(q.prompt, q.response) for q in row] for row in part] for part in (rows[::2], rows[1::2]))
+    model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
+    if "head-gates" in in_force(model):
+        raise PosgapError(f"{config.model}: its heads have gates already; give the model without them")
+    shape = (len(looked), len(placements))
+    effects = head_effects(model, _flat(looked), config.batch_tokens)
+    by_gate = effects.by_gate.reshape(*shape, *effects.by_gate.shape[1:])
+    before = effects.log_probability.reshape(shape)
+    found = changes(by_gate, flattening(effects))
+    advised = {change.name: _advised(change, by_gate, before) for change in found}
+    ranked = sorted(advised.values(), key=lambda each: each.predicted.gap)
+    asked = partial(_asked, questions=others, batch_tokens=config.batch_tokens)
+    base = asked(model)
+    by_name = {change.name: change for change in found}
+    for index in track(chosen := to_check(ranked, config.check), len(chosen), "changes that are made"):
+        change = by_name[ranked[index].name]
+        apply(model, "head-gates", change.gates)
+        try:
+            ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, config.seed)})
+        finally:
+            remove(model, "head-gates")
+    accuracy, pull = 100 * base.right.mean(axis=0), first_pull(by_gate)
+    agreed = agreement(ranked)
+    advice = Advice(
+        label=config.label,
+        model=with_uris(config.model),
+        task=config.task,
+        n_docs=config.n_docs,
+        positions=[placement.positions[0] for placement in placements],
+        examples={"looked_at": len(looked), "checked_on": len(others)},
+        log_probability=base.log_probability.mean(axis=0).tolist(),
+        accuracy=accuracy.tolist(),
+        pull=pull.tolist(),
+        changes=ranked,
+        agreement=agreed,
+        reading=reading(ranked, pull, agreed, accuracy),
+        settings=config.settings(),
+    )
+    write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
+    save(advice_figure(advice), out / "advice.png")
+    run.metrics({f"agreement_{name}": value for name, value in agreed.items() if value is not None})
+    run.tags({"posgap.label": config.label})
+    run.artifact(out)
+    log.info("%s: %s", config.label, advice.reading)
+
+
+def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised:
+    gates = [list(row) for row in change.gates.gates]
+    return Advised(name=change.name, gates=gates, predicted=predicted(change, by_gate, before))
+
+
+def _flat(questions: list[list[Question]]) -> list[Question]:
+    return [question for row in questions for question in row]
+
+
+def _asked(model: PreTrainedModel, questions: list[list[Question]], batch_tokens: int) -> Answered:
+    """What the model makes of the questions [E][P]: each figure [E, P]."""
+    flat = answered(model, _flat(questions), batch_tokens)
+    return Answered(*(each.reshape(len(questions), -1) for each in flat))
+
+
+def _checked(after: Answered, before: Answered, seed: int) -> Checked:
+    """What a change came to, from log-probabilities and right answers [E, P] with it and without."""
+
+    def gap(accuracy: np.ndarray) -> float:
+        return float(np.ptp(accuracy))
+
+    moved = after.log_probability.mean(axis=0), before.log_probability.mean(axis=0)
+    mean, mean_ci95 = gain(after.right, before.right, lambda accuracy: float(accuracy.mean()), seed)
+    wider, wider_ci95 = gain(after.right, before.right, gap, seed)
+    return Checked(
+        mean=float(moved[0].mean() - moved[1].mean()),
+        gap=float(np.ptp(moved[0]) - np.ptp(moved[1])),
+        accuracy=(100 * after.right.mean(axis=0)).tolist(),
+        accuracy_mean=mean,
+        accuracy_mean_ci95=mean_ci95,
+        accuracy_gap=wider,
+        accuracy_gap_ci95=wider_ci95,
+    )
