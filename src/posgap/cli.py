@@ -1,9 +1,9 @@
 """The command line: one verb per stage, its options read off the verb's config.
 
-Exit codes: 0 done, 1 `pipeline lint` or `verify` found something, or a fault of posgap itself (its line names the
-file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a submitted
-run failed, 5 it was cancelled, 6 it was still under way when the time was up, 7 the gate had not enough evidence, 130
-stopped by Ctrl-C, 143 stopped by SIGTERM.
+Exit codes: 0 done, 1 `pipeline lint`, `verify` or `doctor` found something, or a fault of posgap itself (its line names
+the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a
+submitted run failed, 5 it was cancelled, 6 it was still under way when the time was up, 7 the gate had not enough
+evidence, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
 
 import importlib
@@ -255,6 +255,7 @@ def build() -> click.Group:
     """The whole command line."""
     root = _InOrder("posgap", help=ROOT_HELP)
     click.version_option(__version__)(root)
+    root.add_command(verb("doctor", config.DoctorConfig, "posgap.doctor:doctor"))
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
     data = _InOrder("data", help="Fetch, import or make examples, and say or pick which version of them is taken.")
     make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")

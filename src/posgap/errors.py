@@ -46,6 +46,12 @@ class LintFindings(PosgapError):
     exit_code = 1
 
 
+class NoUse(PosgapError):
+    """`doctor` found something that is configured and does not work. Exit code 1."""
+
+    exit_code = 1
+
+
 class Differs(PosgapError):
     """`verify` found what is not as its manifest says. Exit code 1."""
 

@@ -1,7 +1,7 @@
 """Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -270,3 +270,10 @@ class HubPushConfig(Config):
     revision: str = Field("", description="branch that takes it, made if need be; empty: main")
     report: bool = Field(True, description="push the report too, which shows prompts and responses")
     dry_run: bool = Field(False, description="only print what would be pushed, and the model card; ask nothing")
+
+
+class DoctorConfig(Config):
+    """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
+    is of no use."""
+
+    format: Literal["text", "json"] = Field("text", description="how it is said")

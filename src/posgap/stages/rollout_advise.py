@@ -1,6 +1,7 @@
 """rollout advise: which heads make the bias, what turning them would change, and whether it does."""
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -111,11 +112,11 @@ def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised
     return Advised(name=change.name, gates=gates, predicted=predicted(change, by_gate, before))
 
 
-def _flat(questions: list[list[Question]]) -> list[Question]:
+def _flat(questions: Sequence[Sequence[Question]]) -> list[Question]:
     return [question for row in questions for question in row]
 
 
-def _asked(model: PreTrainedModel, questions: list[list[Question]], batch_tokens: int) -> Answered:
+def _asked(model: PreTrainedModel, questions: Sequence[Sequence[Question]], batch_tokens: int) -> Answered:
     """What the model makes of the questions [E][P]: each figure [E, P]."""
     flat = answered(model, _flat(questions), batch_tokens)
     return Answered(*(each.reshape(len(questions), -1) for each in flat))
