@@ -1,7 +1,7 @@
 """LPES and its baselines on the tiny model, over seeds: the section `scaling` of docs/results.md.
 
     python benchmarks/scaling_results.py --data FILE [--seeds 0 1 2] [--lengths 20 30 40] [--out runs/scaling]
-    python benchmarks/scaling_results.py --data FILE --only Ms-PoE    prints these methods' rows of the base model
+    python benchmarks/scaling_results.py --data FILE --only Ms-PoE    these methods' rows, of the base model alone
 
 FILE is the lost-in-the-middle key-value file (300 lines), or what `posgap data make kv` writes. At each
 length every method is searched on the first 60 lines and swept on lines 101 to 300. Every step is a
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--lengths", type=int, nargs="+", default=[20, 30, 40])
     parser.add_argument(
-        "--only", nargs="+", choices=METHODS, help="print rows of the base model by these, write nothing"
+        "--only", nargs="+", choices=METHODS, help="rows of the base model by these, in a section of its own"
     )
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "scaling")
     options = parser.parse_args()
@@ -208,9 +208,13 @@ def main() -> None:
     benches = [retrieval_bench(options.out, options.data, "scalable", seed) for seed in options.seeds]
     scalings = [Scalings(bench, options.data, options.lengths) for bench in benches]
     if options.only:
+        tables = []
         for n in options.lengths:
             some = [scaling.rows_of("base", scaling.bench.model, options.only, n) for scaling in scalings]
-            print(f"### n = {n}\n\n{table(some)}\n", flush=True)
+            tables.append(f"### {', '.join(options.only)}, n = {n}\n\n{table(some)}")
+        seeds = ", ".join(map(str, options.seeds))
+        text = ALONE.format(date=date.today(), seeds=seeds, names=", ".join(options.only), tables="\n\n".join(tables))
+        write_section("results", f"scaling-{'-'.join(options.only).lower()}", text)
         return
     rows = {n: [scaling.rows(n) for scaling in scalings] for n in options.lengths}
     transfers = [{n: scaling.transfer(n) for n in options.lengths} for scaling in scalings]
@@ -252,6 +256,16 @@ Gain in mean of the base model's Bezier scaling, searched at one length, at othe
 seeds `posgap scale transfer` sees no gain there:
 
 {transfer}
+"""
+
+ALONE = """\
+## Scaling: {names} again
+
+Written by `benchmarks/scaling_results.py --only {names}` on {date}, one thread of a machine at other work, seeds
+{seeds}: as in the section on scaling, of base models that were trained anew, by the code of that day and on another
+processor, and came out otherwise: compare rows within a table. Heads are ranked once, over the searched prompts.
+
+{tables}
 """
 
 
