@@ -59,7 +59,7 @@ def settings_of(mitigation: ModelMitigation, of: PreTrainedModel, ids: torch.Ten
 def said(settings: Settings) -> str:
     """Settings in words; of lists that are one a layer or a head, only that there are some."""
     parts = [
-        f"{name} {'by layer or head' if isinstance(value, list) and len(str(value)) > 60 else value}"
+        f"{name} {'by layer or head' if isinstance(value, list | tuple) and len(str(value)) > 80 else value}"
         for name, value in settings.model_dump(exclude_none=True).items()
     ]
     return ", ".join(parts) or "none"
