@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -133,9 +133,10 @@ def seen(kind: str, seed: int, n_docs: int, data: Path, limit: int) -> Seen:
         for at in range(0, rows, 10):
             calls = decoder.read(ids[at : at + 10])
             for layer in reversed(range(decoder.n_layers)):
+                kept = attention[layer, at : at + 10]
 
-                def take(first: int, weights: Tensor, visible: Tensor, layer: int = layer, at: int = at) -> None:
-                    attention[layer, at : at + 10, :, first : first + weights.shape[2]] = weights
+                def take(first: int, weights: Tensor, *more: Any, kept: Tensor = kept) -> None:
+                    kept[:, :, first : first + weights.shape[2]] = weights
 
                 strengths[layer, at : at + 10] = decoder.attend(layer, calls.pop(), take).mean(dim=1)
     return Seen(ids, [asked.spans for asked in sequences.asked], attention, strengths)
