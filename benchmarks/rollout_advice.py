@@ -255,7 +255,10 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{arguments.out.resolve()}/mlflow.db")
     some, others = examples(arguments.data, arguments.out)
     first = arguments.seeds[0]
-    cases = [(kind, seed, 20) for kind in KINDS for seed in arguments.seeds] + [(kind, first, 40) for kind in KINDS]
+    cases = [(kind, seed, 20) for kind in KINDS for seed in arguments.seeds] + [
+        ("standard", first, 40),
+        *[("deep", seed, 40) for seed in arguments.seeds],
+    ]
     heads = [advice_row(advised(*case, some, arguments.out)) for case in cases]
     factors = [factors_row(kind, first, n, some, others) for kind in KINDS for n in (20, 40)]
     fits = [row for kind in KINDS for row in fitted_rows(kind, first, some, others)]
