@@ -138,7 +138,7 @@ def seen(kind: str, seed: int, n_docs: int, data: Path, limit: int) -> Seen:
                 def take(first: int, weights: Tensor, *more: Any, kept: Tensor = kept) -> None:
                     kept[:, :, first : first + weights.shape[2]] = weights
 
-                strengths[layer, at : at + 10] = decoder.attend(layer, calls.pop(), take).mean(dim=1)
+                strengths[layer, at : at + 10] = decoder.attend(layer, calls.pop(), take).strengths.mean(dim=1)
     return Seen(ids, [asked.spans for asked in sequences.asked], attention, strengths)
 
 
