@@ -218,7 +218,9 @@ def fitted_rows(kind: str, seed: int, some: Path, others: Path) -> list[list[str
                 shares = by_document(rolled_out(means, strengths, each.ids.shape), each.spans)
             row.append(f"{float(spearman(shares.mean(0), true[n].mean(0))):.2f}")
         rows.append(row)
-    halves = [float(spearman(shares[::2].mean(0), shares[1::2].mean(0))) for shares in true.values()]
+    # Gold positions are taken in turn, so that each half, but not every other prompt, has them all.
+    parts = [np.array_split(shares, 2) for shares in true.values()]
+    halves = [float(spearman(first.mean(0), second.mean(0))) for first, second in parts]
     return [*rows, [f"{SAID[kind]}, seed {seed}", "measured on the other half", *(f"{value:.2f}" for value in halves)]]
 
 
@@ -240,7 +242,7 @@ others, half of them from 1 to 1.3, half from 1 to 2: Spearman's correlation of 
 FITS = """
 Scores of every head as a sum of terms, the likeliest for the attention of {fit} prompts of 20 records, and what they
 foretell of {judged} others, with 20 records and with 40: Spearman's correlation, over documents, with the measured
-share of the rollout. Measured shares of one half of those prompts foretell the other half's as well as the last rows
+share of the rollout. Measured shares of the first half of those prompts foretell the second's as well as the last rows
 say: by so much prompts themselves differ.
 """
 
