@@ -111,13 +111,17 @@ def _measure_and_mitigate(
             # Its effect is on the registry, which no cache can repeat.
             pools.promote(crowned).set_caching_options(False).set_display_name(f"promote {title}")
 
+    def mitigated(model, settings, of: str, title: str) -> None:
+        """Puts the best mitigation of a model in force and judges what comes of it."""
+        tried = {"examples": train, "exclude": held_out, "model": model, "settings": settings}
+        found = pools.inference(mitigate(**tried, **made)).set_display_name(f"mitigate{of}").outputs["out"]
+        # Whether it helps for certain is the gate's to say.
+        applied = pools.cpu(apply(model=model, found=found, certain=False, seed=seed, **made))
+        judge(applied.set_display_name(f"apply{of}").outputs["out"], title)
+
     with dsl.ParallelFor(given["candidates"], name="candidates") as method:
         with dsl.If(method == MITIGATE.name, name="mitigation"):
-            tried = {"examples": train, "exclude": held_out, "model": base, "settings": given["mitigate"]}
-            found = pools.inference(mitigate(**tried, **made)).outputs["out"]
-            # Whether it helps for certain is the gate's to say.
-            mitigated = pools.cpu(apply(model=base, found=found, certain=False, seed=seed, **made))
-            judge(mitigated.outputs["out"], "mitigated")
+            mitigated(base, given["mitigate"], "", "mitigated")
         with dsl.If(method != MITIGATE.name, name="distillation"):
             asked = teacher(examples=train, model=base, sweep=before, settings=given["teacher"], **made)
             responses = pools.inference(asked).outputs["out"]
@@ -127,6 +131,8 @@ def _measure_and_mitigate(
             else:
                 trained = pools.train(distill(settings=given["distill"], **learned))
             judge(trained.outputs["out"], "distilled")
+            with dsl.If(given["layered"] == True, name="on top"):  # noqa: E712
+                mitigated(trained.outputs["out"], given["on_top"], " distilled", "distilled and mitigated")
 
 
 mitigation = mitigation_pipeline(cluster_config())

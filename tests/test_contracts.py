@@ -151,7 +151,7 @@ def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
     returned = load("preflight").component_spec.outputs.keys() - {"out", "checks"}
-    assert returned == {"candidates", "parts", "recipe", *GIVEN_STAGES}
+    assert returned == {"candidates", "layered", "parts", "recipe", *GIVEN_STAGES}
 
 
 LIGHT = """

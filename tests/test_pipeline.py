@@ -14,9 +14,10 @@ from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.files import digest, read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
+from posgap.mitigating.report import read_mitigate
 from posgap.models import CONFIG_KEY
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
@@ -26,7 +27,7 @@ from posgap.tracking.candidates import best
 
 pytestmark = pytest.mark.slow
 PARAMETERS = {
-    "methods": "r1+lpes",
+    "methods": "r1+lpes then linear",
     "task": "kv",
     "n_docs": 4,
     "backend": "transformers",
@@ -96,6 +97,8 @@ def test_every_branch_runs_with_its_sweep_in_parts(runs):
     distilled |= {f"for-loop-9-{PART}-{i}/sweep-3" for i in (0, 1)}
     mitigated = {"mitigate", "apply", "merge-2", "compare", "gate", "promote"}
     mitigated |= {f"for-loop-6-{PART}-{i}/sweep-2" for i in (0, 1)}
+    distilled |= {"mitigate-2", "apply-2", "merge-4", "compare-3", "gate-3", "promote-3"}  # on top of what was trained
+    distilled |= {f"for-loop-12-{PART}-{i}/sweep-4" for i in (0, 1)}
     expected = base | {f"{DISTILLED}/{step}" for step in distilled} | {f"{MITIGATED}/{step}" for step in mitigated}
     assert runs.first.error == "" and runs.first.steps == expected
     parts = [read_sweep(runs.first.folder / f"for-loop-3-{PART}-{i}/sweep/out").positions for i in (0, 1)]
@@ -126,13 +129,23 @@ def test_what_the_run_page_shows(runs):
     assert (runs.first.folder / "report/summary").read_text().startswith("# The run succeeded\n")
 
 
+def test_a_mitigation_on_top_is_searched_and_put_in_force_in_the_trained_model(runs):
+    trained, layered = (runs.first.folder / DISTILLED / step / "out" for step in ("distill", "apply-2"))
+    found = read_mitigate(runs.first.folder / DISTILLED / "mitigate-2/out")
+    assert found.model_digest == read_json(layered / "mitigation.json")["model_digest"] == digest(trained)
+    assert [each.name for each in found.found] == ["linear"]
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (trained, layered)]
+    assert weights[0] == weights[1] and read_json(layered / "config.json") != read_json(trained / "config.json")
+    promoted = read_json(runs.first.folder / DISTILLED / "promote-3/out/promotion.json")
+    assert runs.client.get_model_version("tiny", promoted["version"]).tags["method"] == "r1 then mitigate"
+
+
 def test_the_better_candidate_is_the_champion_and_the_report_says_so(runs):
     report = runs.first.report
-    assert report["status"] == "succeeded" and {c["label"]: c["gate"] for c in report["candidates"]} == {
-        "r1": "admitted",
-        "mitigate": "admitted",
-    }
     sweeps = {"r1": f"{DISTILLED}/merge-3/out", "mitigate": f"{MITIGATED}/merge-2/out"}
+    sweeps["r1 then mitigate"] = f"{DISTILLED}/merge-4/out"
+    assert report["status"] == "succeeded"
+    assert {c["label"]: c["gate"] for c in report["candidates"]} == dict.fromkeys(sweeps, "admitted")
     candidates = {method: Evidence(runs.first.folder / place) for method, place in sweeps.items()}
     assert report["champion"]["method"] == best(candidates) and report["champion"]["of_this_run"]
 
@@ -147,12 +160,14 @@ def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     before = runs.client.get_model_version_by_alias("tiny", "champion").version
     run = runs.run(max_gap=0.0)
     # The champion is new, too, and its sweep is at hand.
-    assert run.steps == {"preflight", "data-version", "champion", "report", f"{DISTILLED}/gate-2", f"{MITIGATED}/gate"}
+    gates = f"{DISTILLED}/gate-2", f"{MITIGATED}/gate", f"{DISTILLED}/gate-3"
+    assert run.steps == {"preflight", "data-version", "champion", "report", *gates}
     assert "the champion's sweep is at hand" in run.log
-    verdicts = [read_verdict(run.folder / step / "out") for step in (f"{DISTILLED}/gate-2", f"{MITIGATED}/gate")]
+    verdicts = [read_verdict(run.folder / step / "out") for step in gates]
     assert not any(verdict.passed for verdict in verdicts)
+    assert all(verdict.evidence["champion"].files for verdict in verdicts)
     assert run.error == "" and run.report["status"] == "succeeded"
-    assert [c["gate"] for c in run.report["candidates"]] == ["not enough evidence"] * 2
+    assert [c["gate"] for c in run.report["candidates"]] == ["not enough evidence"] * 3
     assert not run.report["champion"]["of_this_run"]
     assert runs.client.get_model_version_by_alias("tiny", "champion").version == before
 

@@ -17,19 +17,13 @@ from posgap.pipelines.steps import tree
 CLUSTER = ClusterConfig()
 AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 TRAINED = {"distill"}
-GATES = {"gate mitigated", "gate distilled"}
-GENERATED = {"sweep base", "champion", "sweep mitigated", "sweep distilled", "teacher", "mitigate"}
-UNCACHED = {
-    "preflight",
-    "data-version",
-    "gate mitigated",
-    "gate distilled",
-    "promote mitigated",
-    "promote distilled",
-    "report",
-}
-RETRIED = TRAINED | GENERATED | GATES | {"promote mitigated", "promote distilled"}
-IMAGES = {"distill": TRAIN, "mitigate": TRAIN} | dict.fromkeys(GENERATED - {"mitigate"}, SERVE)
+MADE = ("mitigated", "distilled", "distilled and mitigated")
+GATES, PROMOTIONS = ({f"{step} {made}" for made in MADE} for step in ("gate", "promote"))
+SEARCHES = {"mitigate", "mitigate distilled"}
+GENERATED = {"sweep base", "champion", *(f"sweep {made}" for made in MADE), "teacher"} | SEARCHES
+UNCACHED = {"preflight", "data-version", "report"} | GATES | PROMOTIONS
+RETRIED = TRAINED | GENERATED | GATES | PROMOTIONS
+IMAGES = dict.fromkeys(TRAINED | SEARCHES, TRAIN) | dict.fromkeys(GENERATED - SEARCHES, SERVE)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +47,7 @@ def test_no_step_is_forgotten(steps):
     compiled = load(None)
     containers = {label for label, executor in compiled.executors.items() if "container" in executor}
     assert containers == compiled.platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].keys()
-    assert len(containers) == len(steps) == 22 and steps.keys() >= TRAINED | GENERATED | UNCACHED
+    assert len(containers) == len(steps) == 29 and steps.keys() >= TRAINED | GENERATED | UNCACHED
 
 
 def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):

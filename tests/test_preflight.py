@@ -14,7 +14,7 @@ from posgap.demo import tiny_model
 from posgap.errors import Rejected
 from posgap.locations import split_uri
 from posgap.models.loading import save_model
-from posgap.preflight.form import as_config, candidates, complaints, parts, remedies, settings
+from posgap.preflight.form import as_config, candidates, complaints, parts, recipe, remedies, settings
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.examples import Document, Example, write_examples
@@ -38,7 +38,12 @@ def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
     values = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
     values["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
     plan = read_plan(preflight(form.model_copy(update=values)))
-    assert plan["candidates"] == ["r1", "mitigate"] and plan["parts"] == ["1/2", "2/2"] and not plan["wrong"]
+    assert (
+        plan["candidates"] == ["r1", "mitigate"]
+        and not plan["layered"]
+        and plan["parts"] == ["1/2", "2/2"]
+        and not plan["wrong"]
+    )
     prompts = {"task": "kv", "n_docs": 4, "seed": 3}
     assert plan["settings"] == {
         "validate": prompts | {"limit": 9},
@@ -125,6 +130,19 @@ def test_scaling_wants_one_gold_document_and_rotary_positions(form):
     assert "(2) example kv-0: 1 gold documents for 2 position(s)" in complaint
 
 
+def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
+    values = {"methods": "r1+lpes  then yarn+linear", "overrides": {"finalists": 1, "on_top.finalists": 2}}
+    plan = read_plan(preflight(form.model_copy(update=values)))
+    assert plan["candidates"] == ["r1", "mitigate"] and plan["layered"]
+    base, on_top = plan["settings"]["mitigate"], plan["settings"]["on_top"]
+    assert base["methods"] == ["lpes"]
+    assert on_top == base | {"methods": ["yarn", "linear"], "finalists": 2} and base["finalists"] == 1
+    recipes = {
+        recipe(form.model_copy(update={"methods": methods})) for methods in ("r1", "r1 then lpes", "r1 then yarn")
+    }
+    assert len(recipes) == 3
+
+
 def test_mitigations_are_those_that_the_backend_serves():
     assert remedies("r1+yarn+lpes", "vllm") == ["yarn", "lpes"]
     assert remedies("mitigate", "vllm") == ["lpes", "linear", "ntk", "yarn"]  # what vLLM and its plugin load
@@ -134,6 +152,9 @@ def test_mitigations_are_those_that_the_backend_serves():
         remedies("r1+pine", "vllm")
     with pytest.raises(ValueError, match="methods: mitigate tries yarn too; name one of them"):
         candidates("mitigate+yarn")
+    with pytest.raises(ValueError, match="methods: vllm does not serve pine; it serves lpes, linear, ntk, yarn"):
+        remedies("r1 then pine", "vllm", on_top=True)
+    assert remedies("r1+lpes then mitigate", "vllm", on_top=True) == remedies("mitigate", "vllm")
 
 
 def test_shards_are_at_most_as_many_as_placements(form):
@@ -194,6 +215,29 @@ def test_methods_and_parts():
     for methods in ("", "r1+", "r1+r1", "lpes;r1"):
         with pytest.raises(ValueError, match="^methods: "):
             candidates(methods)
+
+
+@pytest.mark.parametrize(
+    "methods, complaint",
+    [
+        ("lpes then yarn", "methods: 'lpes' trains nothing; before then name a method of training, like r1 then lpes"),
+        ("mitigate then yarn", "methods: 'mitigate' trains nothing; before then name a method of training"),
+        ("r1 then sft", "methods: sft trains; after then name mitigations, or mitigate"),
+        ("r1 then lpes then yarn", "says then twice; mitigations can be put on top of a trained model once"),
+        ("r1 then lpes+lpes", "methods: 'lpes+lpes' names a method twice"),
+        ("r1 then mitigate+yarn", "methods: mitigate tries yarn too; name one of them"),
+        ("r1 then", "methods: unknown method 'r1 then': choose from"),
+        ("r1 then yran", "methods: unknown method 'yran': choose from"),
+        ("r1 then pine", "methods: vllm does not serve pine"),
+    ],
+)
+def test_what_then_cannot_join_is_one_line(form, methods, complaint):
+    complaints_on_it = [
+        each
+        for each in complaints(form.model_copy(update={"methods": methods, "backend": "vllm"}))
+        if each.startswith("methods: ")
+    ]
+    assert len(complaints_on_it) == 1 and complaint in complaints_on_it[0]
 
 
 def test_a_trainjob_wants_a_place_in_s3(form):

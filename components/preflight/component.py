@@ -16,6 +16,7 @@ def preflight(
     "Plan",
     [
         ("candidates", list),
+        ("layered", bool),
         ("parts", list),
         ("recipe", str),
         ("validate", dict),
@@ -24,6 +25,7 @@ def preflight(
         ("distill", dict),
         ("train_job", dict),
         ("mitigate", dict),
+        ("on_top", dict),
         ("compare", dict),
         ("gate", dict),
     ],
@@ -38,4 +40,5 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    return plan["candidates"], plan["parts"], plan["recipe"], *(plan["settings"][stage] for stage in STAGES)
+    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe"))
+    return *chosen, *(plan["settings"].get(stage, {}) for stage in STAGES)

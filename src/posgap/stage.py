@@ -21,6 +21,7 @@ from posgap.storage.cache import INCOMPLETE, MANIFEST, look
 from posgap.storage.datasets import Dataset, datasets_of
 from posgap.storage.folders import announce, publish, require_ours
 from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
+from posgap.storage.lineage import method_in
 from posgap.storage.manifests import REFUSAL, damage, read_record, recorded
 from posgap.storage.outputs import Folder
 from posgap.tracking.runs import Run, send_left_behind, start_run
@@ -193,11 +194,14 @@ def record_of(source: Source) -> dict[str, str]:
 
 
 def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Digests, or names, of the inputs and of all that they in turn were made from; and the data among that."""
+    """Digests, or names, of the inputs and of all that they in turn were made from; the data among that; and by what
+    method a model among the inputs was made, since its own manifest is not at hand wherever the output goes."""
     names = {record["sha256"] or record["path"] for record in inputs.values()}
     ancestors = names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values()))
     datasets = datasets_of(config.examples_for, inputs, input_sources)
-    return {"ancestors": sorted(ancestors), "datasets": [dataset.model_dump() for dataset in datasets]}
+    origin = {"ancestors": sorted(ancestors), "datasets": [dataset.model_dump() for dataset in datasets]}
+    made_by = method_in(manifest_of(input_sources["model"])) if "model" in input_sources else ""
+    return origin | ({"model_made_by": made_by} if made_by else {})
 
 
 def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:

@@ -137,7 +137,8 @@ class PreflightConfig(PlacedConfig):
     methods: str = Field(
         "r1",
         description=f"methods to try, from {', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, "
-        "or mitigations like lpes, of which the best is tried; joined like r1+lpes; the best admitted model wins",
+        "or mitigations like lpes, of which the best is tried; joined like r1+lpes; mitigations after `then` are tried "
+        "on top of what was trained, like r1 then lpes; the best admitted model wins",
     )
     backend: str = Field("vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}")
     shards: int = Field(1, description="number of parts of each sweep, which run in parallel")

@@ -1,6 +1,7 @@
 """Turns the pipeline's form into the parameters of its stages, and checks them."""
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,7 @@ STAGES: dict[str, type[Config]] = {
     "distill": DistillConfig,
     "train_job": TrainJobConfig,
     "mitigate": MitigateConfig,
+    "on_top": MitigateConfig,  # the same of what was trained
     "compare": CompareConfig,
     "gate": GateConfig,
 }
@@ -53,35 +55,59 @@ _OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora
 
 
 def candidates(methods: str) -> list[str]:
-    """The candidates to make, in the order given: methods of training, and `mitigate` for all mitigations named, of
-    which the best becomes one candidate. Raises `ValueError` if a method is unknown or given twice."""
-    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _named(methods)))
+    """The candidates to make of the base model, in the order given: methods of training, and `mitigate` for all
+    mitigations named, of which the best becomes one candidate. Raises `ValueError` if a method is unknown or given
+    twice, or `then` joins what it cannot."""
+    return list(dict.fromkeys(MITIGATE.name if name in _of_models() else name for name in _named(methods)[0]))
 
 
-def remedies(methods: str, backend: str) -> list[str]:
-    """The mitigations that the candidate `mitigate` is chosen from: those named, or all that a model can have and the
-    backend serves. Raises `ValueError` for one that the backend does not serve."""
+def has_on_top(methods: str) -> bool:
+    """Whether mitigations are tried on top of what each method of training makes, too: one more candidate of each.
+    Raises `ValueError` as `candidates` does."""
+    return bool(_named(methods)[1])
+
+
+def remedies(methods: str, backend: str, on_top: bool = False) -> list[str]:
+    """The mitigations that the candidate `mitigate` is chosen from, or the one on top of a trained model: those named,
+    or all that a model can have and the backend serves. Raises `ValueError` for one that the backend does not serve."""
     served = [m.name for m in MITIGATIONS if m.of_model and ("anything" in m.served_by or backend in m.served_by)]
-    named = [name for name in _named(methods) if name in _of_models()]
+    named = [name for name in _named(methods)[on_top] if name in _of_models()]
     if unserved := [name for name in named if name not in served]:
         raise ValueError(f"methods: {backend} does not serve {unserved[0]}; it serves {', '.join(served)}")
     return named or served
 
 
-def _named(methods: str) -> list[str]:
+def _named(methods: str) -> tuple[list[str], list[str]]:
+    """The names before `then`, and those after it, which are put on top of what those before it train."""
+    first, *later = re.split(r"\s+then\s+", methods.strip())
+    if len(later) > 1:
+        raise ValueError(f"methods: {methods!r} says then twice; mitigations can be put on top of a trained model once")
+    chosen, on_top = _listed(first), _listed(later[0]) if later else []
+    if trained := [name for name in on_top if _trains(name)]:
+        raise ValueError(f"methods: {trained[0]} trains; after then name mitigations, or {MITIGATE.name}")
+    if on_top and not any(_trains(name) for name in chosen):
+        raise ValueError(f"methods: {first!r} trains nothing; before then name a method of training, like r1 then lpes")
+    return chosen, on_top
+
+
+def _listed(methods: str) -> list[str]:
     chosen = [method.strip() for method in methods.split("+")]
     trained = [name for name in METHODS.names() if name not in MITIGATIONS.names()]
     for method in chosen:
         if method not in trained and method not in _of_models():
             raise ValueError(
                 f"methods: unknown method {method!r}: choose from {', '.join(trained)}, or mitigations from "
-                f"{', '.join(_of_models())}, like r1+lpes"
+                f"{', '.join(_of_models())}, like r1+lpes, or r1 then lpes"
             )
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"methods: {methods!r} names a method twice")
     if MITIGATE.name in chosen and (also := [name for name in chosen if name in _of_models()]):
         raise ValueError(f"methods: {MITIGATE.name} tries {also[0]} too; name one of them")
     return chosen
+
+
+def _trains(name: str) -> bool:
+    return name not in (MITIGATE.name, *_of_models())
 
 
 def _of_models() -> list[str]:
@@ -100,11 +126,17 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     """
     from_form = {name: getattr(form, name) for name in FORM_FIELDS}
     from_form["gpus_per_node"] = form.gpus_train
+    tried, layered = dict[str, list[str]](), False
     with suppress(ValueError):  # which `complaints` reports
-        from_form["methods"] = remedies(form.methods, form.backend)
+        layered = has_on_top(form.methods)
+        tried["mitigate"] = remedies(form.methods, form.backend)
+        tried["on_top"] = remedies(form.methods, form.backend, on_top=True)
     by_stage = {}
     for stage, config in STAGES.items():
+        if stage == "on_top" and not layered:
+            continue
         own = {name: value for name, value in from_form.items() if name in config.model_fields}
+        own |= {"methods": tried[stage]} if stage in tried else {}
         shared = {name: value for name, value in form.overrides.items() if name in _open(config)}
         alone = {
             name: form.overrides[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in form.overrides
@@ -131,7 +163,8 @@ def as_config(stage: str, parameters: dict[str, Any]) -> Config:
 def complaints(form: PreflightConfig) -> Iterator[str]:
     """Yields a line for each fault in the form."""
     try:
-        remedies(form.methods, form.backend)
+        for on_top in (False, True):
+            remedies(form.methods, form.backend, on_top)
     except ValueError as error:
         yield str(error)
     yield from _unknown(form.overrides)

@@ -1,6 +1,7 @@
 """The prerequisites of a pipeline run, checked before it spends GPU time: data, a complete model, a registry, GPUs."""
 
 import os
+import re
 from collections.abc import Callable
 
 from pydantic import ValidationError
@@ -73,7 +74,7 @@ def _model(form: PreflightConfig) -> str:
 
 def _methods(form: PreflightConfig) -> list[Method]:
     """The form's methods, as far as they exist; `complaints` reports the others."""
-    return [method for method in METHODS if method.name in form.methods.split("+")]
+    return [method for method in METHODS if method.name in re.split(r"[+\s]+", form.methods)]
 
 
 def _without_weights(model: str) -> tuple[str, list[str]]:

@@ -7,7 +7,7 @@ from posgap.config import PreflightConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, write_json
 from posgap.locations import Location
-from posgap.preflight.form import candidates, complaints, parts, recipe, settings
+from posgap.preflight.form import candidates, complaints, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -34,7 +34,8 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
             wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
     plan = {"found": results, "wrong": wrong, "settings": settings(config)}
     if not wrong:
-        plan |= {"candidates": candidates(config.methods), "parts": parts(config.shards), "recipe": recipe(config)}
+        plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
+        plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:

@@ -187,6 +187,7 @@ class Manifest(TypedDict, total=False):
     config: dict[str, Any]
     inputs: dict[str, dict[str, str]]
     ancestors: list[str]
+    model_made_by: str
     datasets: list[dict[str, str]]
     versions: dict[str, str]
     seconds: float
