@@ -1,6 +1,7 @@
 """`mitigate` and `apply`: what they try, on which examples, what they write, and what they refuse."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from posgap.config import ApplyConfig, MitigateConfig, SweepConfig
 from posgap.config.mitigation import seconds_of
 from posgap.demo import tiny_model
 from posgap.errors import PosgapError
-from posgap.files import read_json, work_folder
+from posgap.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
@@ -26,6 +27,7 @@ from posgap.models.loading import load_model, save_model
 from posgap.stages.apply import apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
+from posgap.storage.lineage import method_of
 from posgap.tasks.content import contents
 from posgap.tasks.examples import read_examples, write_examples
 
@@ -186,6 +188,12 @@ def test_a_mitigation_of_given_settings_is_applied_to_the_model_it_suits(config,
     given = {"model": config.model, "mitigation": "lpes", "out": tmp_path / "applied"}
     apply(ApplyConfig(**given, mitigation_settings={"factors": [1.5, 2.0]}))
     assert read_json(tmp_path / "applied" / "config.json")[CONFIG_KEY] == [1.5, 2.0]
+    shutil.copytree(config.model, trained := tmp_path / "trained")
+    write_json(trained / "manifest.json", {"stage": "distill", "config": {"method": "r1"}})
+    on_top = {"model": str(trained), "out": tmp_path / "on-top"}
+    apply(ApplyConfig(**given | on_top, mitigation_settings={"factors": [1.5, 2.0]}))
+    shutil.rmtree(trained)  # where the model goes, what it was made of is not at hand
+    assert (method_of(tmp_path / "applied"), method_of(tmp_path / "on-top")) == ("mitigate", "r1 then mitigate")
     for wrong, said in (({"factors": [1.5]}, "layers"), ({"fators": [1]}, "`factors` is missing")):
         with pytest.raises(PosgapError, match=said):
             apply(ApplyConfig(**given | {"out": tmp_path / "wrong"}, mitigation_settings=wrong))
