@@ -32,7 +32,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
             results[name] = check()
         except PosgapError as error:
             wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
-    plan = {"found": results, "wrong": wrong, "settings": settings(config)}
+    plan: dict[str, object] = {"found": results, "wrong": wrong, "settings": settings(config)}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
         plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
