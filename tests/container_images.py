@@ -1,5 +1,6 @@
 """The cpu image where nothing can be pulled: on a base that debootstrap makes, with stand-ins for its neighbours'."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from conftest import ROOT
 from container_engine import podman
 
 STAND_INS = ROOT / "tests" / "containers"
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 BASE = "localhost/posgap-test-base"
 TOOLS = ("podman", "buildah", "runc", "catatonit", "debootstrap", "kubectl")
 # Of Debian 12's podman, as root in a container or on a small machine.
@@ -38,7 +40,7 @@ def build_images(folder: Path) -> None:
     """The cpu image as `make images` builds it, and the stand-ins. Layers are kept for the next time."""
     if subprocess.run(["podman", "image", "exists", BASE]).returncode:
         _build_base(folder)
-    flags = ["--network=host", *_pip_flags(folder)]
+    flags = ["--network=host", *pip_flags(folder)]
     for name in ("postgres", "s3"):
         file = STAND_INS / f"{name}.Dockerfile"
         podman("build", *flags, "--file", file, f"--tag=localhost/posgap-test-{name}", STAND_INS)
@@ -61,14 +63,23 @@ def _build_base(folder: Path) -> None:
     podman("build", "--network=host", "--file", STAND_INS / "base.Dockerfile", f"--tag={BASE}", folder)
 
 
-def _pip_flags(folder: Path) -> list[str]:
-    """What a build must know to install packages as this machine does: the certificates and pip's indexes."""
+def pip_flags(folder: Path) -> list[str]:
+    """What a build must know to install packages as this machine does: the certificates, pip's settings, and the files
+    and folders that these name. Files that a constraint's own lines name are not among them."""
     listed = subprocess.run(["pip", "config", "list"], capture_output=True, text=True, check=True).stdout
-    settings = dict(line.split("=", 1) for line in listed.splitlines() if line.startswith("global."))
-    values = {key.removeprefix("global."): value.strip("'") for key, value in settings.items() if "cert" not in key}
-    (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in values.items()))
-    words = [word for value in values.values() for word in value.split()]
+    settings: dict[str, dict[str, str]] = {}
+    # What the environment says comes last: it goes before the files.
+    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if "cert" not in key:
+            settings.setdefault(section.replace(":env:", "global"), {})[key] = " ".join(ast.literal_eval(value).split())
+    sections = (f"[{name}]\n" + "".join(f"{k} = {v}\n" for k, v in values.items()) for name, values in settings.items())
+    (folder / "pip.conf").write_text("".join(sections))
+    words = [word for values in settings.values() for value in values.values() for word in value.split()]
     # The files of an index lie beside its pages.
-    paths = [Path(word.removeprefix("file://")).parent if word.startswith("file://") else word for word in words]
-    folders = ["/etc/ssl/certs", *(path for path in paths if Path(path).is_dir())]
-    return [f"--secret=id=pip,src={folder}/pip.conf", *(f"--volume={path}:{path}:ro" for path in folders)]
+    paths = [Path(word.removeprefix("file://")).parent if word.startswith("file://") else Path(word) for word in words]
+    # The bundle alone: packages of Debian, like ssl-cert, write beside it.
+    paths = [CERTIFICATES, *(path for path in paths if path.is_absolute() and path.exists())]
+    mounts = dict.fromkeys(f"--volume={path}:{path}:ro" for path in paths)
+    return [f"--secret=id=pip,src={folder}/pip.conf", *mounts]

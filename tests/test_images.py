@@ -1,15 +1,18 @@
 """infra/images: what can be said of the images without building them. tests/test_containers.py builds one."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
+from container_images import pip_flags
 from packaging.requirements import Requirement
 
 from posgap.components.wrapper import CPU, image
@@ -153,3 +156,27 @@ def test_the_script_takes_the_engine_that_works_and_says_what_is_wrong(tmp_path)
     ):
         done = images(*words, **environment)
         assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_build_is_given_the_files_that_pip_s_settings_name(tmp_path, monkeypatch):
+    constraint, wheels, handed = tmp_path / "constraint.txt", tmp_path / "wheels", tmp_path / "handed"
+    constraint.touch(), wheels.mkdir(), handed.mkdir()
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\ntimeout = 7\ncert = {constraint}\nextra-index-url = file://{wheels}/simple\n  https://a.example/simple\n"
+        f"[install]\nconstraint = {constraint}\n"
+    )
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_TIMEOUT", "9")
+    secret, *mounts = pip_flags(handed)
+    settings = ConfigParser()
+    settings.read(handed / "pip.conf")
+    assert secret == f"--secret=id=pip,src={handed}/pip.conf"
+    assert settings["install"]["constraint"] == str(constraint)
+    assert settings["global"]["timeout"] == "9" and "cert" not in settings["global"]
+    assert settings["global"]["extra-index-url"] == f"file://{wheels}/simple https://a.example/simple"
+    mounted = {mount.removeprefix("--volume=").partition(":")[0] for mount in mounts}
+    assert {str(constraint), str(wheels)} <= mounted
+    # Packages write into the folder of certificates as they are installed.
+    assert "/etc/ssl/certs" not in mounted and all(mount.endswith(":ro") for mount in mounts)
