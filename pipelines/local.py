@@ -21,6 +21,7 @@ from posgap.interruption import goes_on
 from posgap.pipelines.forked_steps import forked_steps
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PIPELINE_VARIABLE
+from posgap.tracking.server import track_at
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _EXECUTOR = re.compile(r"\[KFP Executor [^\]]*\]: (.*)")
@@ -73,6 +74,8 @@ def run(config: PipelineRunConfig) -> None:
     chosen = pipeline(config.pipeline)
     with RunFolder(config, "pipeline_run") as output:
         values, out = arguments(config, parse(compiled_text(chosen), chosen.name).parameters), output.out
+        # Promotion needs a registry, and the next run the champion that is in it.
+        track_at(f"sqlite:///{Path.cwd()}/mlflow.db")
         folder = run_locally(chosen, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
     for report in folder.glob("report/out/report.md"):
         print(report.read_text(encoding="utf-8"))

@@ -1,15 +1,19 @@
 """The frame of a stage: reuse, interruption, refusal, and a tracking server that is not there."""
 
 import logging
+import os
 
 import mlflow
 import pytest
 
+from posgap.cli import main
 from posgap.config import StageConfig
 from posgap.config.fields import InputPath
 from posgap.errors import PosgapError, Rejected
 from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
+from posgap.tracking import runs
+from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import start_run
 
 
@@ -128,6 +132,48 @@ def test_without_a_tracking_server_results_are_kept_and_one_line_says_so(tmp_pat
     assert read_manifest(tmp_path / "out")["mlflow_run_id"] == ""
     (record,) = caplog.records
     assert "MLflow tracking server http://127.0.0.1:9 cannot be reached" in record.getMessage()
+
+
+def test_nothing_is_tracked_where_nobody_said_where_and_one_line_says_how(
+    tmp_path, source, monkeypatch, caplog, capsys
+):
+    place = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    monkeypatch.chdir(tmp_path)
+    runs._say_untracked.cache_clear()
+    with caplog.at_level(logging.INFO, logger="posgap"):
+        for name in ("one", "two", "one"):  # made, made, reused
+            copy(CopyConfig(out=tmp_path / name, source=source))
+    (record,) = [record for record in caplog.records if "MLflow" in record.getMessage()]
+    assert "set MLFLOW_TRACKING_URI" in record.getMessage() and "sqlite:///mlflow.db" in record.getMessage()
+    manifest = read_manifest(tmp_path / "one")
+    assert manifest["mlflow_run_id"] == manifest["mlflow_run_key"] == ""
+    # Neither a database, nor anything that waits to be sent to one.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "source.txt", "two"]
+    with pytest.raises(SystemExit) as ended:
+        main(["history", "some-model"])
+    assert ended.value.code == 2 and "this needs MLflow: set MLFLOW_TRACKING_URI" in capsys.readouterr().err
+    assert not (tmp_path / "mlflow.db").exists()
+    source.write_text("refuse")
+    with pytest.raises(Rejected):
+        copy(CopyConfig(out=tmp_path / "refused", source=source))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
+    assert mlflow.search_runs(experiment_names=["posgap"], output_format="list") == []
+
+
+def test_what_was_left_behind_waits_until_runs_are_tracked_again(tmp_path, source, monkeypatch):
+    place = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    copy(CopyConfig(out=tmp_path / "out", source=source))
+    (waiting,) = place_of(tmp_path / "out").glob("*.jsonl")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    copy(CopyConfig(out=tmp_path / "out", source=source))
+    assert waiting.is_file()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", place)
+    copy(CopyConfig(out=tmp_path / "out", source=source))
+    assert not waiting.exists()
+    (run,) = mlflow.search_runs(experiment_names=["posgap"], output_format="list")
+    assert run.info.status == "FINISHED"
 
 
 def test_a_missing_input_is_named(tmp_path):

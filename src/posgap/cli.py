@@ -316,9 +316,9 @@ into the registry only when it is closed.
   validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
                            -> scale search -> scale apply -^
 
-Every stage writes a folder with a manifest.json, logs to MLflow (MLFLOW_TRACKING_URI,
-MLFLOW_EXPERIMENT_NAME) and, run again with the same inputs, does nothing. What MLflow
-did not take is kept beside the folder; `posgap sync` sends it."""
+Every stage writes a folder with a manifest.json, logs to MLflow where MLFLOW_TRACKING_URI
+names a server (or sqlite:///mlflow.db, a file) and, run again with the same inputs, does
+nothing. What MLflow did not take is kept beside the folder; `posgap sync` sends it."""
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,6 +20,7 @@ from posgap import __version__
 from posgap.config import DoctorConfig
 from posgap.errors import NoUse
 from posgap.redaction import redacted, without_user
+from posgap.tracking.server import HOW_TO_TRACK
 
 SECONDS = 4.0  # that what is configured has to answer
 LEAST_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
@@ -125,7 +126,7 @@ def _version(package: str) -> str | None:
 def _mlflow() -> Finding:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
-        return Finding("MLflow", "yes", "runs go to mlflow.db in this folder", "MLFLOW_TRACKING_URI names a server")
+        return Finding("MLflow", "no", "runs are not tracked", HOW_TO_TRACK)
     if not uri.startswith("http"):
         return Finding("MLflow", "yes", f"runs go to {redacted(uri)}")
     return _answers("MLflow", uri, f"{uri.rstrip('/')}/health", "start it, or correct MLFLOW_TRACKING_URI")

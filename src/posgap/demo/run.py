@@ -23,6 +23,7 @@ from posgap.pipelines.local import run_locally
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
+from posgap.tracking.server import track_at
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def demo(config: DemoConfig) -> None:
 
 def _demo(config: DemoConfig, output: RunFolder) -> None:
     started, out = time.monotonic(), output.out
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
+    track_at(f"sqlite:///{out}/mlflow.db")
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})

@@ -1,9 +1,11 @@
 """One MLflow run per stage.
 
 A stage that cannot reach the tracking server says so once, works on and keeps its results: hours of training are worth
-more than their log. The log is not lost either: the outbox beside the output has it.
+more than their log. The log is not lost either: the outbox beside the output has it. Where no tracking server is named,
+nothing is tracked, and the first stage of a process says how to change that.
 """
 
+import functools
 import getpass
 import logging
 import os
@@ -22,6 +24,7 @@ from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG
 from posgap.tracking.server import (
     BYTES_PER_SECOND,
     CALL_SECONDS,
+    HOW_TO_TRACK,
     ONCE,
     OPENING_SECONDS,
     STAGE,
@@ -31,6 +34,7 @@ from posgap.tracking.server import (
     ask,
     experiment,
     experiment_id,
+    tracked,
 )
 
 log = logging.getLogger(__name__)
@@ -205,12 +209,16 @@ def link(run_id: str, server: str = "") -> str:
 
 @contextmanager
 def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run]:
-    """The MLflow run of one stage that makes `out`; a warning where no server answers.
+    """The MLflow run of one stage that makes `out`; a warning where no server answers, and no run where none is named.
 
     Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
     hangs a new one below the run that POSGAP_PARENT_RUN_ID names, or below that of the pipeline run whose step it is.
     Of a run that failed, a tag says why.
     """
+    if not tracked():
+        _say_untracked()
+        yield Run()
+        return
     sender = Sender()
     send_left_behind(out, sender)
     run = Run(Outbox.create(place_of(out), _opening(stage)), sender)
@@ -226,21 +234,22 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
 
 
 def send_left_behind(out: Path, sender: Sender | None = None) -> None:
-    """Sends what earlier commands on this output could not, and closes runs that were killed."""
+    """Sends what earlier commands on this output could not, and closes runs that were killed; leaves them as they are
+    where nothing is tracked."""
+    if not tracked():
+        return
     sender = sender or Sender()
     for outbox in Outbox.left_behind(place_of(out)):
-        if not is_for_this_server(outbox):
-            outbox.close()
-        elif sender.send(outbox):
+        if sender.send(outbox):
             outbox.remove()
             log.info("MLflow has the run of %s that an earlier command left behind: %s", out, outbox.run_id)
         else:
             outbox.close()
 
 
-def is_for_this_server(outbox: Outbox) -> bool:
-    """Whether the environment names a server, which is then meant; or, without it, the one that the run was for."""
-    return "MLFLOW_TRACKING_URI" in os.environ or outbox.opening.server == address()
+@functools.cache  # once a process, whatever number of stages it runs
+def _say_untracked() -> None:
+    log.info("runs are not tracked in MLflow: %s", HOW_TO_TRACK)
 
 
 def _opening(stage: str) -> Opening:

@@ -1,6 +1,7 @@
 """The one place where MLflow is asked: every call has a deadline and some patience, and fails in one line.
 
-The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME).
+The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Without the
+former nothing is tracked: MLflow itself would make a database in whatever folder a command runs.
 """
 
 import functools
@@ -51,6 +52,7 @@ _LOGIN = {
     "UNAUTHENTICATED": "{user} is refused; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
 }
 _WRONG = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+HOW_TO_TRACK = "set MLFLOW_TRACKING_URI to a server's address, or to sqlite:///mlflow.db for a file in this folder"
 
 
 class TrackingError(PosgapError):
@@ -69,6 +71,17 @@ class Refused(TrackingError):
         self.is_missing, self.is_wrong = code in _MISSING, code in _WRONG
 
 
+def tracked() -> bool:
+    """Whether runs are tracked: the environment says where, which `mlflow.set_tracking_uri` sets, too."""
+    return bool(os.environ.get("MLFLOW_TRACKING_URI"))
+
+
+def track_at(place: str) -> None:
+    """Has runs tracked from now on, at the address `place`; where the environment says where, it stays so."""
+    if not tracked():
+        os.environ["MLFLOW_TRACKING_URI"] = place
+
+
 def address() -> str:
     """The tracking server's address, as MLflow understands the environment; without a password."""
     import mlflow
@@ -80,8 +93,10 @@ def ask(call: "Callable[[MlflowClient], T]", patience: Patience = VERB, seconds:
     """What `call` returns, which is given MLflow's client and may be called several times.
 
     Each try may take so many `seconds`, and all together as long as the patience lasts. Raises `Unanswered` or
-    `Refused`, a line each.
+    `Refused`, a line each; the latter also where nothing is tracked.
     """
+    if not tracked():
+        raise Refused(f"this needs MLflow: {HOW_TO_TRACK}")
     uri = address()
     limit = seconds if uri.startswith("http") else max(seconds, OPENING_SECONDS)
     began = time.monotonic()

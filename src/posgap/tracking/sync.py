@@ -8,8 +8,7 @@ from posgap.errors import PosgapError
 from posgap.locations import is_uri
 from posgap.storage.folders import twin
 from posgap.tracking.outbox import Entry, Outbox, place_of
-from posgap.tracking.runs import is_for_this_server
-from posgap.tracking.server import CALL_SECONDS, VERB
+from posgap.tracking.server import CALL_SECONDS, VERB, tracked
 
 _ANY = place_of(Path("*")).as_posix()
 
@@ -42,7 +41,7 @@ def _places(folder: Path | str) -> Iterator[Path]:
 
 def _send(outbox: Outbox, place: Path) -> None:
     opening, last = outbox.opening, outbox.pending[-1]
-    if not is_for_this_server(outbox):
+    if not tracked():
         raise PosgapError(f"{place}: holds a run for {opening.server}: set MLFLOW_TRACKING_URI to that, or to another")
     while outbox.pending:
         outbox.send(VERB, CALL_SECONDS)
