@@ -2,6 +2,7 @@
 # make test   sets up .venv and runs every test
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
+# make community REGISTRY=../pipelines-components   the components as the community's registry wants them, and its checks
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
@@ -23,10 +24,11 @@ CHECK_SECONDS ?= 120
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
+REGISTRY ?= ../pipelines-components
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
-.PHONY: demo smoke test check types docs mutants chaos lint mlproject components manifests pipeline images images-check containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types docs mutants chaos lint mlproject components community manifests pipeline images images-check containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -73,6 +75,10 @@ mlproject: $(VENV)/.installed
 
 components: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.components.readmes
+
+# REGISTRY: a checkout of kubeflow/pipelines-components, with its environment (docs/kubeflow.md).
+community: $(VENV)/.installed
+	$(VENV)/bin/python -m posgap.components.community $(REGISTRY) --python $(abspath $(REGISTRY))/.venv/bin/python
 
 # The compiled pipelines, to be uploaded in the KFP UI.
 pipeline: $(VENV)/.installed
