@@ -1,15 +1,80 @@
 """The documentation says what the program says, and its site has no link that leads nowhere."""
 
 import ast
+import functools
 import re
+import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import click
 import pytest
+
+from posgap import cli
+from posgap.errors import PosgapError
 
 ROOT = Path(__file__).parents[1]
 QUOTED = re.findall(r"^`(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md"))]
+
+
+def shell_lines(text: str) -> list[str]:
+    """What a reader would type: the lines of `sh` blocks, and those of `console` blocks that follow a prompt."""
+    lines = []
+    for kind, block in re.findall(r"^```(sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        whole = block.replace("\\\n", " ").splitlines()
+        lines += whole if kind == "sh" else [line.removeprefix("$ ") for line in whole if line.startswith("$ ")]
+    return lines
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each call of posgap on a page."""
+    found = []
+    for line in shell_lines(text):
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        words = [*lexer, ";"]
+        while words:
+            end = next(i for i, word in enumerate(words) if set(word) <= set("|&;<>"))
+            call, words = words[:end], words[end + 1 :]
+            while call and re.match(r"\w+=", call[0]):  # variables of the call
+                call = call[1:]
+            if call and call[0].rpartition("/")[2] == "posgap":
+                found.append(call[1:])
+    return found
+
+
+COMMANDS = functools.cache(cli.build)
+CALLS = [(page, call) for page in PAGES for call in commands((ROOT / page).read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "call"), CALLS, ids=[f"{page} {' '.join(call)[:60]}" for page, call in CALLS])
+def test_a_command_on_a_page_is_one_that_posgap_takes(page, call, monkeypatch):
+    """Its verb, options and values: all but the work itself. `...` stands for what was said before on the page."""
+    asked = []
+    monkeypatch.setattr(cli, "_function", lambda target: asked.append)
+    rest = [word for word, after in pairwise([*call, ""]) if "..." not in (word, after if word == "--param" else "")]
+    try:
+        COMMANDS().main(rest, prog_name="posgap", standalone_mode=False)
+    except click.MissingParameter:
+        assert "..." in call
+    else:
+        assert len(asked) == 1 or {"--help", "--version"} & set(call)
+
+
+def test_commands_are_found_and_a_wrong_one_would_be_noticed(monkeypatch):
+    text = "```sh\nA=1 posgap sweep \\\n  --n-docs 3 # so\npip install posgap\n```\n"
+    text += "```console\n$ posgap x && posgap y\nposgap: z\n```"
+    assert commands(text) == [["sweep", "--n-docs", "3"], ["x"], ["y"]]
+    assert len(CALLS) > 60
+    monkeypatch.setattr(cli, "_function", lambda target: lambda parsed: None)
+    for wrong in (["sweep", "--ndocs", "3"], ["sweeep"], ["plan", "sweep", "--detect", "x"]):
+        with pytest.raises((click.ClickException, PosgapError)):
+            COMMANDS().main(wrong, prog_name="posgap", standalone_mode=False)
 
 
 @pytest.fixture(scope="module")
