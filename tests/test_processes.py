@@ -184,11 +184,11 @@ def interrupt(config: DistillConfig, launcher: list, sent: signal.Signals, step:
 
 
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
-    config = config.model_copy(update={"epochs": 60, "save_steps": 4})
+    config = config.model_copy(update={"epochs": 30, "save_steps": 4})
     distill(config)
     broken = config.model_copy(update={"out": tmp_path / "broken"})
     assert interrupt(broken, ONE, signal.SIGKILL, step=8) == -signal.SIGKILL
-    assert interrupt(broken, ONE, signal.SIGTERM, step=40) == 143
+    assert interrupt(broken, ONE, signal.SIGTERM, step=24) == 143
     launch(broken, ONE)
     assert history(tmp_path / "broken") == history(tmp_path / "one")
     assert torch.equal(parameters(tmp_path / "broken"), parameters(tmp_path / "one"))

@@ -14,7 +14,7 @@ PIPELINE_TAG, STAGE_TAG = "posgap.pipeline_run", "posgap.stage"
 PARENT_TAG = "mlflow.parentRunId"
 PIPELINE = "pipeline"  # what the run of a pipeline run has as its stage
 # How often it is looked for, when the first one gives way, and the seconds between.
-_LOOKS, _PATIENT, _BETWEEN_LOOKS = 12, 5, 0.3
+_LOOKS, _PATIENT, _BETWEEN_LOOKS = 40, 12, 0.3
 
 
 def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
