@@ -6,6 +6,7 @@
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
+# make package   builds the wheel and the source distribution, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
 # make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
@@ -19,16 +20,18 @@ TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 WORKERS ?= 1
 # Slow tests wait for servers and processes of theirs more than they compute.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 CHECK_SECONDS ?= 120
 CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
 REGISTRY ?= ../pipelines-components
 
-PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
+# On all cores, where pip takes one. Packages carry a few files that no Python of ours can compile.
+COMPILE = @$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo smoke test check types docs mutants chaos lint mlproject components community manifests pipeline images images-check containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -69,6 +72,16 @@ mutants: $(VENV)/.installed-test
 # Faults of every kind, with other moments and values each time; writes their table into docs/reliability.md.
 chaos: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
+
+# The wheel and the source distribution, in build/dist/; and the wheel's demo where there is nothing else.
+package: $(VENV)/.installed-test
+	rm -rf build/dist build/empty
+	$(VENV)/bin/python -m build --quiet --outdir build/dist .
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch \
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt build/dist/*.whl
+	cd build/empty && bin/posgap --version && PATH="$$PWD/bin:$$PATH" bin/posgap demo --smoke --out smoke
 
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.mlproject > MLproject
@@ -127,14 +140,19 @@ clean:
 	rm -rf $(VENV) runs build
 
 # torch comes first: what is installed after it finds its build and brings no other.
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+$(VENV)/.torch: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("posgap needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, then posgap; this takes about two minutes"
 	$(PIP) torch $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) --editable '.[test]'
+$(VENV)/.installed: $(VENV)/.torch
+	$(PIP) --editable .
+	$(COMPILE)
 	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.torch
+	$(PIP) --editable '.[test]'
+	$(COMPILE)
+	@touch $(VENV)/.installed $@
