@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 from test_cli import fails, run
 
+from posgap.config import RolloutPredictConfig
+from posgap.errors import PosgapError
 from posgap.files import read_json
+from posgap.rollout.files import Measurement
+from posgap.stages.rollout_predict import described, with_file
 
 ROPE = ["--sequence-length", 8, "--layers", 2, "--heads", 2, "--encoding", "rope"]
 DECAY = [*ROPE[:-1], "decay"]
@@ -28,11 +32,21 @@ def test_predict_from_the_command_line(capsys, tmp_path):
         (["--sequence-length", 8, "--layers", 2, "--heads", 2, "--rope-factors", "1,2"], "give `encoding` rope"),
         ([*ROPE, "--rope-factors", "1,2,3"], "3 given for 2 layers"),
         ([*ROPE, "--slopes", "1,2"], "slopes: they are those of a decay: give `encoding` decay"),
-        ([*DECAY, "--slopes", "1,2,3"], "slopes: give one that is not negative for each of 2 heads"),
+        ([*DECAY, "--slopes", "1,2,3"], "slopes: 3 given for 2 heads"),
+        ([*DECAY, "--slopes", "1,2;1;1,2"], "slopes: 1 given for 2 heads in layer 2"),
+        ([*DECAY, "--slopes", "1,2;1,2;1,2"], "slopes: 3 rows given for 2 layers"),
+        ([*DECAY, "--slopes", "1;-2"], "slopes: give one that is not negative for each of 2 heads"),
         ([*DECAY, "--slopes", "1,-2"], "slopes: give one that is not negative for each of 2 heads"),
         ([*DECAY, "--residual-strengths", "0.5"], "residual_strengths: 1 given for 2 layers"),
         ([*DECAY, "--residual-strengths", "0.5,1.5"], "residual strength 1.5 of layer 2: must lie in [0, 1]"),
         ([*DECAY, "--content-scores", "1,2,3"], "content_scores: 3 given for 2 layers"),
+        ([*DECAY, "--content-scores", "1,2,3;4,5,6"], "content_scores: 3 given for 2 heads in layer 1"),
+        ([*ROPE, "--rope-thetas", "10,100,1000"], "rope_thetas: 3 given for 2 layers"),
+        ([*ROPE, "--rope-thetas", "10,-1"], "rope_thetas: give one that is not negative for each layer"),
+        ([*DECAY, "--rope-thetas", "10,100"], "rope_thetas: they are the bases of RoPE: give `encoding` rope"),
+        ([*ROPE, "--mask", "window", "--windows", "1,2,3"], "windows: 3 given for 2 layers"),
+        ([*ROPE, "--windows", "1,2"], "windows: they are those of a mask: give `mask` window"),
+        ([*ROPE, "--mask", "measured"], "mask: needs measured values: give a `measurement`"),
         (["--measurement", "nowhere"], "measurement: nowhere: no such file or folder"),
     ],
 )
@@ -41,22 +55,108 @@ def test_bad_options_of_predict(capsys, tmp_path, more, complaint):
     assert not (tmp_path / "p").exists()
 
 
-def test_predict_takes_a_number_for_each_layer_and_head(capsys, tmp_path):
-    """The same as matrices multiplied one by one: R = (1 - lambda) I + lambda A, A averaged over heads."""
-    n, lambdas, slopes, diagonals = 9, [0.9, 0.2, 0.6], [0.1, 0.7], [0.0, 1.5, -0.5]
-    words = ["--sequence-length", n, "--layers", 3, "--heads", 2, "--encoding", "decay"]
-    lists = {"--residual-strengths": lambdas, "--slopes": slopes, "--content-scores": diagonals}
-    given = [word for name, values in lists.items() for word in (name, ",".join(map(str, values)))]
-    assert run(capsys, "rollout", "predict", "--out", tmp_path / "p", *words, *given)[0] == 0
-    i, j = np.indices((n, n))
+def twin(n, lambdas, scores, diagonals, seen):
+    """The rollout's last row by matrices multiplied one by one: R = (1 - lambda) I + lambda A, A averaged over heads.
+    `scores`, `diagonals` and `seen` have a row for each layer; the former two in it a matrix, or a number, a head."""
     product = np.eye(n)
-    for strength, diagonal in zip(lambdas, diagonals):
-        heads = [np.where(j <= i, np.exp(-slope * (i - j) + diagonal * (i == j)), 0) for slope in slopes]
+    for strength, of_heads, own, allowed in zip(lambdas, scores, diagonals, seen, strict=True):
+        heads = [np.where(allowed, np.exp(each + d * np.eye(n)), 0) for each, d in zip(of_heads, own, strict=True)]
         attention = np.mean([head / head.sum(1, keepdims=True) for head in heads], axis=0)
         product = ((1 - strength) * np.eye(n) + strength * attention) @ product
+    return product[-1].tolist()
+
+
+N, LAMBDAS = 9, [0.9, 0.2, 0.6]
+AWAY = np.subtract.outer(np.arange(N), np.arange(N))
+WINDOWS = [(AWAY >= 0) & (width > AWAY) for width in (3, N, 4)]  # the second is given as 0: all tokens before it
+SLOPES, OWN = [[0.1, 0.7], [0.4, 0.2], [0.0, 1.0]], [[0.0, 1.5], [-0.5, 0.3], [1.0, 0.0]]
+BASES, FACTORS = [20.0, 0.0, 5.0], [1.0, 1.0, 1.5]  # the second layer has no positions
+TURNED = [
+    [2 * np.mean([np.cos(0.3 - AWAY / f * b ** (-k / 4)) for k in (0, 2)], axis=0) if b else 0 * AWAY] * 2
+    for b, f in zip(BASES, FACTORS)
+]
+SIZES = {"sequence_length": N, "layers": 3, "heads": 2, "residual_strengths": LAMBDAS}
+WITH_DECAY = SIZES | {"encoding": "decay", "mask": "window", "windows": [3, 0, 4], "slopes": SLOPES}
+WITH_ROPE = SIZES | {"encoding": "rope", "head_size": 4, "rope_angle": 0.3, "rope_strength": 2}
+ARCHITECTURES = [
+    (
+        SIZES | {"encoding": "decay", "slopes": SLOPES[0], "content_scores": [0.0, 1.5, -0.5]},
+        ([[-s * AWAY for s in SLOPES[0]]] * 3, [[0.0] * 2, [1.5] * 2, [-0.5] * 2], [AWAY >= 0] * 3),
+    ),
+    (WITH_DECAY | {"content_scores": OWN}, ([[-s * AWAY for s in row] for row in SLOPES], OWN, WINDOWS)),
+    (
+        WITH_ROPE | {"rope_thetas": BASES, "rope_factors": FACTORS, "mask": "window", "windows": [3, 0, 4]},
+        (TURNED, [[0.0] * 2] * 3, WINDOWS),
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "parts"), ARCHITECTURES, ids=["by head", "by layer and head", "rope by layer"])
+def test_predict_takes_numbers_for_each_layer_and_head(tmp_path, values, parts):
+    """The same as options and in a file, and the same as a twin by brute force."""
+    options = RolloutPredictConfig(out=tmp_path, **{name: typed(value) for name, value in values.items()})
+    (tmp_path / "a.yaml").write_text("\n".join(f"{name}: {value}" for name, value in values.items()))
+    in_file = with_file(RolloutPredictConfig(out=tmp_path, architecture=tmp_path / "a.yaml"))
+    assert in_file.settings() == options.settings()
+    architecture, heads = described(in_file, None)
+    assert architecture.rollout() == pytest.approx(twin(N, LAMBDAS, *parts), rel=1e-10) and heads == 2
+
+
+def test_predict_takes_windows_and_angles_as_they_were_measured(tmp_path):
+    """With scaled angles, a second base, a layer without positions; and at another length, where windows stay."""
+    angles = [[1.0, 0.3], [], [0.8, 0.05]]
+    measured = Measurement.model_construct(
+        sequence_length=N, layers=3, heads=2, lambdas=LAMBDAS, windows=[3, N, 4],
+        encoding={"kind": "rope", "theta": 77.0, "head_size": 4, "frequencies": angles},
+    )  # fmt: skip
+    for n in (N, N + 5):
+        away = np.subtract.outer(np.arange(n), np.arange(n))
+        scores = [[sum(np.cos(away * a) for a in each) / max(1, len(each)) + 0 * away] * 2 for each in angles]
+        seen = [(away >= 0) & (width > away) for width in (3, n, 4)]
+        config = RolloutPredictConfig(
+            out=tmp_path, mask="measured", encoding="measured", residual="measured", sequence_length=n
+        )
+        architecture, _ = described(config, measured)
+        assert architecture.rollout() == pytest.approx(twin(n, LAMBDAS, scores, [[0.0] * 2] * 3, seen), rel=1e-10)
+    bidirectional = measured.model_copy(update={"windows": [3, None, 4]})
+    with pytest.raises(PosgapError, match="layer 2 of the measured model sees no window that ends with the token"):
+        described(config, bidirectional)
+    with pytest.raises(PosgapError, match="the measured encoding: 3 given for 2 layers"):
+        described(config.model_copy(update={"layers": 2, "mask": "causal", "residual": "constant"}), measured)
+
+
+def typed(value):
+    """A value as it is typed: commas between numbers, semicolons between rows."""
+    if not isinstance(value, list):
+        return value
+    rows = [typed(each) for each in value]
+    return (";" if isinstance(value[0], list) else ",").join(map(str, rows))
+
+
+def test_predict_from_a_file(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text("layers: 2\nheads: 1\nmask: window\nwindows: [2, 0]\nresidual_strengths: [1, 1]")
+    words = ["--architecture", tmp_path / "a.yaml", "--sequence-length", 3]
+    assert run(capsys, "rollout", "predict", "--out", tmp_path / "p", *words)[0] == 0
     predicted = read_json(tmp_path / "p" / "prediction.json")
-    assert predicted["distribution"] == pytest.approx(product[-1].tolist(), rel=1e-12)
-    assert predicted["lambdas"] == lambdas
+    # The last token takes a third of each; the first layer halves what tokens 2 and 3 hold with those before them.
+    assert predicted["distribution"] == pytest.approx([1 / 3 + 1 / 6, 1 / 6 + 1 / 6, 1 / 6])
+    assert predicted["settings"]["windows"] == [2, 0] and predicted["settings"]["layers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "complaint"),
+    [
+        ("lambdas: [1]", [], "a.yaml: 'lambdas' is no option of rollout predict; there are sequence_length, layers"),
+        ("layers: 2", ["--layers", 3], "layers: given as an option and in"),
+        ("windows: [1, x]", [], "a.yaml: field `windows.1`: Input should be a valid integer"),
+        ("layers: 2\nlayers: 3", [], "a.yaml: not YAML: 'layers' is there twice"),
+        ("- 1", [], "a.yaml: no architecture: write lines like `layers: 3`"),
+    ],
+)
+def test_bad_architectures_are_said_in_one_line(capsys, tmp_path, text, more, complaint):
+    (tmp_path / "a.yaml").write_text(text)
+    words = ["--architecture", tmp_path / "a.yaml", "--sequence-length", 8, "--heads", 2]
+    assert complaint in fails(capsys, "rollout", "predict", "--out", tmp_path / "p", *words, *more)
 
 
 def test_measure_names_texts_that_are_too_short_or_too_long(capsys, tmp_path, model_folder):

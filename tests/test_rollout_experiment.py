@@ -210,7 +210,8 @@ def test_presets_are_the_paper_s_settings():
     for name, preset in PRESETS.items():
         assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
     assert get_args(RolloutExperimentConfig.model_fields["preset"].annotation) == (
-        "quick", *sorted(PRESETS.keys() - {"quick"}, key=lambda name: int(name.removeprefix("figure"))),
+        "quick", "learned",
+        *sorted(PRESETS.keys() - {"quick", "learned"}, key=lambda name: int(name.removeprefix("figure"))),
     )  # fmt: skip
     assert {c.design.depth for c in PRESETS["figure3"].cells} == {22}
     assert {c.places for c in PRESETS["figure6"].cells} == {("first",), ("middle",), ("last",)}

@@ -10,6 +10,7 @@ from posgap.config import RolloutPredictConfig
 def rollout_predict(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
+    architecture: dsl.Input[dsl.Artifact] = None,
     measurement: dsl.Input[dsl.Artifact] = None,
 ):
     """Predicts from the architecture alone how much of each input position reaches the last token."""

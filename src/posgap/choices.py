@@ -41,6 +41,13 @@ def split_commas(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
 
 
+def split_rows(value: Any) -> Any:
+    """A list as `split_commas` reads it, or a list of such lists where semicolons part the text, "1,2;3,4"."""
+    if isinstance(value, str) and ";" in value:
+        return [split_commas(row) for row in value.split(";") if row.strip()]
+    return split_commas(value)
+
+
 def unset_if_empty(value: Any) -> Any:
     """None for an empty string, which stands in KFP and MLproject, that have no null, for what is not given."""
     return None if value == "" else value
@@ -54,6 +61,7 @@ else:
     Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
     WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
 Numbers = Annotated[list[float], BeforeValidator(split_commas)]
+NumbersOrRows = Annotated[list[float | list[float]], BeforeValidator(split_rows)]
 PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from posgap.choices import POSITION_ENCODINGS, TASKS, Numbers, PositiveNumbers
+from posgap.choices import POSITION_ENCODINGS, TASKS, Numbers, NumbersOrRows, PositiveNumbers, split_commas
 from posgap.config.base import GenerationConfig, StageConfig
 from posgap.config.fields import (
     MOST_DOCS,
@@ -19,15 +19,27 @@ from posgap.config.fields import (
 MOST_TOKENS, MOST_PARTS, MOST_RESAMPLES = 10_000_000, 10_000, 1_000_000
 
 
+TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
+
+
 class _Described(StageConfig):
+    architecture: OptionalInputPath = Field(
+        None,
+        description="YAML file with options of this verb by their names, as `layers: 3` and `windows: [8, 8, 0]`",
+    )
     measurement: OptionalInputPath = Field(
         None, description="folder from `rollout measure`; supplies options left at 0 or set to `measured`"
     )
     sequence_length: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens (N); 0: the measurement's")
     layers: int = Field(0, ge=0, le=MOST_PARTS, description="layers (L); 0: the measurement's")
     heads: int = Field(0, ge=0, le=MOST_PARTS, description="attention heads (H); 0: the measurement's")
-    mask: Literal["causal", "full", "window", "prefix"] = Field("causal", description="which tokens a token sees")
+    mask: Literal["causal", "full", "window", "prefix", "measured"] = Field(
+        "causal", description="which tokens a token sees; measured: causal, with the measured model's windows"
+    )
     window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
+    windows: TokenCounts = Field(
+        [], description="window: that of each layer, separated by commas, in place of `window`; 0: all tokens before it"
+    )
     prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
         "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
@@ -55,8 +67,10 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         "the measurement's of each layer and head",
     )
     content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
-    content_scores: Numbers = Field(
-        [], description="the extra score of a token on itself in each layer, in place of `content`"
+    content_scores: NumbersOrRows = Field(
+        [],
+        description="the extra score of a token on itself in each layer, separated by commas, or a row of the heads' "
+        "for each layer, separated by semicolons, in place of `content`",
     )
     head_weights: PositiveNumbers = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"
@@ -126,8 +140,11 @@ class RolloutExperimentConfig(StageConfig):
 
     preset: Literal[
         "quick",
+        "learned",
         "figure2",
         "figure3",
+        "figure4",
+        "figure5",
         "figure6",
         "figure7",
         "figure8",
@@ -138,8 +155,8 @@ class RolloutExperimentConfig(StageConfig):
         "figure13",
     ] = Field(
         "quick",
-        description="the experiment: a figure of Wu et al. (2025) at the paper's sizes, or `quick`: smaller networks, "
-        "minutes on two cores",
+        description="the experiment: a figure of Wu et al. (2025) at the paper's sizes; `quick`: smaller networks, "
+        "minutes on two cores; `learned`: a task of its kind that such networks learn",
     )
     seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")
     iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")

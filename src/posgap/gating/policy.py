@@ -3,10 +3,8 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import click
-import yaml
 
 from posgap.config import CheckConfig, Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
 from posgap.config.fields import REGISTRY, registered
@@ -16,6 +14,7 @@ from posgap.json_text import opened
 from posgap.locations import Location, cache_folder
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking import registry
+from posgap.yaml_text import parse
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
@@ -29,22 +28,8 @@ def read_policy(path: Path) -> Policy:
 
 
 def parsed_policy(data: bytes, where: str) -> Policy:
-    """The policy of a YAML text; `PosgapError` begins with `where`.
-
-    Every value is read as text, which the policy's fields then parse: YAML's own reading takes `1.10` for 1.1, and
-    `no` for false. Refused are aliases, by which a short text means a long one, and names that are there twice.
-    """
-    if len(data) > MOST_BYTES:
-        raise PosgapError(f"{where}: more than {MOST_BYTES} bytes, too much for a policy")
-    try:
-        values = yaml.load(data, _Texts)
-    except yaml.MarkedYAMLError as error:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise PosgapError(f"{where}: not YAML: {error.problem}{line}") from None
-    except yaml.YAMLError as error:
-        raise PosgapError(f"{where}: not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise PosgapError(f"{where}: not YAML: nested too deep") from None
+    """The policy of a YAML text; `PosgapError` begins with `where`."""
+    values = parse(data, where, "a policy", MOST_BYTES)
     if not isinstance(values, dict):
         raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy default` prints all")
     if unknown := [str(name) for name in values if name not in Policy.model_fields]:
@@ -52,22 +37,6 @@ def parsed_policy(data: bytes, where: str) -> Policy:
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
         )
     return parsed(Policy, values, where)
-
-
-class _Texts(yaml.BaseLoader):
-    """Reads every value as text, and neither aliases nor a name twice."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="an alias, which a policy cannot have", problem_mark=mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise yaml.MarkedYAMLError(problem=f"{twice[0][:60]!r} is there twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def policy_text(policy: Policy) -> str:

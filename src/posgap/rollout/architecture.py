@@ -9,24 +9,27 @@ from posgap.errors import PosgapError
 from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, totals
 from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
 
+Scores = Callable[[np.ndarray], np.ndarray]  # from signed distances i - j
+
 
 @dataclass(frozen=True)
 class Architecture:
     """The properties of a model that decide its rollout before any text is read.
 
-    `n` is the number of tokens N, `lambdas` [L] the residual strength of each layer. Position enters through
-    `scores`, a function of signed distances, or else through `slopes` [L, H] (zeros mean no encoding). `factors` [L]
-    divide the distances of `scores` layer by layer, as LPES does; empty means that no distance is divided.
-    `diagonal` [L, H] is the extra score of a token on itself. It and `slopes` may have a single row for all layers
-    and a single column for all heads. `head_weights` [H] are positive and need not sum to one; empty means uniform.
+    `n` is the number of tokens N, `lambdas` [L] the residual strength of each layer, `mask` that of all layers or a
+    list of each layer's. Position enters through `scores`, a function of signed distances or a list of each layer's
+    (None: a layer without positions), or else through `slopes` [L, H] (zeros mean no encoding). `factors` [L] divide
+    the distances of `scores` layer by layer, as LPES does; empty means that no distance is divided. `diagonal` [L, H]
+    is the extra score of a token on itself. It and `slopes` may have a single row for all layers and a single column
+    for all heads. `head_weights` [H] are positive and need not sum to one; empty means uniform.
     All scores are divided by `temperature`.
     """
 
     n: int
-    mask: Mask
+    mask: Mask | Sequence[Mask]
     lambdas: np.ndarray
     slopes: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
-    scores: Callable[[np.ndarray], np.ndarray] | None = None
+    scores: Scores | Sequence[Scores | None] | None = None
     factors: Sequence[float] = ()
     diagonal: np.ndarray = field(default_factory=lambda: np.zeros((1, 1)))
     head_weights: Sequence[float] = ()
@@ -40,17 +43,23 @@ class Architecture:
         weights = np.array(self.head_weights or np.ones(n_heads), dtype=float)
         weights /= weights.sum()
         factors = np.broadcast_to(np.asarray(self.factors or [1.0], dtype=float), n_layers)
+        masks = [self.mask] * n_layers if isinstance(self.mask, Mask) else self.mask
+        scores = self.scores if isinstance(self.scores, Sequence) else [self.scores] * n_layers
+        if len(masks) != n_layers or len(scores) != n_layers:
+            raise PosgapError(
+                f"{len(masks)} masks and scores for {len(scores)} layers: the architecture has {n_layers} layers"
+            )
         kernels: dict[tuple, tuple[Kernel, np.ndarray, np.ndarray]] = {}
         made: dict[tuple, RelativeAttention] = {}
         layers: list[Attention] = []
-        for own_slopes, factor, own_diagonal in zip(slopes, factors, diagonal):
-            position, content = (own_slopes.tobytes(), factor), own_diagonal.tobytes()
+        for mask, own_scores, own_slopes, factor, own_diagonal in zip(masks, scores, slopes, factors, diagonal):
+            position, content = (mask, own_scores, own_slopes.tobytes(), factor), own_diagonal.tobytes()
             if position not in kernels:
-                kernel, groups = self._kernel(own_slopes, factor)
-                kernels[position] = (kernel, totals(self.n, self.mask, kernel), groups)
+                kernel, groups = self._kernel(own_scores, own_slopes, factor)
+                kernels[position] = (kernel, totals(self.n, mask, kernel), groups)
             if (position, content) not in made:
                 made[position, content] = RelativeAttention(
-                    self.mask, *kernels[position], own_diagonal / self.temperature, weights
+                    mask, *kernels[position], own_diagonal / self.temperature, weights
                 )
             layers.append(made[position, content])
         return layers
@@ -66,10 +75,10 @@ class Architecture:
             raise PosgapError("the rollout is no number: its scores are too large; moderate them, or the temperature")
         return shares
 
-    def _kernel(self, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
+    def _kernel(self, by_distance: Scores | None, slopes: np.ndarray, factor: float) -> tuple[Kernel, np.ndarray]:
         """The kernel of a layer, and each head's group [H]: heads with equal slopes share a group's sums."""
-        if self.scores is not None:
-            scores = self.scores(np.arange(1 - self.n, self.n) / factor) / self.temperature
+        if by_distance is not None:
+            scores = by_distance(np.arange(1 - self.n, self.n) / factor) / self.temperature
             return TabulatedKernel(scores), np.zeros(len(slopes), dtype=int)
         distinct, groups = np.unique(slopes, return_inverse=True)
         return ExponentialKernel(distinct / self.temperature), groups

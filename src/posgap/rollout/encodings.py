@@ -29,13 +29,23 @@ def rope_scores(
 ) -> np.ndarray:
     """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`.
 
+    See `turned_scores`, of which this is the case of RoPE's own angles.
+    """
+    return turned_scores(distances, rope_angles(theta, head_size), angle, strength)
+
+
+def turned_scores(
+    distances: np.ndarray, angles: Sequence[float] | np.ndarray, angle: float = 0.0, strength: float = 1.0
+) -> np.ndarray:
+    """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`, where a token's
+    position turns its planes by `angles` [d/2] (radians a token).
+
     Before rotation, query and key form `angle` (radians) in each of the d/2 planes, and their norms are spread evenly
     over the planes. The score is strength * mean_l cos(angle - (i - j) theta_l), with `strength` = |q| |k| / sqrt(d).
     With d = 2 this is Lemma 4.6's score, in general appendix I's (Wu et al. 2025).
     """
     distances = np.asarray(distances, dtype=float)
     mean = np.zeros_like(distances)
-    angles = rope_angles(theta, head_size)
     for base in angles:
         mean += np.cos(angle - distances * base)
     return strength * mean / len(angles)

@@ -2,27 +2,31 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.choices import POSITION_ENCODINGS, Numbers, Parameters, PositiveNumbers
+from posgap.choices import POSITION_ENCODINGS, Numbers, NumbersOrRows, Parameters, PositiveNumbers
 from posgap.errors import PosgapError
 
 if TYPE_CHECKING:
     import numpy as np
 
+    Scores = Callable[[np.ndarray], np.ndarray]
+
 
 class Encoded(NamedTuple):
     """The part of an attention score that the positions i of the query and j of the key decide.
 
-    Either `slopes`, one per head or a single one for all heads, which subtract slope * |i - j| from the score; or
-    `scores`, a function from signed distances i - j of any shape to scores of that shape. `factors`, one per layer,
-    divide the distances of `scores`.
+    Either `slopes`, one per head or a single one for all heads, or a row of those for each layer, which subtract
+    slope * |i - j| from the score; or `scores`, a function from signed distances i - j of any shape to scores of that
+    shape, or one for each layer, None for a layer without positions. `factors`, one per layer, divide the distances
+    of `scores`.
     """
 
-    slopes: Sequence[float] = (0.0,)
-    scores: "Callable[[np.ndarray], np.ndarray] | None" = None
+    slopes: Sequence[float | Sequence[float]] = (0.0,)
+    scores: "Scores | Sequence[Scores | None] | None" = None
     factors: Sequence[float] = ()
 
 
@@ -44,11 +48,18 @@ class PositionEncoding:
 
 class Slope(Parameters):
     slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
-    slopes: Numbers = Field([], description="decay: that of each head, separated by commas; empty: `slope` for all")
+    slopes: NumbersOrRows = Field(
+        [],
+        description="decay: that of each head, separated by commas, or a row of those for each layer, separated by "
+        "semicolons; empty: `slope` for all",
+    )
 
 
 class Rotation(Parameters):
     rope_theta: float = Field(10000.0, gt=0, description="rope: base of RoPE's angles (theta)")
+    rope_thetas: Numbers = Field(
+        [], description="rope: the base of each layer, separated by commas; 0: a layer without positions"
+    )
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
     rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
     rope_strength: float = Field(
@@ -60,7 +71,8 @@ class Rotation(Parameters):
 
 
 def _decay(parameters: Slope, measured: Mapping[str, Any], n_heads: int) -> Encoded:
-    if parameters.slopes and (len(parameters.slopes) != n_heads or min(parameters.slopes) < 0):
+    rows = [row if isinstance(row, list) else [row] for row in parameters.slopes]
+    if rows and min(min(row, default=0) for row in rows) < 0:
         raise PosgapError(f"slopes: give one that is not negative for each of {n_heads} heads")
     return Encoded(slopes=parameters.slopes or (parameters.slope,))
 
@@ -72,7 +84,7 @@ def _alibi(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) ->
 
 
 def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> Encoded:
-    from posgap.rollout.encodings import rope_scores
+    from posgap.rollout.encodings import rope_angles, turned_scores
 
     theta, size = measured.get("theta", parameters.rope_theta), measured.get("head_size", parameters.head_size)
     factors = parameters.rope_factors or measured.get("factors", [])
@@ -82,10 +94,22 @@ def _rope(parameters: Rotation, measured: Mapping[str, Any], n_heads: int) -> En
             "`rope_factors`"
         )
 
-    def scores(distances: "np.ndarray") -> "np.ndarray":
-        return rope_scores(distances, theta, size, parameters.rope_angle, parameters.rope_strength)
+    def turned(angles: "Sequence[float] | np.ndarray") -> "Scores":
+        return partial(turned_scores, angles=angles, angle=parameters.rope_angle, strength=parameters.rope_strength)
 
-    return Encoded(scores=scores, factors=factors)
+    seen = measured.get("frequencies", [])
+    if min(parameters.rope_thetas, default=0) < 0:
+        raise PosgapError("rope_thetas: give one that is not negative for each layer")
+    if parameters.rope_thetas:
+        # Layers of one base share a function, so that they are computed once.
+        by_base = {base: turned(rope_angles(base, size)) if base else None for base in parameters.rope_thetas}
+        return Encoded(scores=[by_base[base] for base in parameters.rope_thetas], factors=factors)
+    if seen and None not in seen and not parameters.rope_factors:
+        # As the layers were seen to turn, with whatever base, scaling or factors.
+        by_angles = {tuple(angles): turned(angles) if any(angles) else None for angles in seen}
+        each = [by_angles[tuple(angles)] for angles in seen]
+        return Encoded(scores=each if len(by_angles) > 1 else each[0])  # of which there may be any number of layers
+    return Encoded(scores=turned(rope_angles(theta, size)), factors=factors)
 
 
 def _nothing(parameters: Parameters, measured: Mapping[str, Any], n_heads: int) -> Encoded:

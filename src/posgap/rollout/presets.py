@@ -72,6 +72,8 @@ _VOCABULARY = TaskSizes(vocabulary=True)
 PRESETS = {
     "figure2": Preset(_WITHOUT + _WITH),
     "figure3": Preset(_biased(22, _ENDS)),
+    "figure4": Preset(_WITHOUT),
+    "figure5": Preset(_WITH),
     "figure6": Preset(_biased(22, *_ONE_PLACE)),
     "figure7": Preset(_SINKS[:1], "maps", seeds=1),
     "figure8": Preset(_SINKS, "sinks"),
@@ -80,6 +82,18 @@ PRESETS = {
     "figure11": Preset(_biased(22, _ENDS, *_ONE_PLACE), sizes=_VOCABULARY),
     "figure12": Preset(_SINKS[:1], "maps", _VOCABULARY, seeds=1),
     "figure13": Preset(_SINKS, "sinks", _VOCABULARY),
+    # A task that networks learn: items of a class hardly differ, two of each of four classes stand in a sequence (a
+    # copier is right in a quarter), and so many classes with so few labels cannot be learned by heart.
+    "learned": Preset(
+        (
+            Cell("causal mask", "decay, depth 2", Design(2, "causal", "decay", True)),
+            Cell("causal mask", "decay, depth 3", Design(3, "causal", "decay", True)),
+            Cell("sliding window", "w = 9", Design(2, "window", "decay", True, width=9)),
+            Cell("prefix", "K = 4", Design(2, "prefix", "decay", True, prefix=4)),
+        ),
+        sizes=TaskSizes(size=32, burstiness=2, classes=8192, labels=8, spread=0.1),
+        training=Training(3000, 64, 3e-3, tests=2000),
+    ),
     # Smaller and trained shorter: enough for the signs of the paper's gaps, not for their sizes.
     "quick": Preset(
         (

@@ -2,15 +2,17 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from posgap.choices import POSITION_ENCODINGS
 from posgap.config import RolloutPredictConfig
 from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.files import parsed, write_json
+from posgap.json_text import opened
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.distributions import describe, reading
@@ -20,13 +22,17 @@ from posgap.rollout.plots import distribution_curves, save
 from posgap.rollout.position_encodings import Encoded, of_model
 from posgap.stage import stage
 from posgap.tracking.runs import Run
+from posgap.yaml_text import parse
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+MOST_BYTES = 1 << 20  # of an architecture; a hundred layers of as many heads have a tenth
 
 
 @stage
 def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     """Writes `prediction.json` and `prediction.png`."""
+    config = with_file(config)
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = described(config, measured)
     distribution = architecture.rollout()
@@ -51,6 +57,26 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     log.info("%s: %s", config.label, result.reading)
 
 
+def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:
+    """The config with the values of its `architecture` file, which the options' own fields parse.
+
+    Raises `PosgapError` where the file is no YAML mapping of options, or says what an option says too.
+    """
+    if (path := config.architecture) is None:
+        return config
+    with opened(path) as file:
+        values = parse(file.read(MOST_BYTES + 1), str(path), "an architecture", MOST_BYTES)
+    names = [name for name in type(config).parameters() if name != "seed"]
+    if not isinstance(values, dict):
+        raise PosgapError(f"{path}: no architecture: write lines like `layers: 3`")
+    if unknown := [str(name) for name in values if name not in names]:
+        raise PosgapError(f"{path}: {unknown[0][:60]!r} is no option of rollout predict; there are {', '.join(names)}")
+    if twice := [name for name in values if getattr(config, name) != config.default(name)]:
+        raise PosgapError(f"{twice[0]}: given as an option and in {path}; leave one of them out")
+    given = {name: getattr(config, name) for name in type(config).model_fields}
+    return parsed(RolloutPredictConfig, given | values, str(path))
+
+
 def described(config: RolloutPredictConfig, measured: Measurement | None) -> tuple[Architecture, int]:
     """The architecture that the config and the measurement describe, and its number of heads."""
 
@@ -65,6 +91,7 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
     n_layers, n_heads = from_measurement(config.layers, "layers"), from_measurement(config.heads, "heads")
     of_measurement = {
         "encoding": POSITION_ENCODINGS[config.encoding].of_measurement,
+        "mask": config.mask == "measured",
         "residual": config.residual == "measured",
         "content": config.content in ("mean", "heads"),
     }
@@ -76,25 +103,44 @@ def described(config: RolloutPredictConfig, measured: Measurement | None) -> tup
         raise PosgapError("rope_factors: they divide RoPE's positions: give `encoding` rope, or leave them out")
     if config.slopes and config.encoding != "decay":
         raise PosgapError("slopes: they are those of a decay: give `encoding` decay, or leave them out")
-    if encoded.factors and len(encoded.factors) != n_layers:
-        raise PosgapError(f"rope_factors: {len(encoded.factors)} given for {n_layers} layers")
+    if config.rope_thetas and encoded.scores is None:
+        raise PosgapError("rope_thetas: they are the bases of RoPE: give `encoding` rope, or leave them out")
+    if encoded.factors:
+        _of_each_layer("rope_factors", encoded.factors, n_layers)
+    if isinstance(encoded.scores, Sequence):
+        _of_each_layer("rope_thetas" if config.rope_thetas else "the measured encoding", encoded.scores, n_layers)
     if config.head_weights and (len(config.head_weights) != n_heads or min(config.head_weights) <= 0):
         raise PosgapError(f"head_weights: give one positive weight for each of {n_heads} heads")
     architecture = Architecture(
         n,
-        _mask(config, n),
+        _masks(config, measured, n, n_layers),
         _schedule(config, measured, n_layers),
-        np.broadcast_to(np.array([encoded.slopes]), (1, n_heads)),
+        _table("slopes", encoded.slopes if _has_rows(encoded.slopes) else [encoded.slopes], n_layers, n_heads),
         scores=encoded.scores,
         factors=encoded.factors,
-        diagonal=_content(config, measured, n_layers),
+        diagonal=_content(config, measured, n_layers, n_heads),
         head_weights=config.head_weights,
         temperature=config.temperature,
     )
     return architecture, n_heads
 
 
-def _mask(config: RolloutPredictConfig, n: int) -> Mask:
+def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n_layers: int) -> Mask | list[Mask]:
+    """The mask of all layers, or of each."""
+    if config.windows and config.mask != "window":
+        raise PosgapError("windows: they are those of a mask: give `mask` window, or leave them out")
+    if measured and config.mask == "measured":
+        widths = _of_each_layer("the measured windows", measured.windows, n_layers)
+        if None in widths:
+            raise PosgapError(
+                f"mask: layer {widths.index(None) + 1} of the measured model sees no window that ends with the token: "
+                "give another mask"
+            )
+        # What saw all of the texts is taken for a layer without a window.
+        return [Mask.causal(n) if width == measured.sequence_length else Mask.window(width) for width in widths]
+    if config.windows:
+        widths = _of_each_layer("windows", config.windows, n_layers)
+        return [Mask.window(width) if width else Mask.causal(n) for width in widths]
     if config.mask in ("window", "prefix") and not getattr(config, config.mask):
         raise PosgapError(f"{config.mask}: mask {config.mask} needs a size: give at least 1 token")
     return {
@@ -125,14 +171,32 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
     return constant_schedule(config.residual_strength, n_layers)
 
 
-def _of_each_layer(name: str, values: list[float], n_layers: int) -> list[float]:
+def _of_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:
     if len(values) != n_layers:
         raise PosgapError(f"{name}: {len(values)} given for {n_layers} layers")
     return values
 
 
-def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int) -> np.ndarray:
+def _has_rows(values: Sequence[Any]) -> bool:
+    return any(isinstance(row, Sequence) for row in values)
+
+
+def _table(name: str, rows: Sequence[Any], n_layers: int, n_heads: int) -> np.ndarray:
+    """A number for each layer and head: a single row counts for all layers, a single number in each for all heads."""
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Sequence):
+            raise PosgapError(f"{name}: some layers have a row, and layer {number} has a single number")
+        if len(row) not in (1, n_heads) or len(row) != len(rows[0]):
+            raise PosgapError(f"{name}: {len(row)} given for {n_heads} heads" + f" in layer {number}" * (len(rows) > 1))
+    if len(rows) not in (1, n_layers):
+        raise PosgapError(f"{name}: {len(rows)} rows given for {n_layers} layers")
+    return np.array(rows, dtype=float)
+
+
+def _content(config: RolloutPredictConfig, measured: Measurement | None, n_layers: int, n_heads: int) -> np.ndarray:
     """The extra scores of tokens on themselves: [1, 1] for all layers and heads, [L, 1], or [L, H]."""
+    if _has_rows(config.content_scores):
+        return _table("content_scores", config.content_scores, n_layers, n_heads)
     if config.content_scores:
         return np.array([_of_each_layer("content_scores", config.content_scores, n_layers)]).T
     match config.content:
