@@ -6,20 +6,24 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, kv_example
+from safetensors.torch import load_file, save_file
 
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 from posgap.choices import MITIGATIONS
-from posgap.config import RolloutAdviseConfig
+from posgap.config import ApplyConfig, RolloutAdviseConfig
 from posgap.errors import PosgapError
 from posgap.files import read_json
+from posgap.mitigations.applied import multiply
 from posgap.mitigations.head_gates import answered, flattening, head_effects, turned
 from posgap.mitigations.mitigation import TriedOn
-from posgap.models.in_force import apply, remove
+from posgap.models.in_force import apply, in_force, remove
 from posgap.models.loading import load_model
 from posgap.rollout.advice import Advised, Checked, Effect, agreement, changes, first_pull, predicted, reading, to_check
+from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.questions import ask
+from posgap.stages.apply import apply as apply_stage
 from posgap.stages.rollout_advise import rollout_advise
 from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
@@ -67,6 +71,47 @@ def test_a_gate_of_nothing_takes_a_head_s_columns_out_of_the_projection():
     with torch.no_grad():
         weight[:, 2 * size : 3 * size] = 0
     np.testing.assert_allclose(answered(model, QUESTIONS).log_probability, closed, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "youtu"])
+def test_gates_in_the_weights_are_gates_in_force(family, tmp_path):
+    """With biases, which are no head's; with projections of either layout; and values narrower than keys."""
+    model = families.build(family)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(generator=torch.Generator().manual_seed(1))
+    model.save_pretrained(tmp_path / "m")
+    model = load_model(str(tmp_path / "m"))
+    gates = np.random.default_rng(0).choice([0, 0.5, 1, 2], shape(model)).tolist()  # whose products are exact
+    asked = {"model": str(tmp_path / "m"), "mitigation": "head-gates", "mitigation_settings": {"gates": gates}}
+    out = apply_stage(ApplyConfig(**asked, in_weights=True, out=tmp_path / "out"))
+    written = load_model(str(out))
+    assert not in_force(written)
+    assert (out / "config.json").read_bytes() == (tmp_path / "m" / "config.json").read_bytes()
+    ids = torch.randint(3, 40, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        plain, again = model(ids).logits, written(ids).logits
+        apply(model, "head-gates", {"gates": gates})
+        gated = model(ids).logits
+    assert torch.equal(again, gated) and float((plain - gated).norm()) > 1e-3 * float(gated.norm())
+    changed = {name for name, each in model.named_parameters() if not torch.equal(each, written.get_parameter(name))}
+    assert len(changed) == shape(model)[0] and all(name.endswith("proj.weight") for name in changed)
+
+
+def test_what_weights_cannot_hold_is_said(tmp_path):
+    families.build("llama").save_pretrained(tmp_path / "m")
+    asked = {"model": str(tmp_path / "m"), "in_weights": True, "out": tmp_path / "out", "mitigation": "lpes"}
+    with pytest.raises(PosgapError, match="lpes: cannot be put into weights"):
+        apply_stage(ApplyConfig(**asked, mitigation_settings={"factors": [1, 1, 1, 2]}))
+    with pytest.raises(PosgapError, match="its files have no parameter that is other.weight alone"):
+        multiply(tmp_path / "m", {"other.weight": torch.ones(3)})
+    save_file({"layers.0.w": torch.ones(2, 3), "k": torch.ones(2, dtype=torch.int8)}, tmp_path / "m" / "b.safetensors")
+    multiply(tmp_path / "m", {"model.layers.0.w": torch.tensor([1.0, 0.5, 0.0])})
+    kept = load_file(tmp_path / "m" / "b.safetensors")
+    assert kept["layers.0.w"].tolist() == [[1, 0.5, 0]] * 2
+    with pytest.raises(PosgapError, match="k is quantised"):
+        multiply(tmp_path / "m", {"k": torch.ones(2)})
 
 
 def test_right_are_those_whose_every_token_comes_first():
@@ -136,6 +181,23 @@ def made(name, predicted_gap, measured_gap, accuracy_gap=0.0, ci=(-1.0, 1.0), me
     return Advised(name=name, gates=[[1.0]], predicted=Effect(mean=predicted_gap, gap=predicted_gap), measured=measured)
 
 
+def test_a_window_is_what_a_model_of_that_window_sees_and_the_first_token():
+    model = families.build("llama")
+    ids = torch.randint(3, 40, (1, 12), generator=torch.Generator().manual_seed(0))
+    key = torch.arange(12)
+    away = key[:, None] - key
+    allowed = ((away >= 0) & ((away < 4) | (key == 0)))[None, None]
+    with torch.inference_mode():
+        usual, expected = model(ids).logits, model(ids, attention_mask=allowed).logits
+        with windowed(model, 4):
+            narrow = model(ids).logits
+        np.testing.assert_allclose(narrow, expected, atol=1e-5)
+        assert torch.equal(model(ids).logits, usual) and not torch.allclose(narrow, usual, atol=1e-3)
+        require_windows(model)
+    with pytest.raises(PosgapError, match="mask"):
+        require_windows(families.build("mpt"))
+
+
 def test_what_is_advised_is_flatter_for_certain_and_has_no_lower_mean():
     pull, accuracy = np.array([[0.5, 1.5]]), np.array([90.0, 30.0])
     rows = [
@@ -160,9 +222,12 @@ def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, mod
     advice = read_json(out / "advice.json")
     assert advice["examples"] == {"looked_at": 4, "checked_on": 4} and advice["positions"] == [1, 3, 6]
     gaps = [change["predicted"]["gap"] for change in advice["changes"]]
-    assert gaps == sorted(gaps) and len(gaps) == 2 * (2 + 8) + 3
-    assert [i for i, change in enumerate(advice["changes"]) if change["measured"]] == [0, 1, 2, 22]
-    for change in advice["changes"][:1]:
+    assert gaps == sorted(gaps) and len(gaps) == 2 * (2 + 8) + 3 + 2 + 3
+    assert [i for i, change in enumerate(advice["changes"]) if change["measured"]] == [0, 1, 2, 27]
+    tried = {change["name"]: change for change in advice["changes"] if change["predicted_by"] == "examples"}
+    assert advice["left_out"] == [] and tried["YaRN by 2"]["settings"] == {"factor": 2.0}
+    assert sum(name.startswith("a window of") for name in tried) == 2 and len(tried) == 5
+    for change in (each for each in advice["changes"] if each["measured"] and each["gates"]):
         model = load_model(str(model_folder), "float32")
         apply(model, "head-gates", {"gates": change["gates"]})
         build = prompt_builder("kv", str(model_folder), 0)

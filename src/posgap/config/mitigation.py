@@ -85,6 +85,11 @@ class ApplyConfig(StageConfig):
         "best that was measured",
     )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
+    in_weights: bool = Field(
+        False,
+        description="multiply the settings into the weights, where that is the same (head-gates), so that whatever "
+        "loads the folder serves it, vLLM included",
+    )
 
     @model_validator(mode="after")
     def _one_source(self) -> "ApplyConfig":

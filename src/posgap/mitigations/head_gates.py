@@ -168,11 +168,7 @@ def _gated(projection: "nn.Module", gates: "Tensor") -> Undo:
 def _apply(model: "PreTrainedModel", settings: Gates) -> Undo:
     import torch
 
-    inputs, n_heads = _projections(model), _n_heads(model)
-    where = f"{model.name_or_path or type(model).__name__}: {_NAME}"
-    if len(settings.gates) != len(inputs) or any(len(row) != n_heads for row in settings.gates):
-        raise PosgapError(f"{where}: give a gate for each of {n_heads} heads in each of {len(inputs)} layers")
-    _require_heads(model, inputs, n_heads)
+    inputs = _checked(model, settings)
     undone = [_gated(projection, torch.tensor(row)) for projection, row in zip(inputs, settings.gates)]
 
     def undo() -> None:
@@ -180,6 +176,39 @@ def _apply(model: "PreTrainedModel", settings: Gates) -> Undo:
             each()
 
     return undo
+
+
+def _checked(model: "PreTrainedModel", settings: Gates) -> "list[nn.Module]":
+    """The projections, of a model that can have these gates; else `PosgapError`."""
+    inputs, n_heads = _projections(model), _n_heads(model)
+    where = f"{model.name_or_path or type(model).__name__}: {_NAME}"
+    if len(settings.gates) != len(inputs) or any(len(row) != n_heads for row in settings.gates):
+        raise PosgapError(f"{where}: give a gate for each of {n_heads} heads in each of {len(inputs)} layers")
+    _require_heads(model, inputs, n_heads)
+    return inputs
+
+
+def _in_weights(model: "PreTrainedModel", settings: Gates) -> "dict[str, Tensor]":
+    """What multiplies each projection's weights: a head's gate for all the columns that read it. A bias stays as it is,
+    since it is no head's."""
+    import torch
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    inputs, names = _checked(model, settings), {module: name for name, module in model.named_modules()}
+    factors: dict[str, Tensor] = {}
+    for projection, row in zip(inputs, settings.gates):
+        name = f"{names[projection]}.weight"
+        if not isinstance(projection, nn.Linear | Conv1D) or name in factors:
+            raise PosgapError(
+                f"{model.name_or_path or type(model).__name__}: {_NAME}: {names[projection]} has no weights of its own "
+                "that a head's gate could multiply; leave `in_weights` out"
+            )
+        transposed = isinstance(projection, Conv1D)  # [in, out], where nn.Linear has [out, in]
+        width = projection.weight.shape[0 if transposed else 1]
+        by_column = torch.tensor(row, dtype=torch.float64).repeat_interleave(width // len(row))
+        factors[name] = by_column[:, None] if transposed else by_column
+    return factors
 
 
 def _require_heads(model: "PreTrainedModel", inputs: "Sequence[nn.Module]", n_heads: int) -> None:
@@ -231,4 +260,5 @@ HEAD_GATES = ModelMitigation(
     apply=_apply,
     neutral=_neutral,
     tried=_tried,
+    in_weights=_in_weights,
 )

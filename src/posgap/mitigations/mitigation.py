@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from posgap.choices import Parameters
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
     from posgap.tasks.examples import AnyExample, Document
@@ -57,6 +58,8 @@ class ModelMitigation(Mitigation):
     nothing, to the bit; None where there are none. `tried(tried_on)` are the settings that `posgap mitigate` tries,
     from the model itself and some of its prompts. `written(config_json, settings)` is a model's config.json with the
     mitigation in it; where it is None, the mitigation is listed under posgap's own key, and `load_model` applies it.
+    `in_weights(model, settings)` are tensors by the name of the parameter that each multiplies, so that a model whose
+    files have the products needs no more of posgap; None where weights cannot stand for the mitigation.
     `whole` says that prompts must be read whole, none from another's cached beginning, and `alone` that each must be
     read in a batch of its own. `spans` says that it must be told where a prompt's documents stand
     (`posgap.models.layout.reading`): prompts then come from a builder with `marks_documents`, and are read whole and
@@ -67,6 +70,7 @@ class ModelMitigation(Mitigation):
     neutral: "Callable[[PretrainedConfig], Settings | None]"
     tried: "Callable[[TriedOn], Sequence[Settings]]"
     written: Callable[[Mapping[str, Any], Any], dict[str, Any]] | None = None
+    in_weights: "Callable[[PreTrainedModel, Any], Mapping[str, Tensor]] | None" = None
     whole: bool = False
     alone: bool = False
     spans: bool = False

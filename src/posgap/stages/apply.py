@@ -1,26 +1,34 @@
 """apply: writes a model folder that loads with a mitigation in force."""
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from posgap.choices import MITIGATIONS
 from posgap.config import ApplyConfig
 from posgap.errors import PosgapError
 from posgap.files import parsed
 from posgap.mitigating.report import Found, read_mitigate
-from posgap.mitigations.applied import APPLIED_FILE, Applied, write_mitigated_model
+from posgap.mitigations.applied import APPLIED_FILE, Applied, write_mitigated_model, write_model_with_weights
+from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.in_force import apply as put_in_force
-from posgap.models.in_force import model_mitigation
+from posgap.models.in_force import in_force, model_mitigation
 from posgap.models.loading import commit_on_hub, load_model, model_folder
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+MOST_APART = 0.02  # of the logits' norm; bfloat16 weights are rounded to 0.4 % each
 
 
 @stage
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
-    """Writes the model with a mitigation in `config.json`, `mitigation.json`, and a warning in the model card.
+    """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json`, and a warning in the
+    model card.
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
@@ -37,17 +45,48 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         name, settings, chosen_by = found.name, found.settings, result.chosen_by
     mitigation = model_mitigation(name)
     given = parsed(mitigation.settings, settings, f"settings of {name}")
-    put_in_force(load_model(config.model), name, given)  # which says why a model cannot have it
+    model = load_model(config.model)
+    factors = _factors(model, mitigation, given) if config.in_weights else None
+    put_in_force(model, name, given)  # which says why a model cannot have it
     applied = Applied(
         name=name,
         settings=given.model_dump(mode="json"),
         model=config.model,
         model_digest=digest,
         example_contents=chosen_by,
+        in_weights=config.in_weights,
     )
-    write_mitigated_model(model_folder(config.model, weights=True), mitigation, given, applied, out)
+    folder = model_folder(config.model, weights=True)
+    if factors is None:
+        write_mitigated_model(folder, mitigation, given, applied, out)
+    else:
+        write_model_with_weights(folder, factors, applied, out)
+        _require_alike(model, load_model(str(out)))
     run.artifact(out / APPLIED_FILE)
     log.info("%s applied with %s", name, applied.settings)
+
+
+def _factors(model: PreTrainedModel, mitigation: ModelMitigation, settings: Settings) -> Mapping[str, Tensor]:
+    """What multiplies the model's parameters in the mitigation's place."""
+    if mitigation.in_weights is None:
+        raise PosgapError(f"{mitigation.name}: cannot be put into weights; leave `in_weights` out")
+    if mitigation.name in in_force(model):
+        raise PosgapError(f"{model.name_or_path}: has {mitigation.name} already; give the model without it")
+    return mitigation.in_weights(model, settings)
+
+
+@torch.inference_mode()
+def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
+    """`PosgapError` unless a model in which the mitigation is in force and the one with it in its weights say the same
+    of some tokens, but for rounding: of the weights' type, where that is a short one."""
+    ids = torch.arange(3, 19)[None] % model.config.get_text_config().vocab_size
+    said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
+    off = float((again - said).norm() / said.norm())
+    log.info("logits with the mitigation in force and in the weights differ by %.1e of them", off)
+    if not off < MOST_APART:
+        raise PosgapError(
+            f"{model.name_or_path}: its files do not keep what the mitigation changes; leave `in_weights` out"
+        )
 
 
 def _best(found: list[Found], name: str, where: str, certain: bool) -> Found:

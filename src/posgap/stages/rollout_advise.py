@@ -1,7 +1,8 @@
 """rollout advise: which heads make the bias, what turning them would change, and whether it does."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.locations import with_uris
 from posgap.mitigations.head_gates import Answered, Question, answered, flattening, head_effects
+from posgap.mitigations.yarn import FACTORS as YARN
 from posgap.models.in_force import apply, in_force, remove
 from posgap.models.loading import load_model, on_device
 from posgap.progress import track
@@ -23,15 +25,19 @@ from posgap.rollout.advice import (
     Advised,
     Change,
     Checked,
+    Effect,
+    Other,
     advice_figure,
     agreement,
     changes,
     first_pull,
+    others,
     predicted,
     reading,
     to_check,
 )
 from posgap.rollout.plots import save
+from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
 from posgap.stage import stage
@@ -61,7 +67,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         )
     placements = swept_placements(config.n_docs, 1, config.positions)
     rows = ask(build, examples, placements, metric, teacher_forced=True)
-    looked, others = ([[(q.prompt, q.response) for q in row] for row in part] for part in (rows[::2], rows[1::2]))
+    looked, rest = ([[(q.prompt, q.response) for q in row] for row in part] for part in (rows[::2], rows[1::2]))
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if "head-gates" in in_force(model):
         raise PosgapError(f"{config.model}: its heads have gates already; give the model without them")
@@ -69,19 +75,26 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     effects = head_effects(model, _flat(looked), config.batch_tokens)
     by_gate = effects.by_gate.reshape(*shape, *effects.by_gate.shape[1:])
     before = effects.log_probability.reshape(shape)
-    found = changes(by_gate, flattening(effects))
-    advised = {change.name: _advised(change, by_gate, before) for change in found}
-    ranked = sorted(advised.values(), key=lambda each: each.predicted.gap)
-    asked = partial(_asked, questions=others, batch_tokens=config.batch_tokens)
+    by_gradient = changes(by_gate, flattening(effects))
+    advised = [_advised(change, by_gate, before) for change in by_gradient]
+    longest = max(len(prompt) for row in looked for prompt, _ in row)
+    tried, left_out = _possible(model, others(longest, YARN))
+    for each in track(tried, len(tried), "changes that are tried"):
+        with _made(model, each):
+            moved = _moved(_asked(model, looked, config.batch_tokens).log_probability, before)
+        advised.append(
+            Advised(
+                name=each.name, gates=[], mitigation=each.mitigation, settings=dict(each.settings),
+                predicted_by="examples", predicted=moved,
+            )
+        )  # fmt: skip
+    ranked = sorted(advised, key=lambda each: each.predicted.gap)
+    asked = partial(_asked, questions=rest, batch_tokens=config.batch_tokens)
     base = asked(model)
-    by_name = {change.name: change for change in found}
+    by_name: dict[str, Change | Other] = {each.name: each for each in (*by_gradient, *tried)}
     for index in track(chosen := to_check(ranked, config.check), len(chosen), "changes that are made"):
-        change = by_name[ranked[index].name]
-        apply(model, "head-gates", change.gates)
-        try:
+        with _made(model, by_name[ranked[index].name]):
             ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, config.seed)})
-        finally:
-            remove(model, "head-gates")
     accuracy, pull = 100 * base.right.mean(axis=0), first_pull(by_gate)
     agreed = agreement(ranked)
     advice = Advice(
@@ -90,13 +103,14 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         task=config.task,
         n_docs=config.n_docs,
         positions=[placement.positions[0] for placement in placements],
-        examples={"looked_at": len(looked), "checked_on": len(others)},
+        examples={"looked_at": len(looked), "checked_on": len(rest)},
         log_probability=base.log_probability.mean(axis=0).tolist(),
         accuracy=accuracy.tolist(),
         pull=pull.tolist(),
         changes=ranked,
         agreement=agreed,
-        reading=reading(ranked, pull, agreed, accuracy),
+        left_out=left_out,
+        reading="; ".join([reading(ranked, pull, agreed, accuracy), *left_out]),
         settings=config.settings(),
     )
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
@@ -110,6 +124,43 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
 def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised:
     gates = [list(row) for row in change.gates.gates]
     return Advised(name=change.name, gates=gates, predicted=predicted(change, by_gate, before))
+
+
+def _moved(after: np.ndarray, before: np.ndarray) -> Effect:
+    """What becomes of the log-probabilities [E, P] of right responses."""
+    now, was = after.mean(axis=0), before.mean(axis=0)
+    return Effect(mean=float(now.mean() - was.mean()), gap=float(np.ptp(now) - np.ptp(was)))
+
+
+def _possible(model: PreTrainedModel, tried: Sequence[Other]) -> tuple[list[Other], list[str]]:
+    """Those of the changes that the model can have, and in words why it cannot have the others."""
+    possible, reasons = [], dict[str, None]()
+    for each in tried:
+        try:
+            if each.window:
+                require_windows(model)
+            with _made(model, each):
+                possible.append(each)
+        except PosgapError as error:
+            reasons[f"{each.mitigation or 'window'} left out: {error}"] = None
+    return possible, list(reasons)
+
+
+@contextmanager
+def _made(model: PreTrainedModel, change: Change | Other) -> Iterator[None]:
+    """Within the block the model has the change."""
+    if isinstance(change, Other) and change.window:
+        with windowed(model, change.window):
+            yield
+        return
+    name, settings = (
+        ("head-gates", change.gates) if isinstance(change, Change) else (change.mitigation, change.settings)
+    )
+    apply(model, name, settings)
+    try:
+        yield
+    finally:
+        remove(model, name)
 
 
 def _flat(questions: Sequence[Sequence[Question]]) -> list[Question]:
@@ -128,12 +179,12 @@ def _checked(after: Answered, before: Answered, seed: int) -> Checked:
     def gap(accuracy: np.ndarray) -> float:
         return float(np.ptp(accuracy))
 
-    moved = after.log_probability.mean(axis=0), before.log_probability.mean(axis=0)
+    moved = _moved(after.log_probability, before.log_probability)
     mean, mean_ci95 = gain(after.right, before.right, lambda accuracy: float(accuracy.mean()), seed)
     wider, wider_ci95 = gain(after.right, before.right, gap, seed)
     return Checked(
-        mean=float(moved[0].mean() - moved[1].mean()),
-        gap=float(np.ptp(moved[0]) - np.ptp(moved[1])),
+        mean=moved.mean,
+        gap=moved.gap,
         accuracy=(100 * after.right.mean(axis=0)).tolist(),
         accuracy_mean=mean,
         accuracy_mean_ci95=mean_ci95,
