@@ -31,7 +31,7 @@ PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no
 # On all cores, where pip takes one. Packages carry a few files that no Python of ours can compile.
 COMPILE = @$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -110,6 +110,10 @@ images:
 
 images-check:
 	infra/images/images.sh check $(IMAGES)
+
+# Needs pip-audit and debsecan, and the network.
+images-scan:
+	infra/images/images.sh scan $(IMAGES)
 
 # Needs root, kubectl, and Debian's podman, buildah, runc, catatonit, debootstrap, netavark and iptables.
 containers: $(VENV)/.installed-test

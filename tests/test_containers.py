@@ -47,6 +47,9 @@ def mlflow_server(images, tmp_path_factory):
     with (
         secret("posgap-mlflow-db", PGUSER="mlflow", PGPASSWORD="p@ss/wo%rd"),
         secret("posgap-mlflow-auth", MLFLOW_AUTH_ADMIN_PASSWORD=PASSWORD, MLFLOW_FLASK_SERVER_SECRET_KEY="a key"),
+        # podman wants them also where they may be missing.
+        secret("posgap-mlflow", MLFLOW_TRACKING_USERNAME="posgap-pipeline", MLFLOW_TRACKING_PASSWORD="of the steps"),
+        secret("posgap-mlflow-promote", MLFLOW_TRACKING_USERNAME="promote", MLFLOW_TRACKING_PASSWORD="of promotion"),
         secret("posgap-s3", AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret"),
         played(folder / "storage.yaml", maps, below),
     ):

@@ -151,7 +151,7 @@ def test_the_script_takes_the_engine_that_works_and_says_what_is_wrong(tmp_path)
     assert (tmp_path / "build" / "images" / "cpu.cdx.json").read_text() == "sbom\n"
     for words, environment, said in (
         (["build", "tpu"], {}, "tpu: no such image; cpu, gpu-train or gpu-serve"),
-        (["built"], {}, "say build or check"),
+        (["built"], {}, "say build, check or scan"),
         (["build"], {"ENGINE": "docker"}, "docker: not installed, or its daemon is not running"),
     ):
         done = images(*words, **environment)

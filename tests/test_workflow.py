@@ -4,24 +4,24 @@ import re
 import subprocess
 import sys
 
-import pytest
 import yaml
 from conftest import ROOT
 
+from posgap.config import ClusterConfig
+
 FILES = {file.name: file for file in (ROOT / ".github" / "workflows").iterdir()}
-CI, MUTANTS = (yaml.safe_load(FILES[name].read_text()) for name in ("ci.yml", "mutants.yml"))
-JOBS = {name: job for workflow in (CI, MUTANTS) for name, job in workflow["jobs"].items()}
+CI, MUTANTS, INFRA = (yaml.safe_load(FILES[name].read_text()) for name in ("ci.yml", "mutants.yml", "infra.yml"))
+JOBS = {name: job for workflow in (CI, MUTANTS, INFRA) for name, job in workflow["jobs"].items()}
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_it_is_valid_by_github_s_schema(name, tmp_path):
-    def valid(file):
-        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", file]
+def test_they_are_valid_by_github_s_schema(tmp_path):
+    def valid(*files):
+        command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *files]
         return subprocess.run(command, capture_output=True, text=True).returncode == 0
 
-    assert valid(FILES[name])
-    (tmp_path / "broken.yml").write_text(FILES[name].read_text().replace("runs-on:", "run-on:"))
+    assert valid(*FILES.values())
+    (tmp_path / "broken.yml").write_text(FILES["ci.yml"].read_text().replace("runs-on:", "run-on:"))
     assert not valid(tmp_path / "broken.yml")
 
 
@@ -31,7 +31,7 @@ def test_actions_are_pinned_by_commit_with_their_version_beside():
 
 
 def test_only_the_images_job_may_write_and_no_checkout_keeps_its_token():
-    assert CI["permissions"] == MUTANTS["permissions"] == {"contents": "read"}
+    assert CI["permissions"] == MUTANTS["permissions"] == INFRA["permissions"] == {"contents": "read"}
     writing = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
     assert writing == {
         "images": {"contents": "read", "packages": "write", "id-token": "write", "attestations": "write"}
@@ -52,10 +52,36 @@ def test_images_wait_for_everything_else_and_are_built_on_tags():
 
 def test_every_job_has_a_time_limit_and_calls_targets_that_the_makefile_has():
     assert all(job["timeout-minutes"] <= 350 for job in JOBS.values())
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    made = [word for step in STEPS if step.get("run", "").startswith("make ") for word in step["run"].split()[1:]]
-    assert {"types", "test", "smoke", "pipeline", "mlproject", "images", "images-check", "mutants"} == set(made)
-    assert set(made) <= targets
+    text = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
+    targets = set(re.findall(r"^([\w./-]+):", text, re.MULTILINE))
+    calls = [
+        line
+        for step in STEPS
+        for line in re.findall(r"^(?:sudo env .*)?\bmake (.*)", step.get("run", ""), re.MULTILINE)
+    ]
+    made = {word for line in calls for word in line.split() if "=" not in word}
+    assert {"types", "test", "smoke", "pipeline", "mlproject", "mutants", "community", "containers"} <= made
+    assert {"images", "images-check", "images-scan"} <= made <= targets
+
+
+def test_images_are_built_and_scanned_on_every_change_of_what_they_are_made_of():
+    for event in ("push", "pull_request"):
+        assert {"infra/**", "constraints.txt", "pyproject.toml"} <= set(INFRA[True][event]["paths"])
+    assert "if" not in INFRA["jobs"]["image"] and {"schedule", "workflow_dispatch"} <= INFRA[True].keys()
+
+
+def test_the_steps_on_a_cluster_are_those_that_the_script_has_and_its_settings_are_read():
+    script = ROOT / "infra" / "ci" / "kind.sh"
+    steps = [step["run"].split()[-1] for step in INFRA["jobs"]["kind"]["steps"] if "kind.sh" in step.get("run", "")]
+    verbs = re.search(r"^    (.*)\) \"\$1\" ;;", script.read_text(), re.MULTILINE)[1].split(" | ")
+    assert steps == [verb for verb in verbs if verb != "remove"]
+    assert all(re.search(rf"^{verb}\(\) {{", script.read_text(), re.MULTILINE) for verb in verbs)
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
+    cluster = ClusterConfig(**yaml.safe_load((ROOT / "infra" / "ci" / "cluster.yaml").read_text()))
+    labels = [node["labels"] for node in yaml.safe_load((ROOT / "infra" / "ci" / "kind.yaml").read_text())["nodes"][1:]]
+    # A node for every pool, by the labels that steps ask for where nobody says otherwise.
+    assert labels == [getattr(cluster, pool).nodes for pool in ("cpu", "train", "inference")]
+    assert labels == [getattr(ClusterConfig(), pool).nodes for pool in ("cpu", "train", "inference")]
 
 
 def test_mutants_run_on_a_schedule_and_not_for_every_push():

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds posgap's images, or checks them:  infra/images/images.sh build|check [cpu] [gpu-train] [gpu-serve]
+# Builds posgap's images, checks them, or looks for known vulnerabilities in them:
+#   infra/images/images.sh build|check|scan [cpu] [gpu-train] [gpu-serve]
 #
 # ENGINE       docker, podman or buildah; empty: the first that works here
 # REGISTRY     what the names begin with
@@ -75,8 +76,33 @@ check() { # image target
     echo "images: $1: $size of ${BUDGETS[$2]} MB, user 10001, $version"
 }
 
+scan() { # image target; needs pip-audit and debsecan
+    local lists=build/images/$2 found="" fixable tool
+    for tool in pip-audit debsecan; do
+        command -v "$tool" > /dev/null || fail "scan needs pip-audit (of pip) and debsecan (of Debian): no $tool here"
+    done
+    mkdir -p build/images
+    # Advisories know no local versions, like 2.13.0+cpu, and posgap is on no index.
+    inside "$1" cat /opt/posgap/share/posgap/sbom.cdx.json | python3 -c '
+import json, sys
+for each in json.load(sys.stdin)["components"]:
+    if each.get("purl", "").startswith("pkg:pypi/") and each["name"] != "posgap":
+        print(each["name"] + "==" + each["version"].partition("+")[0])
+' > "$lists.txt"
+    inside "$1" cat /var/lib/dpkg/status > "$lists.dpkg"
+    # A package that nobody can say anything about is a finding too (--strict).
+    pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement "$lists.txt" || found=yes
+    fixable=$(debsecan --suite bookworm --only-fixed --format detail --status "$lists.dpkg")
+    if [ -n "$fixable" ]; then
+        echo "$fixable"
+        found=yes
+    fi
+    [ -z "$found" ] || fail "$1: holds packages with known vulnerabilities; newer ones are in the index, or in Debian"
+    echo "images: $1: $(wc -l < "$lists.txt") Python packages and $(grep -c ^Package: "$lists.dpkg") of Debian, none known to be vulnerable"
+}
+
 verb=${1:-}
-[[ $verb = build || $verb = check ]] || fail "say build or check, and which images (cpu, gpu-train, gpu-serve); none: all"
+[[ $verb = build || $verb = check || $verb = scan ]] || fail "say build, check or scan, and which images (cpu, gpu-train, gpu-serve); none: all"
 shift
 engine=$(engine)
 [ $# -gt 0 ] || set -- cpu gpu-train gpu-serve
