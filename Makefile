@@ -26,6 +26,8 @@ CHAOS_SECONDS ?= 600
 S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
 REGISTRY ?= ../pipelines-components
+# What the demo, the pipeline and the targets here need beside the core, on any machine.
+EXTRAS = mlflow,kfp,s3,tables,validate
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 # On all cores, where pip takes one. Packages carry a few files that no Python of ours can compile.
@@ -80,7 +82,8 @@ package: $(VENV)/.installed-test
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch \
 		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt build/dist/*.whl
+	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt \
+		"$$(echo build/dist/*.whl)[$(EXTRAS)]"
 	cd build/empty && bin/posgap --version && PATH="$$PWD/bin:$$PATH" bin/posgap demo --smoke --out smoke
 
 mlproject: $(VENV)/.installed
@@ -152,7 +155,7 @@ $(VENV)/.torch: pyproject.toml setup.py constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch
-	$(PIP) --editable .
+	$(PIP) --editable '.[$(EXTRAS)]'
 	$(COMPILE)
 	@touch $@
 

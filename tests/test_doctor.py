@@ -112,3 +112,17 @@ def test_it_is_said_in_lines_or_as_json_and_by_the_exit_code(found, monkeypatch,
     shown = capsys.readouterr()
     parts = {each["part"]: each["state"] for each in json.loads(shown.out)["parts"]}
     assert ended.value.code == 1 and parts["Kubeflow"] == "broken" and "of no use as it is: Kubeflow" in shown.err
+
+
+def test_what_is_configured_and_lacks_its_extra_is_of_no_use(found, monkeypatch):
+    installed = doctor._version
+    absent = {"mlflow", "boto3", "kfp"}
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in absent else installed(name))
+    bare = found()
+    assert {bare[part].state for part in ("MLflow", "S3", "Kubeflow")} == {"no"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("KFP_HOST", "http://127.0.0.1:1")
+    configured = found()
+    for part, extra in {"MLflow": "mlflow", "S3": "s3", "Kubeflow": "kfp"}.items():
+        assert configured[part].state == "broken" and f"posgap[{extra}]" in configured[part].mend

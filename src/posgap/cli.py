@@ -24,6 +24,7 @@ from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
 from posgap.errors import OfAll, PosgapError, shortened
+from posgap.extras import how_to_install
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
 from posgap.launch import end, end_together, is_main_process
@@ -346,6 +347,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:
         code = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+    except ModuleNotFoundError as error:
+        missing = how_to_install(error.name or "")
+        code = _fail(missing, 2) if missing else _fail(told(error), 1, "")
     except MemoryError:
         code = _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
     except (KeyboardInterrupt, click.Abort) as stop:

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from posgap import __version__
 from posgap.config import DoctorConfig
 from posgap.errors import NoUse
+from posgap.extras import how_to_install
 from posgap.redaction import redacted, without_user
 from posgap.tracking.server import HOW_TO_TRACK
 
@@ -127,12 +128,18 @@ def _mlflow() -> Finding:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "")
     if not uri:
         return Finding("MLflow", "no", "runs are not tracked", HOW_TO_TRACK)
+    if _version("mlflow") is None:
+        return Finding("MLflow", "broken", f"{redacted(uri)} is set", how_to_install("mlflow"))
     if not uri.startswith("http"):
         return Finding("MLflow", "yes", f"runs go to {redacted(uri)}")
     return _answers("MLflow", uri, f"{uri.rstrip('/')}/health", "start it, or correct MLFLOW_TRACKING_URI")
 
 
 def _s3() -> Finding:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if _version("boto3") is None:
+        wanted: Literal["no", "broken"] = "broken" if endpoint or "AWS_ACCESS_KEY_ID" in os.environ else "no"
+        return Finding("S3", wanted, "s3:// paths are of no use", how_to_install("boto3"))
     import boto3
     from botocore.exceptions import BotoCoreError
 
@@ -141,7 +148,6 @@ def _s3() -> Finding:
         credentials = session.get_credentials()
     except BotoCoreError as error:
         return Finding("S3", "broken", str(error), "correct the profile, or AWS_PROFILE")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if credentials is None:
         state: Literal["no", "broken"] = "broken" if endpoint else "no"
         return Finding("S3", state, "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3:// paths")
@@ -151,6 +157,9 @@ def _s3() -> Finding:
 
 
 def _kubeflow() -> Finding:
+    if _version("kfp") is None:
+        state: Literal["no", "broken"] = "broken" if os.environ.get("KFP_HOST") else "no"
+        return Finding("Kubeflow", state, "no pipeline runs here, or on a cluster", how_to_install("kfp"))
     if host := os.environ.get("KFP_HOST"):
         return _answers(
             "Kubeflow", host, f"{host.rstrip('/')}/apis/v2beta1/healthz", "correct KFP_HOST, or forward its port"

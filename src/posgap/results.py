@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from posgap.errors import PosgapError
+from posgap.extras import needed
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
 from posgap.measurement.lengths import (
     EffectiveLength,
@@ -89,8 +90,7 @@ class SweepResult:
     def curve(self) -> "pandas.DataFrame":
         """A row a placement: `placement` as text ("7", or "3+7"), `accuracy` in percent, and the `low` and `high` ends
         of its 95 % interval."""
-        import pandas as pd
-
+        pd = needed("pandas")
         low, high = zip(*self.figures.ci95)
         return pd.DataFrame(
             {"placement": self.figures.names, "accuracy": self.figures.accuracy, "low": low, "high": high}
@@ -101,8 +101,7 @@ class SweepResult:
         """A row a response: `id` of the example, `placement` as text, `sample`, `response`, `correct` from 0 to 1,
         `outcome` ("answered", or why not), `cut`, `thoughts` and `reason`; and `position`, where there is one gold
         document."""
-        import pandas as pd
-
+        pd = needed("pandas")
         swept = swept_rows(self.predictions)
         rows = [
             {
@@ -222,8 +221,7 @@ class LengthsResult:
     def frame(self) -> "pandas.DataFrame":
         """A row for each `tokens` and `depth`, which is in percent: `accuracy` in percent, and the `low` and `high`
         ends of its 95 % interval."""
-        import pandas as pd
-
+        pd = needed("pandas")
         figures = self.figures
         rows = [
             {"tokens": tokens, "depth": depth, "accuracy": accuracy, "low": low, "high": high}
@@ -313,8 +311,7 @@ class ComparisonResult:
     def curve(self) -> "pandas.DataFrame":
         """A row a placement: the `difference` of accuracy in points, and the `low` and `high` ends of its 95 %
         interval."""
-        import pandas as pd
-
+        pd = needed("pandas")
         difference = self.figures.differences[0]
         low, high = zip(*difference.ci95)
         return pd.DataFrame(

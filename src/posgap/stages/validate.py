@@ -7,6 +7,7 @@ from typing import Any
 from posgap.config import ValidateConfig
 from posgap.data.expectations import answering_distractors, check, describe, expectations
 from posgap.errors import Rejected
+from posgap.extras import needed
 from posgap.files import write_json
 from posgap.measurement.report import rendered, save_page
 from posgap.stage import stage
@@ -26,6 +27,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
 
     Raises `Rejected`, which names every failed expectation and its first rows, if any example fails.
     """
+    needed("great_expectations")
     numbered = numbered_examples(config.examples)[: config.limit or None]
     lines, examples = [line for line, _ in numbered], [example for _, example in numbered]
     build = builder_of(config)
