@@ -19,7 +19,7 @@ import click
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from posgap import __version__, config
+from posgap import __version__, config, config_file
 from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
@@ -44,11 +44,11 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
     if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
         return {"type": click.Choice(choices), "metavar": f"[{'|'.join(filter(None, choices))}]"}
     if numbers := [a for a in get_args(annotation) if a in (int, float)]:  # which may be left empty
-        return {"type": str, "metavar": "INTEGER" if int in numbers else "FLOAT"}
+        return {"type": config_file.Text(), "metavar": "INTEGER" if int in numbers else "FLOAT"}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     kind = plain_type(info)
-    return {"type": kind if kind in (int, float) else str}
+    return {"type": kind if kind in (int, float) else config_file.Text()}
 
 
 def is_argument(field: FieldInfo) -> bool:
@@ -103,6 +103,8 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
         )
         if ON_HUB in info.metadata:
             options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
+
+    options.append(config_file.option())
 
     def run(**given: Any) -> None:
         # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
@@ -255,8 +257,11 @@ def _group(name: str, help: str, verbs: Verbs) -> click.Group:
 def build() -> click.Group:
     """The whole command line."""
     root = _InOrder("posgap", help=ROOT_HELP)
-    click.version_option(__version__)(root)
+    # A variable POSGAP_VERSION is nobody's wish to be told the version.
+    click.version_option(__version__, allow_from_autoenv=False)(root)
+    root.add_command(verb("init", config.InitConfig, "posgap.start:init"))
     root.add_command(verb("doctor", config.DoctorConfig, "posgap.doctor:doctor"))
+    root.add_command(config_file.command())
     root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
     data = _InOrder("data", help="Fetch, import or make examples, and say or pick which version of them is taken.")
     make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
@@ -332,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
     stop_on_termination()
     os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
     try:
-        build().main(arguments, prog_name="posgap", standalone_mode=False)
+        build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
         code = 0
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.format_message())

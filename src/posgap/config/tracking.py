@@ -19,6 +19,7 @@ from posgap.config.fields import (
     OptionalInputPath,
     OptionalRegisteredName,
     OptionalReport,
+    OptionalTaskName,
     OutputPath,
     RegisteredName,
     RunId,
@@ -277,3 +278,16 @@ class DoctorConfig(Config):
     is of no use."""
 
     format: Literal["text", "json"] = Field("text", description="how it is said")
+
+
+class InitConfig(Config):
+    """Asks which model to measure, on which data, on what task, and where to track runs; then writes posgap.yaml, and
+    examples where there are none, and says the next command. An option answers its question."""
+
+    model: str = Field("", description="Hugging Face model folder, or name on the hub; empty: asks")
+    examples: str = Field("", description="file or folder of examples; made: makes some; empty: asks")
+    task: OptionalTaskName = Field("", description="what a model is asked; empty: asks")
+    tracking: str = Field(
+        "", description="address of an MLflow server, sqlite:///FILE, or none, to track nothing; empty: asks"
+    )
+    force: bool = Field(False, description="replace files of these names")

@@ -1,0 +1,159 @@
+"""Options of verbs in a YAML file: a section for each verb, with the names that its flags have.
+
+A flag comes before the environment (POSGAP_SWEEP_N_DOCS), and that before the file: click reads them in this order. The
+key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_URI does.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import yaml
+
+from posgap.errors import PosgapError, shortened
+
+TRACKING = "tracking"
+VARIABLE = "POSGAP_CONFIG"
+PREFIX = "POSGAP"  # of the variables that stand for options
+_UNSAID = ("config", "help")  # which no section has
+
+
+class Text(click.ParamType):
+    """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, list | dict | bool) else click.STRING.convert(value, param, ctx)
+
+
+def option() -> click.Option:
+    """`--config FILE`, which is read before the other options."""
+    return click.Option(
+        ["--config"],
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_take,
+        envvar=VARIABLE,
+        help=f"YAML file with options, as `posgap config VERB` prints it; flags and variables ({PREFIX}_VERB_OPTION) "
+        "come before it",
+    )
+
+
+def words_of(ctx: click.Context) -> str:
+    """What is typed for the verb of a context, as a section is called."""
+    return ctx.command_path.partition(" ")[2]
+
+
+def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if not value:
+        return
+    sections = _read(value)
+    verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
+    _require_known(value, sections.keys() - {TRACKING}, [*verbs, verb, TRACKING], "verb")
+    if place := sections.get(TRACKING):
+        if not isinstance(place, str):
+            raise PosgapError(f"{value}: {TRACKING}: write the address of an MLflow server, or sqlite:///FILE")
+        os.environ["MLFLOW_TRACKING_URI"] = os.environ.get("MLFLOW_TRACKING_URI") or place
+    section = sections.get(verb) or {}
+    if not isinstance(section, dict):
+        raise PosgapError(f"{value}: {verb}: write options below it, NAME: VALUE")
+    given = {str(name).replace("-", "_"): each for name, each in section.items()}
+    options = {option.name: option for option in ctx.command.params if option.name not in _UNSAID}
+    _require_known(f"{value}: {verb}", (str(name) for name in section), [_shown(name) for name in options], "option")
+    ctx.default_map = {name: _as_given(each, options[name]) for name, each in given.items() if each is not None}
+
+
+def _as_given(value: Any, option: click.Parameter) -> Any:
+    """As the command line would give it. NAME=VALUE, several of them, is a dictionary in a file. Raises `PosgapError`
+    for several values where an option takes one."""
+    if isinstance(value, dict) and getattr(option, "multiple", False):
+        return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
+    if option.nargs == -1:
+        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if isinstance(option.type, Text):
+        return value
+    if isinstance(value, list | dict):
+        raise PosgapError(f"--{_shown(option.name)}: write one value, got {shortened(repr(value))}")
+    return value if isinstance(value, bool) and getattr(option, "is_flag", False) else str(value)
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            read = yaml.safe_load(opened)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is no text"
+        raise PosgapError(f"--config: {shortened(file)}: {reason}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        where = f", line {place.line + 1}" if place else ""
+        raise PosgapError(f"--config: {shortened(file)}{where}: is no YAML") from None
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise PosgapError(f"--config: {shortened(file)}: write a section for each verb, as `posgap config VERB` does")
+    return read
+
+
+def _require_known(where: str, given: Iterable[str], known: list[str], what: str) -> None:
+    for name in given:
+        if (plain := name.replace("_", "-")) in known or name in known:
+            continue
+        near = difflib.get_close_matches(plain, known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it may be {', '.join(known[:12])}, ..."
+        raise PosgapError(f"{where}: no {what} is called {shortened(name)}; {meant}")
+
+
+def _shown(name: str | None) -> str:
+    return (name or "").replace("_", "-")
+
+
+def _verbs(group: click.Command, above: str = "") -> dict[str, click.Command]:
+    """Every verb by what is typed for it."""
+    if not isinstance(group, click.Group):
+        return {above: group}
+    below = (_verbs(command, f"{above} {name}".strip()) for name, command in group.commands.items())
+    return {words: command for verbs in below for words, command in verbs.items()}
+
+
+def command() -> click.Command:
+    """`posgap config VERB`."""
+
+    @click.pass_context
+    def show(ctx: click.Context, verb: tuple[str, ...]) -> None:
+        verbs, words = _verbs(ctx.find_root().command), " ".join(verb)
+        _require_known("config", [words], list(verbs), "verb")
+        click.echo(template(words, verbs[words]), nl=False)
+
+    return click.Command(
+        "config",
+        params=[click.Argument(["verb"], nargs=-1, required=True)],
+        callback=show,
+        help="Prints all options of a verb as a YAML file for --config, with what each is for.",
+    )
+
+
+def template(words: str, verb: click.Command) -> str:
+    """The section of a verb: what must be said is empty, and the rest a comment with its default."""
+    lines = [f"# posgap {words} --config THIS_FILE", f"{words}:"]
+    for each in verb.params:
+        if each.name in _UNSAID or not each.name:
+            continue
+        help_text = getattr(each, "help", None) or ""
+        lines += [f"  # {line}" for line in help_text.splitlines()]
+        lines.append(f"  {'' if each.required else '# '}{_shown(each.name)}: {_plain(each)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _plain(each: click.Parameter) -> str:
+    """The default, so that YAML reads it back as what it is; empty where there is none."""
+    default = each.to_info_dict()["default"]
+    if default is None or default == "":
+        return ""
+    as_it_is = isinstance(default, str) and yaml.safe_load(default) == default
+    # A list or dictionary is the text of one in JSON, which YAML reads.
+    is_json = isinstance(default, str) and default[:1] in ("[", "{")
+    return default if as_it_is or is_json else json.dumps(default)

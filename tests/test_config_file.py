@@ -1,0 +1,136 @@
+"""`--config FILE`, and `posgap config VERB`, which prints one."""
+
+import os
+import re
+
+import pytest
+import yaml
+
+from posgap import cli, config_file
+from posgap.cli import build, main, words
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The configs that verbs were called with, instead of doing their work."""
+    configs = []
+    monkeypatch.setattr(cli, "_function", lambda target: configs.append)
+    return configs
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a config file; returns its name."""
+
+    def write(content) -> str:
+        file = tmp_path / "posgap.yaml"
+        file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        return str(file)
+
+    return write
+
+
+def run(*arguments) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(each) for each in arguments])
+    return ended.value.code
+
+
+SWEEP = {"model": "tiny", "examples": "kv.jsonl", "out": "run", "n-docs": 7, "limit": 3, "seed": 5}
+
+
+def test_a_flag_comes_before_the_environment_and_that_before_the_file(taken, written, monkeypatch):
+    file = written({"sweep": SWEEP, "gate": {"nothing": "of that is read here"}})
+    monkeypatch.setenv("POSGAP_SWEEP_SEED", "6")
+    monkeypatch.setenv("POSGAP_SWEEP_LIMIT", "4")
+    assert run("sweep", "--config", file, "--seed", 7) == 0
+    monkeypatch.delenv("POSGAP_SWEEP_SEED")
+    monkeypatch.setenv(config_file.VARIABLE, file)
+    assert run("sweep") == 0
+    first, second = taken
+    assert (first.n_docs, first.limit, first.seed) == (7, 4, 7)
+    assert (second.n_docs, second.limit, second.seed) == (7, 4, 5) and second.model == "tiny"
+
+
+def test_lists_dictionaries_and_flags_are_as_yaml_has_them(taken, written):
+    more = {"stop": ["a", "b,c"], "template_args": {"enable_thinking": False}, "force": True, "date": "2024-07-01"}
+    file = written(yaml.safe_dump({"sweep": SWEEP | more}).replace("'2024-07-01'", "2024-07-01"))
+    assert run("sweep", "--config", file) == 0
+    compare = {"sweeps": ["one", "two"], "out": "compared"}
+    pipeline = {"out": "run", "param": {"text": "a=b", "times": 3}}
+    assert run("compare", "--config", written({"compare": compare})) == 0
+    assert run("pipeline", "run", "--config", written({"pipeline run": pipeline})) == 0
+    swept, compared, piped = taken
+    assert swept.stop == ["a", "b,c"] and swept.template_args == {"enable_thinking": False}
+    assert swept.force is True and swept.date == "2024-07-01"
+    assert [str(each) for each in compared.sweeps] == ["one", "two"]
+    assert piped.param == {"text": "a=b", "times": "3"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"sweep": SWEEP | {"n-doc": 3}}, "sweep: no option is called n-doc; did you mean n-docs?"),
+        ({"sweeep": SWEEP}, "no verb is called sweeep; did you mean sweep?"),
+        ({"sweep": SWEEP | {"n-docs": [1]}}, "--n-docs: write one value, got [1]"),
+        ({"sweep": SWEEP | {"n-docs": True}}, "'--n-docs': 'True' is not a valid integer"),
+        ({"sweep": SWEEP | {"force": 3}}, "'--force': '3' is not a valid boolean"),
+        ({"sweep": SWEEP | {"label": True}}, "--label: "),
+        ({"sweep": [1]}, "sweep: write options below it"),
+        ({"sweep": SWEEP, "tracking": 3}, "tracking: write the address"),
+        ("sweep: [", "line 1: is no YAML"),
+        ("- 1", "write a section for each verb"),
+        ("\0", "is no YAML"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_line(content, said, taken, written, capsys):
+    assert run("sweep", "--config", written(content)) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and shown.count("\n") == 1 and not taken
+
+
+def test_a_file_that_is_not_there_is_one_line(taken, tmp_path, capsys):
+    for name in (tmp_path / "none.yaml", tmp_path, "a\0b"):
+        assert run("sweep", "--config", name) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("posgap: error: --config: ") and shown.count("\n") == 1 and not taken
+
+
+def test_runs_go_where_the_file_says_unless_the_environment_does(taken, written, monkeypatch):
+    file = written({"sweep": SWEEP, "tracking": "sqlite:///of-the-file.db"})
+    before = os.environ["MLFLOW_TRACKING_URI"]
+    assert run("sweep", "--config", file) == 0 and os.environ["MLFLOW_TRACKING_URI"] == before
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    assert run("sweep", "--config", file) == 0
+    assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///of-the-file.db"
+
+
+def options_of(stage):
+    """A stage's command, and a pattern for the printed comments that are options with defaults: `# n-docs: 20`."""
+    verb = build()
+    for word in words(stage):
+        verb = verb.commands[word]
+    names = [each.name.replace("_", "-") for each in verb.params if each.name != "config"]
+    return verb, re.compile(rf"^  # (({'|'.join(names)}):.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("stage", ["sweep", "distill", "gate", "compare", "scale_search"])
+def test_what_is_printed_is_read_back_as_the_defaults(stage, taken, written, capsys):
+    section = " ".join(typed := words(stage))
+    assert run("config", *typed) == 0
+    printed, (verb, said) = capsys.readouterr().out, options_of(stage)
+    values = {name: "a" if name != "sweeps" else ["a", "b"] for name in yaml.safe_load(printed)[section]}
+    options = {each.name.replace("_", "-"): each.required for each in verb.params if each.name != "config"}
+    assert values.keys() == {name for name, required in options.items() if required}
+    assert {name for _, name in said.findall(printed)} == options.keys() - values.keys()
+    assert run(*typed, "--config", written({section: values})) == 0
+    whole = yaml.safe_load(said.sub(r"  \1", printed))
+    whole[section] |= values
+    assert whole[section].keys() == options.keys() and run(*typed, "--config", written(whole)) == 0
+    first, second = taken
+    assert first == second
+
+
+def test_a_verb_that_is_not_there_is_named_with_the_nearest(capsys):
+    assert run("config", "scale", "serch") == 2
+    assert "no verb is called scale serch; did you mean scale search?" in capsys.readouterr().err

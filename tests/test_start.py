@@ -1,0 +1,75 @@
+"""`posgap init`: what four answers become."""
+
+import sys
+
+import pytest
+import yaml
+
+from posgap import start
+from posgap.cli import main
+from posgap.config import SweepConfig
+from posgap.tasks.examples import read_examples
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def init(**answers) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["init", *(f"--{name}={value}" for name, value in answers.items())])
+    return ended.value.code
+
+
+def files(folder) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_flags_answer_everything_and_the_file_is_what_a_sweep_takes(folder, capsys):
+    assert init(model="tiny", examples="made", task="kv", tracking="sqlite:///runs.db") == 0
+    assert files(folder) == {"posgap.yaml", "data/examples.jsonl.gz"}
+    assert capsys.readouterr().out.splitlines()[-1].endswith("posgap sweep --config posgap.yaml")
+    written = yaml.safe_load((folder / "posgap.yaml").read_text())
+    assert written["tracking"] == "sqlite:///runs.db"
+    swept = SweepConfig(**{name.replace("-", "_"): value for name, value in written["sweep"].items()})
+    assert (str(swept.model), swept.task, str(swept.examples)) == ("tiny", "kv", "data/examples.jsonl.gz")
+    made = read_examples(folder / "data" / "examples.jsonl.gz")
+    assert len(made) == start.N_EXAMPLES and {len(each.records) for each in made} == {swept.n_docs}
+    # A judge is not shown twenty answers.
+    assert init(model="tiny", examples="made", task="judge", tracking="none", force="true") == 0
+    assert yaml.safe_load((folder / "posgap.yaml").read_text())["sweep"]["n-docs"] == start.N_CHOICES
+
+
+def test_questions_are_asked_where_there_is_a_terminal(folder, monkeypatch, capsys):
+    (folder / "mine.jsonl").write_text("{}\n")
+    answers = iter(["tiny", "mine.jsonl", "kvv", "qa", "none"])  # the third is no task, and is asked for again
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: next(answers))
+    assert init() == 0 and next(answers, None) is None
+    text = (folder / "posgap.yaml").read_text()
+    assert yaml.safe_load(text) == {
+        "sweep": {"model": "tiny", "task": "qa", "examples": "mine.jsonl", "out": "runs/sweep"}
+    }
+    assert "# Nothing is tracked; for runs in MLflow: tracking: sqlite:///mlflow.db" in text
+    assert files(folder) == {"posgap.yaml", "mine.jsonl"}
+
+
+def test_without_a_terminal_what_is_not_answered_is_named(folder, capsys):
+    assert init(model="tiny", task="kv") == 2
+    assert "no terminal to ask at; give --examples, --tracking" in capsys.readouterr().err
+    assert init(model="tiny", task="kv", examples="none.jsonl", tracking="none") == 2
+    assert "none.jsonl: no such file or folder" in capsys.readouterr().err
+    assert files(folder) == set()
+
+
+@pytest.mark.parametrize("there", ["posgap.yaml", "data/examples.jsonl.gz"])
+def test_what_is_there_is_replaced_only_when_asked(there, folder, capsys):
+    (folder / there).parent.mkdir(exist_ok=True)
+    (folder / there).write_text("mine")
+    answers = {"model": "tiny", "examples": "made", "task": "kv", "tracking": "none"}
+    assert init(**answers) == 2
+    assert f"{there}: is there already" in capsys.readouterr().err and (folder / there).read_text() == "mine"
+    assert files(folder) == {there}
+    assert init(**answers, force="true") == 0 and (folder / there).read_bytes() != b"mine"
