@@ -1,25 +1,27 @@
-"""What the rollout verbs find: known answers, the quick experiment, the tiny model before and after R1 and LPES.
+"""What the rollout verbs find: known answers, and three questions asked of the tiny models before and after R1.
 
-    python benchmarks/rollout_results.py --data FILE [--seeds 3] [--scaling runs/scaling] [--out runs/rollout]
-    python benchmarks/rollout_results.py --preset figure8 [--seeds 1]
+    python benchmarks/rollout_results.py --data FILE [--seeds 0 1 2] [--out runs/rollout]
+    python benchmarks/rollout_results.py --preset figure8 [--networks 1]
 
-Writes the section `rollout` of docs/results.md and its pictures. Runs the stages themselves; what is
-complete is reused: the models are those of `scaling_results.py`, whose `--out` is `--scaling`. With `--preset` an
-experiment of the paper's at its sizes (hours on a CPU), in a section of its own.
+FILE is the lost-in-the-middle key-value file (300 lines). Writes the section `rollout` of docs/results.md and its
+pictures. Runs the stages themselves on the models of posgap's cache; what is complete is reused. With `--preset` a
+controlled experiment in a section of its own: a figure of the paper's at its sizes takes hours on a CPU.
 """
 
 import argparse
 import logging
 import os
 import shutil
-import time
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
-from distillation_results import retrieval_bench
+import torch
+from distillation_results import R1, Bench, retrieval_bench
 from report import ROOT, write_section
-from scaling_results import Scalings
 
 from posgap import files
 from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
@@ -27,8 +29,11 @@ from posgap.config import RolloutPredictConfig as PredictConfig
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
+from posgap.rollout.distributions import spearman
+from posgap.rollout.documents import gold_shares
 from posgap.rollout.experiment_summary import gap_table, sink_table
-from posgap.rollout.files import Measurement, read_measurement
+from posgap.rollout.files import Measurement, read_document_shares, read_measurement, read_prediction
+from posgap.rollout.plots import COLORS, save, styled
 from posgap.rollout.presets import PRESETS
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
@@ -37,18 +42,19 @@ from posgap.stages.rollout_predict import rollout_predict
 from posgap.tables import markdown
 
 KNOWN = ROOT.parent / "shared" / "theory" / "known_answers.json"
-# Models by the number of records in a prompt: R1 is trained at 20, and LPES helps beyond.
-MEASURED = {20: ("base", "R1"), 40: ("base", "LPES", "R1", "R1 + LPES")}
-CHANGES = (("base", "R1"), ("base", "LPES"), ("R1", "R1 + LPES"))
-FOUND = {
-    "first-position bias of causal masking without encodings at depth 2": ("none, depth 2", "first,last", 1),
-    "recency of decay": ("decay, depth 2", "first,last", -1),
-    "both ends over the middle, sinusoidal: first over middle": ("causal mask, sin", "first,middle", 1),
-    "both ends over the middle, sinusoidal: last over middle": ("causal mask, sin", "middle,last", -1),
-    "both ends over the middle, RoPE: first over middle": ("causal mask, rope", "first,middle", 1),
-    "both ends over the middle, RoPE: last over middle": ("causal mask, rope", "middle,last", -1),
-    "without encodings only the first end is learned: middle over last": ("causal mask, none", "middle,last", 1),
+N_DOCS = 20
+PROMPTS = 200  # ten at each gold position
+SAID = {"standard": "two layers", "deep": "eight layers"}
+STRETCHES = {"positions 1 to 4": range(1, 5), "7 to 13": range(7, 14), "17 to 20": range(17, 21)}
+# What of the architecture a prediction knows, each beside what those before it know.
+PARTS: dict[str, dict[str, Any]] = {
+    "mask": {"residual_strength": 1.0},
+    "and residuals": {"residual": "measured"},
+    "and RoPE": {"residual": "measured", "encoding": "measured"},
+    "and content": {"residual": "measured", "encoding": "measured", "content": "heads"},
 }
+RESAMPLES = 2000
+TITLES = {"quick": "The controlled study, quick", "learned": "The controlled study where its task is learned"}
 
 
 def known_answers() -> str:
@@ -69,167 +75,180 @@ def known_answers() -> str:
     return markdown(["case", "absolute", "relative"], rows)
 
 
-def experiment(out: Path, seeds: int) -> tuple[str, str]:
-    """The quick preset's gaps, and whether every finding's sign is the paper's."""
-    folder = rollout_experiment(RolloutExperimentConfig(out=out / "quick", seeds=seeds))
-    shutil.copyfile(folder / "experiment.png", ROOT / "docs" / "rollout-experiment.png")
-    summary = files.read_json(folder / "experiment.json")["summary"]
-    by_name = {cell["name"]: cell["gaps"] for cell in summary}
-    signs = []
-    for claim, (name, pair, sign) in FOUND.items():
-        values = by_name[name][pair]["values"]
-        agrees = "yes" if all(sign * v > 0 for v in values) else "no"
-        signs.append([claim, "above 0" if sign > 0 else "below 0", ", ".join(f"{v:+.1f}" for v in values), agrees])
-    depths = {name: gaps["first,last"]["values"] for name, gaps in by_name.items() if name.startswith("none, depth")}
-    values = list(zip(*depths.values()))
-    signs.append(
-        [
-            f"growth with depth ({' < '.join(name.split()[-1] for name in depths)})",
-            "rising",
-            "; ".join(", ".join(f"{v:+.1f}" for v in seed) for seed in values),
-            "yes" if all(list(seed) == sorted(seed) for seed in values) else "no",
-        ]
-    )
-    return gap_table(summary), markdown(["finding", "expected", "each seed", "every seed"], signs)
-
-
-def figure(out: Path, preset: str, seeds: int) -> None:
+def figure(out: Path, preset: str, networks: int) -> None:
     """An experiment at the paper's sizes, written into its section."""
-    started = time.perf_counter()
-    folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=seeds))
+    folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=networks))
     shutil.copyfile(folder / "experiment.png", ROOT / "docs" / f"rollout-{preset}.png")
-    experiment, sizes = files.read_json(folder / "experiment.json"), PRESETS[preset].training
+    experiment, chosen = files.read_json(folder / "experiment.json"), PRESETS[preset]
+    number = preset.removeprefix("figure")
+    title = f"Figure {number} of the controlled study, at the paper's size"
     text = FIGURE.format(
-        date=date.today(), preset=preset, title=f"Figure {preset.removeprefix('figure')}", seeds=seeds,
-        of=PRESETS[preset].seeds, iterations=f"{sizes.iterations:,}", tests=f"{sizes.tests:,}",
-        minutes=(time.perf_counter() - started) / 60, reading=experiment["reading"],
+        date=date.today(), preset=preset, title=title if number != preset else TITLES[preset],
+        networks=networks or chosen.seeds, of=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
+        tests=f"{chosen.training.tests:,}", reading=experiment["reading"],
         gaps=gap_table(experiment["summary"]), sinks=sink_table(experiment["summary"]),
     )  # fmt: skip
     write_section("results", f"rollout-{preset}", text)
 
 
-class Models:
-    """The tiny model before and after R1, scaling, and both, measured at one length; what is complete is reused."""
+class Looked(NamedTuple):
+    """A model with its sweep, its measurement, what was found comparing both, and predictions by what they know [N]."""
 
-    def __init__(self, scalings: Scalings, n: int, out: Path):
-        self.scalings, self.n, self.out = scalings, n, out
-
-    def model(self, label: str) -> Path:
-        start = self.scalings.r1 if label.startswith("R1") else self.scalings.bench.model
-        return self.scalings.scaled(start, "Bezier", self.n) if label.endswith("LPES") else start
-
-    def picture(self, label: str) -> str:
-        return f"rollout-{label.lower().replace(' + ', '-')}-{self.n}.png"
-
-    def measured(self, label: str) -> tuple[Measurement, Sweep, dict]:
-        """The measurement, the sweep, and how the architecture's prediction fits; leaves the picture in docs."""
-        model, name = self.model(label), Path(self.picture(label)).stem
-        folder = rollout_measure(
-            RolloutMeasureConfig(
-                texts=self.scalings.bench.held_out, model=str(model), task="kv", n_docs=self.n, label=label, limit=100,
-                out=self.out / f"measured-{name}",
-            )
-        )  # fmt: skip
-        predicted = rollout_predict(
-            PredictConfig(
-                measurement=folder, encoding="measured", residual="measured", content="heads",
-                label=f"predicted for {label}", out=self.out / f"predicted-{name}",
-            )
-        )  # fmt: skip
-        swept = self.scalings.sweep_folder(model, self.n)
-        compared = rollout_compare(
-            RolloutCompareConfig(
-                prediction=predicted, measurement=folder, sweep=swept, out=self.out / f"compared-{name}"
-            )
-        )  # fmt: skip
-        shutil.copyfile(compared / "comparison.png", ROOT / "docs" / self.picture(label))
-        return read_measurement(folder), read_sweep(swept), files.read_json(compared / "comparison.json")
+    label: str
+    sweep: Sweep
+    measured: Measurement
+    shares: np.ndarray  # the gold document's share of the rollout, [E]
+    positions: np.ndarray  # its position, [E]
+    compared: dict
+    predicted: dict[str, np.ndarray]
 
 
-def row(n: int, label: str, measured: Measurement, sweep: Sweep, compared: dict) -> list[str]:
-    """A model's figures."""
-    gradient, rollout = measured.descriptions["gradient"], measured.descriptions["rollout"]
-    return [
-        f"{label}, n = {n}",
-        f"{sweep.mean:.1f}",
-        f"{sweep.gap:.1f}",
-        " ".join(f"{v:.2f}" for v in measured.lambdas),
-        " ".join(f"{np.mean(v):.3f}" for v in measured.first_mass),
-        f"{gradient['first_token_times_uniform']:.2f}",
-        f"{gradient['trough_times_uniform']:.2f}",
-        f"{gradient['last_token_times_uniform']:.1f}",
-        f"{rollout['first_token_times_uniform']:.2f}",
-        *(f"{compared['figures'][name]['spearman']:.2f}" for name in ("rollout", "gradient")),
-    ]
-
-
-def change(before: tuple[Measurement, Sweep, dict], after: tuple[Measurement, Sweep, dict]) -> str:
-    """What moved from one model to another: clearly, by a tenth or more, or hardly."""
-    figures = []
-    for measured, sweep, compared in (before, after):
-        gradient = measured.descriptions["gradient"]
-        figures.append(
-            {
-                "mean accuracy": sweep.mean,
-                "the gap": sweep.gap,
-                "the share of the weakest stretch": gradient["trough_times_uniform"],
-                "that of token 1": gradient["first_token_times_uniform"],
-                "that of the last token": gradient["last_token_times_uniform"],
-                "the last layer's residual strength": measured.lambdas[-1],
-                "Spearman's correlation of accuracy and measured shares": compared["sweep"]["spearman"]["measured"],
-            }
+def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
+    """Runs measure, predict and compare on a model of a bench, as it was made or after R1."""
+    label = f"{SAID[kind]}, seed {bench.seed}{', R1' if trained else ''}"
+    name = f"{kind}-{bench.seed}{'-r1' if trained else ''}"
+    model = bench.distilled(R1.replace(" ", "")) if trained else bench.model
+    swept = bench.swept(model, "R1" if trained else "base", N_DOCS)
+    folder = rollout_measure(
+        RolloutMeasureConfig(
+            texts=bench.held_out, model=str(model), task="kv", n_docs=N_DOCS, label=label, limit=PROMPTS,
+            attributions=True, out=out / f"measured-{name}",
         )
-    said = []
-    for what, now in figures[1].items():
-        was = figures[0][what]
-        verb = "stays at about" if abs(now - was) < 0.1 * abs(was) else "rises to" if now > was else "falls to"
-        said.append(f"{what} {verb} {now:.2f} (from {was:.2f})")
-    return "; ".join(said)
+    )  # fmt: skip
+    predicted = {
+        what: rollout_predict(
+            PredictConfig(measurement=folder, **how, label=what, out=out / f"predicted-{name}-{what.replace(' ', '-')}")
+        )
+        for what, how in PARTS.items()
+    }
+    compared = rollout_compare(
+        RolloutCompareConfig(
+            prediction=predicted["and content"], measurement=folder, sweep=swept, out=out / f"compared-{name}"
+        )
+    )
+    measured = read_measurement(folder)
+    assert measured.documents is not None
+    positions = np.array([position for _, position in measured.documents["asked"]])
+    return Looked(
+        label,
+        read_sweep(swept),
+        measured,
+        gold_shares(read_document_shares(folder, measured)["rollout"], positions),
+        positions,
+        files.read_json(compared / "comparison.json"),
+        {what: np.array(read_prediction(path).distribution) for what, path in predicted.items()},
+    )
 
 
-def measured(out: Path, scalings: Scalings) -> tuple[str, str, str]:
-    """Figures of each model, readings of each and of what changed, and pictures."""
-    rows, readings, changes, pictures = [], [], [], []
-    for n, labels in MEASURED.items():
-        models = Models(scalings, n, out)
-        seen = {label: models.measured(label) for label in labels}
-        for label, (measured, sweep, compared) in seen.items():
-            rows.append(row(n, label, measured, sweep, compared))
-            readings.append(f"- **{label}, n = {n}**: {measured.reading}. Compared: {compared['reading']}.")
-            pictures.append(f"![{label}, n = {n}]({models.picture(label)})")
-        for first, label in CHANGES:
-            if {first, label} <= seen.keys():
-                changes.append(f"- **From {first} to {label}, n = {n}**: {change(seen[first], seen[label])}.")
-    head = ["model", "mean", "gap", "lambda by layer", "mass on token 1", "gradient: token 1", "trough", "last"]
-    table = markdown([*head, "rollout: token 1", "Spearman, rollout", "gradient"], rows)
-    return table, "\n".join([*readings, *changes]), "\n\n".join(pictures)
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % bootstrap interval of the mean."""
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def why(models: Iterable[Looked]) -> str:
+    """What of the bias the shares of documents tell."""
+    rows = []
+    for each in models:
+        assert each.measured.documents is not None
+        by_position = np.array(each.measured.documents["measures"]["rollout"]["gold"])
+        told = each.compared["documents"]["measures"]
+        told_by = [f"{told[name]['auc']:.2f}" for name in ("rollout", "value_norm", "logit")]
+        follows = spearman(by_position, np.array(each.sweep.accuracy))
+        strengths = each.measured.lambdas
+        rows.append(
+            [
+                each.label, f"{each.sweep.gap:.1f}", f"{each.sweep.mean:.1f}",
+                f"{strengths[0]:.2f} to {strengths[-1]:.2f}",
+                *(f"{100 * each.shares[np.isin(each.positions, where)].mean():.1f}" for where in STRETCHES.values()),
+                f"{follows:.2f}", *told_by,
+            ]
+        )  # fmt: skip
+    head = ["model", "gap", "mean", "residual strength", *STRETCHES, "accuracy follows shares"]
+    return markdown([*head, "AUC: rollout", "value norm", "logit"], rows)
+
+
+def parts(models: Iterable[Looked]) -> str:
+    """How well predictions that know more and more of the architecture order the tokens as measured rollouts do."""
+    rows = []
+    for each in models:
+        measured = np.array(each.measured.influence["rollout"])[:-1]  # without what the last token keeps of itself
+        rows.append([each.label, *(f"{spearman(row[:-1], measured):.2f}" for row in each.predicted.values())])
+    return markdown(["model", *PARTS], rows)
+
+
+def training(pairs: Sequence[tuple[Looked, Looked]]) -> str:
+    """Shares of the gold document before and after R1, with intervals over prompts."""
+    rows = []
+    for pair in pairs:
+        for each in pair:
+            shares = []
+            for where in STRETCHES.values():
+                group = 100 * each.shares[np.isin(each.positions, where)]
+                low, high = interval(group)
+                shares.append(f"{group.mean():.1f} ({low:.1f} to {high:.1f})")
+            rows.append([each.label, f"{each.sweep.gap:.1f}", f"{each.sweep.mean:.1f}", *shares])
+    return markdown(["model", "gap", "mean", *STRETCHES], rows)
+
+
+def picture(pairs: dict[str, list[tuple[Looked, Looked]]]) -> None:
+    """Accuracy, and the gold document's share of the rollout with its interval, by gold position, before and after."""
+    figure, grid = plt.subplots(
+        len(pairs), 2, squeeze=False, figsize=(9, 3.2 * len(pairs)), dpi=144, layout="constrained"
+    )
+    at = np.arange(1, N_DOCS + 1)
+    for (accuracy, share), (title, of_kind) in zip(grid, pairs.items()):
+        for models, word, color in zip(zip(*of_kind), ("as it was trained", "after R1"), COLORS):
+            accuracy.plot(
+                at, np.mean([each.sweep.accuracy for each in models], axis=0), "o-", ms=3, color=color, label=word
+            )
+            groups = [100 * np.concatenate([each.shares[each.positions == i] for each in models]) for i in at]
+            low, high = np.transpose([interval(group) for group in groups])
+            share.plot(at, [group.mean() for group in groups], "o-", ms=3, color=color, label=word)
+            share.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+        styled(accuracy, title=title, xlabel="gold position", ylabel="accuracy, %", ylim=(0, 103))
+        styled(share, title="rollout", xlabel="gold position", ylabel="the gold document's share, %")
+        share.set_ylim(bottom=0)
+        accuracy.legend(frameon=False, loc="lower left")
+        for axes in (accuracy, share):
+            axes.xaxis.get_major_locator().set_params(integer=True)
+    save(figure, ROOT / "docs" / "rollout-training.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, help="lost-in-the-middle key-value file")
-    parser.add_argument(
-        "--preset", choices=sorted(PRESETS.keys() - {"quick"}), help="this experiment alone, at the paper's sizes"
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="of the experiment")
-    parser.add_argument("--scaling", type=Path, default=ROOT / "runs" / "scaling", help="models, made where missing")
+    parser.add_argument("--preset", choices=sorted(PRESETS.keys()), help="this experiment alone")
+    parser.add_argument("--networks", type=int, default=0, help="of each setting of --preset; 0: the preset's")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of the models of two layers")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "rollout")
     options = parser.parse_args()
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.INFO)
     if options.preset:
-        return figure(out, options.preset, options.seeds)
+        return figure(out, options.preset, options.networks)
     if options.data is None:
         parser.error("--data: not given: give the key-value file, or a --preset")
-    gaps, signs = experiment(out, options.seeds)
-    bench = retrieval_bench(options.scaling, options.data, "scalable", 0)
-    table, readings, pictures = measured(out, Scalings(bench, options.data, list(MEASURED)))
+    pairs = {}
+    for kind, seeds in (("standard", options.seeds), ("deep", [0])):
+        benches = [retrieval_bench(out, options.data, kind, seed) for seed in seeds]
+        pairs[SAID[kind]] = [
+            (looked_at(bench, kind, False, out), looked_at(bench, kind, True, out)) for bench in benches
+        ]
+    every = [pair for of_kind in pairs.values() for pair in of_kind]
+    picture({f"{kind}, {len(of_kind)} seed{'s' * (len(of_kind) > 1)}": of_kind for kind, of_kind in pairs.items()})
+    for name, to in (("standard-0", "base"), ("standard-0-r1", "r1"), ("deep-0", "deep")):
+        shutil.copyfile(out / f"measured-{name}" / "influence.png", ROOT / "docs" / f"rollout-documents-{to}.png")
+    models = [each for pair in every for each in pair]
     text = TEXT.format(
-        date=date.today(), seeds=options.seeds, known=known_answers(), gaps=gaps, signs=signs,
-        table=table, readings=readings, pictures=pictures,
+        date=date.today(), source=options.data.name, known=known_answers(), why=why(models), parts=parts(models),
+        training=training(every),
     )  # fmt: skip
     write_section("results", "rollout", text)
 
@@ -237,7 +256,7 @@ def main() -> None:
 TEXT = """\
 ## Rollout theory
 
-Written by `benchmarks/rollout_results.py` on {date}, two CPU cores.
+Written by `benchmarks/rollout_results.py` on {date}, one CPU thread beside other work.
 
 ### Known answers
 
@@ -245,42 +264,53 @@ Greatest error of any entry of the last row against `theory/known_answers.json`,
 
 {known}
 
-### The quick experiment
+### Why is the model biased?
 
-`posgap rollout experiment --preset quick`: {seeds} seeds, networks and training far smaller than the paper's (see
-`src/posgap/rollout/presets.py`), so signs are compared and not sizes. Gaps [a, b] - [b, a] in points, mean ± standard
-deviation over seeds. Chance is a copier's accuracy, who names any label of the sequence: a setting that does not
-exceed it shows which places a copier prefers, not which item a network that solves the task would.
+`posgap rollout measure --attributions` over 200 held-out key-value prompts of 20 records ({source}, lines 101 to 300),
+ten at each gold position. The gold document's share of the rollout, in percent, at gold positions in three stretches;
+Spearman's correlation, over the 20 positions, of accuracy with that share; and, prompt by prompt, how well the share
+tells a right answer from a wrong one (AUC; 0.5 tells nothing), by the rollout, by attention weighted with the norms of
+values, and by the answer's logit.
 
-![Gaps](rollout-experiment.png)
+{why}
 
-{gaps}
+What of the architecture makes the rollout what it is: Spearman's correlation, over tokens but the last, of predictions
+that know more and more with the measured rollout, which is averaged over prompts and so over gold positions.
 
-{signs}
+{parts}
 
-### The tiny model before and after R1 and LPES
+### What would change it?
 
-`posgap rollout measure` over 100 held-out key-value prompts of n records, the model of the section on scaling (seed 0),
-gold records at every position in turn. Shares are relative to a uniform one and, where nothing else is said, the
-gradient's. The last two columns: Spearman's correlation over positions of what the architecture predicts (RoPE with its
-factors, measured lambdas and content) with what was measured.
+[What can be predicted of a change](#what-can-be-predicted-of-a-change) has it: heads turned by their gates, with
+predicted and measured effects.
 
-{table}
+### Did the training change it?
 
-{readings}
+The same shares before and after R1, with 95 % intervals over prompts.
 
-{pictures}
+{training}
+
+![Accuracy and the gold document's share of the rollout by gold position, before and after R1](rollout-training.png)
+
+By document, of seed 0: two layers as trained, after R1, and eight layers.
+
+![Two layers](rollout-documents-base.png)
+
+![Two layers after R1](rollout-documents-r1.png)
+
+![Eight layers](rollout-documents-deep.png)
 """
 
 FIGURE = """\
-## {title} of the controlled study, at the paper's size
+## {title}
 
-Written by `benchmarks/rollout_results.py --preset {preset} --seeds {seeds}` on {date}, one CPU thread beside other
-work, {minutes:.0f} minutes: {iterations} iterations, {tests} sequences a test, {seeds} of the paper's {of} seeds.
+Written by `benchmarks/rollout_results.py --preset {preset} --networks {networks}` on {date}, one CPU thread beside
+other work: {iterations} iterations, {tests} sequences a test, {networks} of the preset's {of}
+seeds.
 
 {reading}.
 
-![{title}](rollout-{preset}.png)
+![{preset}](rollout-{preset}.png)
 
 {sinks}
 

@@ -254,6 +254,9 @@ def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
         "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
         "not learn to match items"
     )
+    assert reading(summary[1:]).endswith(
+        "1 of 1 settings answer clearly above chance, which is naming any label of the sequence"
+    )
     row = " ".join(gap_table(summary).splitlines()[2].split())
     assert row == "| p: a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 54.0 | 50.0 |"
     assert [" ".join(line.split()) for line in sink_table(summary).splitlines()[2:]] == [

@@ -45,7 +45,8 @@ def gap_bars(summary: list[dict]) -> Figure:
         axes.axhline(0, color="#334155", linewidth=0.8)
         axes.set_xticks(range(len(cells)), [_with_accuracy(cell) for cell in cells], fontsize=8)
         styled(axes, title=panel, ylabel="gap in accuracy, points")
-    rows[0, 0].legend(frameon=False, ncols=3, loc="best")
+    # Below the panels, where it hides no seed's dot.
+    figure.legend(*rows[0, 0].get_legend_handles_labels(), frameon=False, ncols=3, loc="outside lower center")
     return figure
 
 
@@ -66,6 +67,7 @@ def sink_bars(summary: list[dict]) -> Figure:
         styled(axes, title=panel, xlabel="token")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False)
+    row[0].set_ylim(top=1.45 * row[0].get_ylim()[1])  # room for the legends above the bars
     row[0].set_ylabel("attention sink metric")
     return figure
 

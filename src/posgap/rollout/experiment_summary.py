@@ -86,10 +86,11 @@ def reading(summary: list[dict]) -> str:
     ]
     drawn, token, sink, uniform = max(sinks, key=lambda found: found[2] - found[3])
     learned = sum(each["accuracy"]["any"] > each["chance"] + (100 - each["chance"]) / 10 for each in summary)
+    others = ": the others' gaps and sinks are those of networks that did not learn to match items"
+    others = others if learned < len(summary) else ""
     return (
         f"The greatest bias is that of {cell['panel']}, {cell['name']}: the {better} item over the {worse} by "
         f"{abs(gap):.1f} points; the strongest attention sink beyond uniform attention is token {token} of "
         f"{drawn['panel']}, {drawn['name']} ({sink:.2f}, uniform {uniform:.2f}); {learned} of {len(summary)} settings "
-        "answer clearly above chance, which is naming any label of the sequence: the others' gaps and sinks are those "
-        "of networks that did not learn to match items"
+        f"answer clearly above chance, which is naming any label of the sequence{others}"
     )

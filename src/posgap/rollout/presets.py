@@ -86,10 +86,10 @@ PRESETS = {
     # copier is right in a quarter), and so many classes with so few labels cannot be learned by heart.
     "learned": Preset(
         (
-            Cell("causal mask", "decay, depth 2", Design(2, "causal", "decay", True)),
-            Cell("causal mask", "decay, depth 3", Design(3, "causal", "decay", True)),
-            Cell("sliding window", "w = 9", Design(2, "window", "decay", True, width=9)),
-            Cell("prefix", "K = 4", Design(2, "prefix", "decay", True, prefix=4)),
+            Cell("decay and residuals", "causal, depth 2", Design(2, "causal", "decay", True)),
+            Cell("decay and residuals", "causal, depth 3", Design(3, "causal", "decay", True)),
+            Cell("decay and residuals", "window 9, depth 2", Design(2, "window", "decay", True, width=9)),
+            Cell("decay and residuals", "prefix 4, depth 2", Design(2, "prefix", "decay", True, prefix=4)),
         ),
         sizes=TaskSizes(size=32, burstiness=2, classes=8192, labels=8, spread=0.1),
         training=Training(3000, 64, 3e-3, tests=2000),
