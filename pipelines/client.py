@@ -12,10 +12,11 @@ import kfp
 import kfp.client
 import kfp_server_api
 
-from posgap.config import ServerConfig
+from posgap.config import KfpConfig, ServerConfig
 from posgap.errors import PosgapError
 from posgap.pipelines.transport import Transport, once
 
+Version = kfp_server_api.V2beta1PipelineVersion
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
 TOKEN_VARIABLE = "KFP_TOKEN"
 
@@ -27,7 +28,7 @@ class Client(kfp.Client):
     else, in a pod, the service account's. Requests raise `transport.Refused` and `transport.Unanswered`.
     """
 
-    def __init__(self, config: ServerConfig):
+    def __init__(self, config: KfpConfig):
         host = config.host or next(filter(None, map(os.environ.get, HOST_VARIABLES)), "")
         if not host:
             raise PosgapError(f"no KFP server: give --host or set {HOST_VARIABLES[0]}, like http://localhost:8080")
@@ -56,6 +57,11 @@ class Client(kfp.Client):
         """Answers without a request: KFP's client only uses it to find a namespace, and on failure waits 25 s."""
         return kfp_server_api.V2beta1GetHealthzResponse(multi_user=False)
 
+    def quietly_uploaded(self, package: str, version: str, pipeline_id: str, description: str) -> Version:
+        """A new version of a pipeline, by KFP's `upload_pipeline_version` without the link that it prints."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            return self.upload_pipeline_version(package, version, pipeline_id=pipeline_id, description=description)
+
     def run_pipeline(self, *arguments: Any, **options: Any) -> kfp_server_api.V2beta1Run:
         """KFP's `run_pipeline`, without the links that it prints."""
         with contextlib.redirect_stdout(io.StringIO()):
@@ -64,6 +70,18 @@ class Client(kfp.Client):
     def run_url(self, run_id: str) -> str:
         """The address of a run's page in the UI."""
         return f"{self._get_url_prefix().rstrip('/')}/#/runs/details/{run_id}"
+
+    def version_url(self, version: Version) -> str:
+        """The address of a pipeline version's page in the UI, which has its graph and its form."""
+        page = f"{version.pipeline_id}/version/{version.pipeline_version_id}"
+        return f"{self._get_url_prefix().rstrip('/')}/#/pipelines/details/{page}"
+
+    def find_versions(self, pipeline_id: str, **equal: str) -> list[Version]:
+        """The newest 100 versions of a pipeline whose fields have the values `equal`."""
+        page = self.list_pipeline_versions(
+            pipeline_id, filter=_equal(equal) if equal else None, sort_by="created_at desc", page_size=100
+        )
+        return page.pipeline_versions or []
 
     def find_runs(self, experiment_id: str, **equal: str) -> list[kfp_server_api.V2beta1Run]:
         """The newest 100 runs of an experiment whose fields have the values `equal`."""
@@ -104,6 +122,28 @@ def ensure_experiment(client: Client, config: ServerConfig) -> str:
 
     return find_experiment(client, config) or once(
         lambda: client.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
+        existing,
+        config.retries,
+    )
+
+
+def find_pipeline(client: Client, config: KfpConfig, name: str) -> str | None:
+    """The id of the pipeline of this name, or None if there is none."""
+    page = client.list_pipelines(
+        namespace=config.namespace or None, filter=_equal({"display_name": name}), page_size=100
+    )
+    return page.pipelines[0].pipeline_id if page.pipelines else None
+
+
+def ensure_pipeline(client: Client, config: KfpConfig, name: str) -> str:
+    """The id of the pipeline of this name, which is created, without a version, if there is none."""
+    wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
+
+    def existing() -> dict[str, str]:
+        return {pipeline: pipeline} if (pipeline := find_pipeline(client, config, name)) else {}
+
+    return find_pipeline(client, config, name) or once(
+        lambda: client._pipelines_api.pipeline_service_create_pipeline(pipeline=wanted).pipeline_id,
         existing,
         config.retries,
     )

@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +68,11 @@ def compiled_text(pipeline: Any) -> str:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled pipeline, with both documents of the YAML."""
+    """A compiled pipeline, with both documents of the YAML, and what names it on a KFP server it was uploaded to."""
 
     spec: dict[str, Any]
     platform: dict[str, Any]
+    reference: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -116,6 +117,15 @@ class Compiled:
             documents = [self.spec, self.platform] if self.platform else [self.spec]
             file.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
             yield str(file)
+
+    @contextmanager
+    def source(self) -> Iterator[dict[str, str]]:
+        """What KFP's client is told to run: the version that was uploaded, else the file of `package`."""
+        if self.reference:
+            yield self.reference
+            return
+        with self.package() as package:
+            yield {"pipeline_package_path": package}
 
 
 def load(file: Path | None, name: str = "mitigation") -> Compiled:

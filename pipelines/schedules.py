@@ -38,7 +38,7 @@ def create(config: ScheduleCreateConfig) -> None:
     same = next((schedule for schedule in before if schedule.description == mark), None)
     # If the old schedule is paused, so is the new one.
     paused = bool(before) and not any(map(enabled, before))
-    with compiled.package() as package:
+    with compiled.source() as source:
         current = same or once(
             lambda: client.create_recurring_run(
                 experiment,
@@ -49,8 +49,8 @@ def create(config: ScheduleCreateConfig) -> None:
                 no_catchup=True,
                 enabled=not paused,
                 params=values,
-                pipeline_package_path=package,
                 service_account=config.service_account or None,
+                **source,
             ),
             existing,
             config.retries,

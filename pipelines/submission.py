@@ -14,6 +14,7 @@ from posgap.pipelines.client import Client, ensure_experiment
 from posgap.pipelines.compilation import Compiled, load
 from posgap.pipelines.steps import task_names
 from posgap.pipelines.transport import Unanswered, once
+from posgap.pipelines.uploading import uploaded
 
 log = logging.getLogger(__name__)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -26,14 +27,14 @@ def submit(config: PipelineSubmitConfig) -> None:
     experiment = ensure_experiment(client, config)
     # The suffix distinguishes two submissions within the same second, for people and for `once`.
     name = config.name or f"{compiled.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
-    with compiled.package() as package:
+    with compiled.source() as source:
         run = once(
             lambda: client.run_pipeline(
                 experiment,
                 name,
-                pipeline_package_path=package,
                 params=values,
                 service_account=config.service_account or None,
+                **source,
             ),
             lambda: {run.run_id: run for run in client.find_runs(experiment, display_name=name)},
             config.retries,
@@ -50,7 +51,7 @@ def submit(config: PipelineSubmitConfig) -> None:
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
     """The compiled pipeline to run, and its complete arguments."""
-    compiled = load(config.file, config.pipeline)
+    compiled = uploaded(config) if config.version else load(config.file, config.pipeline)
     values = arguments(config, compiled.parameters)
     return (compiled.uncached() if config.no_cache else compiled), values
 

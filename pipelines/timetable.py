@@ -28,6 +28,7 @@ class Timetable:
         """The description of a schedule: its times, for people, and a digest of everything that it is made from."""
         times = f"{self.own} in {self.own.zone}; scheduler in {self.sent.zone}; posgap {__version__}"
         made_from = [times, str(self.sent), compiled.spec, compiled.platform, arguments, service_account]
+        made_from += [compiled.reference] if compiled.reference else []
         return f"{times} {files.digest_of(made_from)}"
 
 

@@ -9,7 +9,7 @@ import kfp_server_api
 import urllib3
 from kfp_server_api import rest
 
-from posgap.config import ServerConfig
+from posgap.config import KfpConfig
 from posgap.errors import PosgapError
 from posgap.patience import Passing, Patience, Waits, retrying, within
 
@@ -80,7 +80,7 @@ class Transport(rest.RESTClientObject):
     A failure worth a retry is retried, unless that could create an object twice (see `once`).
     """
 
-    def __init__(self, configuration: kfp_server_api.Configuration, config: ServerConfig, token_source: str):
+    def __init__(self, configuration: kfp_server_api.Configuration, config: KfpConfig, token_source: str):
         configuration.retries = False  # urllib3's own retries do not wait, and follow redirects to login pages
         super().__init__(configuration)
         self.host, self.config, self.token_source = configuration.host, config, token_source

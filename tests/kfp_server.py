@@ -1,7 +1,10 @@
-"""A small local KFP server: the v2beta1 API for experiments, runs and recurring runs, which refuses what the real one
-would: payloads that are not as the API's models say, pipelines that are no pipeline specs, cron it cannot parse.
+"""A small local KFP server: the v2beta1 API for pipelines, experiments, runs and recurring runs.
+
+It refuses what the real one would: payloads that are not as the API's models say, pipelines that are no pipeline specs,
+cron it cannot parse.
 """
 
+import email
 import json
 import re
 import threading
@@ -14,6 +17,7 @@ from itertools import count
 from urllib.parse import parse_qsl, urlsplit
 
 import kfp_server_api
+import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
@@ -60,9 +64,14 @@ def conforms(value: object, kind: str, where: str = "body") -> None:
             conforms(inner, types[key], f"{where}.{key}")
 
 
-def runnable(body: dict) -> None:
-    """Raises `Bad` unless the body has a pipeline spec and arguments that it takes."""
+def runnable(body: dict, versions: dict) -> None:
+    """Raises `Bad` unless the body has a pipeline spec, or names a version's, and arguments that it takes."""
     source = body.get("pipeline_spec")
+    if reference := body.get("pipeline_version_reference"):
+        held = versions.get(reference["pipeline_version_id"], {})
+        if source or held.get("pipeline_id") != reference["pipeline_id"]:
+            raise Bad(f"pipeline version {reference} not found, or beside a pipeline spec", 404)
+        source = held["pipeline_spec"]
     if not source:
         raise Bad("a pipeline source is required")
     both = source if "pipeline_spec" in source else {"pipeline_spec": source}
@@ -106,6 +115,8 @@ class Server:
     def __init__(self, token: str = "", misbehave: Callable = lambda method, path, times: None):
         self.token, self.misbehave = token, misbehave
         self.states, self.tasks, self.page_size = ["SUCCEEDED"], [], 100
+        self.pipelines: dict[str, dict] = {}
+        self.versions: dict[str, dict] = {}
         self.experiments: dict[str, dict] = {}
         self.runs: dict[str, dict] = {}
         self.schedules: dict[str, dict] = {}
@@ -138,9 +149,15 @@ class Server:
 
     def answer(self, method: str, path: str, query: dict, body: dict | None) -> dict:
         _, version, kind, *rest = path.strip("/").split("/")
-        if version != "v2beta1" or kind not in ("experiments", "runs", "recurringruns"):
+        kinds = {"experiments": self.experiments, "runs": self.runs, "recurringruns": self.schedules}
+        kinds["pipelines"] = self.pipelines
+        if version != "v2beta1" or kind not in kinds:
             raise Bad("Not Found", 404)
-        held = {"experiments": self.experiments, "runs": self.runs, "recurringruns": self.schedules}[kind]
+        held = kinds[kind]
+        if kind == "pipelines" and rest == ["upload_version"]:
+            return self.upload_version(query, body)
+        if kind == "pipelines" and rest[1:2] == ["versions"]:
+            return self.version(rest[0], rest[2:], query)
         if not rest:
             return getattr(self, f"create_{kind}")(body) if method == "POST" else self.listed(kind, held, query)
         key, _, verb = rest[0].partition(":")
@@ -168,16 +185,41 @@ class Server:
             raise Bad(f"experiment {body['display_name']} already exists", 409)
         return self.new(self.experiments, "experiment_id", body)
 
+    def create_pipelines(self, body: dict) -> dict:
+        conforms(body, "V2beta1Pipeline")
+        if any(pipeline["name"] == body["name"] for pipeline in self.pipelines.values()):
+            raise Bad(f"pipeline {body['name']} already exists", 409)
+        return self.new(self.pipelines, "pipeline_id", body)
+
+    def upload_version(self, query: dict, body: dict) -> dict:
+        pipeline, name = query.get("pipelineid"), query["name"]
+        if pipeline not in self.pipelines:
+            raise Bad(f"pipeline {pipeline} not found", 404)
+        if any((v["pipeline_id"], v["name"]) == (pipeline, name) for v in self.versions.values()):
+            raise Bad(f"pipeline version {name} already exists", 409)
+        spec, *platform = yaml.safe_load_all(body["uploadfile"])
+        source = {"pipeline_spec": spec, "platform_spec": platform[0]} if platform else spec
+        version = {"pipeline_id": pipeline, "name": name, "display_name": name, "pipeline_spec": source}
+        version |= {"description": query.get("description", "")}
+        conforms(version, "V2beta1PipelineVersion")
+        return self.new(self.versions, "pipeline_version_id", version)
+
+    def version(self, pipeline: str, rest: list[str], query: dict) -> dict:
+        held = {key: version for key, version in self.versions.items() if version["pipeline_id"] == pipeline}
+        if rest and rest[0] not in held:
+            raise Bad(f"pipeline version {rest[0]} not found", 404)
+        return held[rest[0]] if rest else self.listed("pipeline_versions", held, query)
+
     def create_runs(self, body: dict) -> dict:
         conforms(body, "V2beta1Run")
         self.belongs(body)
-        runnable(body)
+        runnable(body, self.versions)
         return self.new(self.runs, "run_id", body | {"state": "PENDING"})
 
     def create_recurringruns(self, body: dict) -> dict:
         conforms(body, "V2beta1RecurringRun")
         self.belongs(body)
-        runnable(body)
+        runnable(body, self.versions)
         if body.get("mode") not in ("ENABLE", "DISABLE"):
             raise Bad("mode is required")
         if not 1 <= int(body.get("max_concurrency", 0)) <= 10:
@@ -225,7 +267,14 @@ def served(server: Server) -> Iterator[Server]:
 
         def _any(self):
             length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length)) if length else None
+            body = self.rfile.read(length) if length else b"null"
+            kind = self.headers.get("Content-Type") or ""
+            if kind.startswith("multipart/form-data"):
+                parts = email.message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + body).get_payload()
+                named = {part.get_param("name", header="Content-Disposition"): part for part in parts}
+                body = {name: part.get_payload(decode=True).decode() for name, part in named.items()}
+            else:
+                body = json.loads(body)
             lower = {name.lower(): value for name, value in self.headers.items()}
             status, headers, text = server.reply(self.command, self.path, lower, body)
             content = text.encode()

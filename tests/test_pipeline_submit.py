@@ -68,6 +68,55 @@ def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
     assert run["display_name"].startswith("posgap-mitigation 20")
 
 
+def upload(capsys, server, toy_file, *more):
+    return posgap(capsys, "upload", "--host", server.url, "--file", toy_file, *more)
+
+
+def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, toy_file, tmp_path):
+    with served(Server()) as server:
+        by_version = ["--host", server.url, "--named", "toy", *GIVEN, "--version"]
+        missing = fails(capsys, "submit", *by_version, "latest")
+        assert missing == "pipeline toy: not found; `posgap pipeline upload` uploads it"
+        code, out, _ = upload(capsys, server, toy_file)
+        (pipeline,), (version,) = server.pipelines.values(), server.versions.values()
+        page = f"{pipeline['pipeline_id']}/version/{version['pipeline_version_id']}"
+        said, address = out.splitlines()
+        assert code == 0 and address == f"{server.url}/#/pipelines/details/{page}"
+        assert said == f"toy version {version['name']}: uploaded" and pipeline["name"] == "toy"
+        assert version["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "toy"
+        assert upload(capsys, server, toy_file)[1].split("\n")[:2] == [said.replace("uploaded", "unchanged"), address]
+        changed = tmp_path / "changed.yaml"
+        changed.write_text(toy_file.read_text().replace("name: toy", "name: toy\n  description: another", 1))
+        again = ["upload", "--host", server.url, "--file", changed, "--version", version["name"], "--named", "toy"]
+        assert "is there, and another one; give --version another name" in fails(capsys, *again)
+        upload(capsys, server, changed, "--version", "second")
+        newest = [*server.versions.values()][-1]["pipeline_version_id"]
+        assert len(server.pipelines) == 1 and len(server.versions) == 2
+        for wanted, id_of in {version["name"]: version["pipeline_version_id"], "latest": newest}.items():
+            assert posgap(capsys, "submit", *by_version, wanted)[0] == 0
+            run = [*server.runs.values()][-1]
+            named = {"pipeline_id": pipeline["pipeline_id"], "pipeline_version_id": id_of}
+            assert run["pipeline_version_reference"] == named and not run.get("pipeline_spec")
+        weekly = ["schedule", "create", "weekly", "--cron", "0 3 * * 1", *by_version]
+        wanted = version["name"], version["name"], "latest"
+        said = [posgap(capsys, *weekly, each)[1].split()[1] for each in wanted]
+        assert said == ["created", "unchanged", "replaced"]
+        (schedule,) = server.schedules.values()
+        assert schedule["pipeline_version_reference"] == named
+        unknown = fails(capsys, "submit", *by_version, "third")
+        assert unknown == f"toy: no version third; the newest are second, {version['name']}"
+        wrong = fails(capsys, "submit", *by_version, "second", "--param", "stepz=7")
+        assert wrong == "--param stepz: the pipeline has no such parameter; did you mean steps?"
+        assert "--no-cache cannot change a version" in fails(capsys, "submit", *by_version, "second", "--no-cache")
+
+
+def test_a_lost_answer_to_an_upload_makes_no_second_version(capsys, toy_file):
+    lost = (503, {}, "", True)
+    with served(Server(misbehave=at("pipelines/upload_version", lost, until=1))) as server:
+        assert upload(capsys, server, toy_file)[0] == 0
+        assert server.seen["POST", "/apis/v2beta1/pipelines/upload_version"] == 1 == len(server.versions)
+
+
 def test_the_experiment_is_made_once(capsys, submit):
     with served(Server()) as server:
         for _ in range(2):

@@ -203,6 +203,7 @@ HUB: Verbs = {"push": (config.HubPushConfig, "posgap.peers.hub:push")}
 PIPELINE: Verbs = {
     "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
     "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
+    "upload": (config.PipelineUploadConfig, "posgap.pipelines.uploading:upload"),
     "submit": (config.PipelineSubmitConfig, "posgap.pipelines.submission:submit"),
     "lint": (config.PipelineLintConfig, "posgap.pipelines.lint:lint"),
 }

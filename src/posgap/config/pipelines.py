@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from posgap.config.base import Config
 from posgap.config.fields import (
@@ -48,20 +48,39 @@ class PipelineRunConfig(PipelineArguments):
     )
 
 
-class CompiledPipeline(PipelineArguments):
+class _CompiledFile(_OneOfOurs):
     file: Annotated[OptionalInputPath, OnThisMachine] = Field(
         None, description="file of the compiled pipeline; empty: this version's `pipeline`"
     )
 
 
-class ServerConfig(Config):
+class CompiledPipeline(_CompiledFile, PipelineArguments):
+    pass
+
+
+class KfpConfig(Config):
     host: str = Field(
         "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST or $KF_PIPELINES_ENDPOINT"
     )
     namespace: str = Field("", description="your namespace, if KFP is a multi-user installation; empty: it is not")
-    experiment: str = Field("posgap", min_length=1, description="KFP experiment; created if it does not exist")
     request_timeout: float = Field(30.0, gt=0, description="seconds to wait for the server's answer")
     retries: int = Field(5, ge=0, description="number of retries of a request before giving up")
+
+
+class ServerConfig(KfpConfig):
+    experiment: str = Field("posgap", min_length=1, description="KFP experiment; created if it does not exist")
+
+
+# What Kubernetes takes for a name, since there KFP can keep its pipelines.
+UploadedName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,98}[a-z0-9])?)?$")]
+_NAMED = "name of the pipeline on the server; empty: posgap-mitigation, or posgap-watch"
+
+
+class PipelineUploadConfig(KfpConfig, _CompiledFile):
+    """Uploads a pipeline to a KFP server as a version of a named one. What is there already is not uploaded again."""
+
+    named: UploadedName = Field("", description=_NAMED)
+    version: UploadedName = Field("", description="name of the version; empty: posgap's version and a digest")
 
 
 class PipelineOnCluster(ServerConfig, CompiledPipeline):
@@ -70,6 +89,12 @@ class PipelineOnCluster(ServerConfig, CompiledPipeline):
         "posgap-pipeline",
         description="Kubernetes service account of the steps, which infra/kubernetes makes; empty: KFP's default",
     )
+    version: UploadedName = Field(
+        "",
+        description="version to run of what `posgap pipeline upload` uploaded, or latest; empty: the compiled pipeline "
+        "is sent along, and is on no page of the UI but the run's",
+    )
+    named: UploadedName = Field("", description=f"with --version: {_NAMED}")
 
 
 class PipelineSubmitConfig(PipelineOnCluster):

@@ -1,0 +1,62 @@
+"""Pipelines with versions on a KFP server: its page *Pipelines* has them, and runs and schedules go by them."""
+
+import yaml
+
+from posgap import __version__
+from posgap.config import PipelineOnCluster, PipelineUploadConfig
+from posgap.errors import PosgapError
+from posgap.files import digest_of
+from posgap.pipelines.client import Client, Version, ensure_pipeline, find_pipeline
+from posgap.pipelines.compilation import Compiled, load, parse
+from posgap.pipelines.transport import once
+
+LATEST = "latest"
+
+
+def upload(config: PipelineUploadConfig) -> None:
+    """Uploads a compiled pipeline as a version; prints what came of it, and the address of the version's page.
+
+    A version of that name that is the same is left as it is. Raises `PosgapError` where it is another one, since a
+    version cannot be changed.
+    """
+    compiled = load(config.file, config.pipeline)
+    digest = digest_of([compiled.spec, compiled.platform])
+    name, version = config.named or compiled.name, config.version or f"{__version__}-{digest[:8]}"
+    if version == LATEST:
+        raise PosgapError(f"--version: {LATEST} stands for the newest version; give another name")
+    client = Client(config)
+    pipeline = ensure_pipeline(client, config, name)
+
+    def existing() -> dict[str, Version]:
+        return {each.pipeline_version_id: each for each in client.find_versions(pipeline, display_name=version)}
+
+    there = next(iter(existing().values()), None)
+    if there and not (there.description or "").endswith(digest):
+        raise PosgapError(f"{name}: version {version} is there, and another one; give --version another name")
+    with compiled.package() as package:
+        held = there or once(
+            lambda: client.quietly_uploaded(package, version, pipeline, f"posgap {__version__} {digest}"),
+            existing,
+            config.retries,
+        )
+    print(f"{name} version {version}: {'unchanged' if there else 'uploaded'}\n{client.version_url(held)}")
+
+
+def uploaded(config: PipelineOnCluster) -> Compiled:
+    """The version that `config` names, as the server holds it. Raises `PosgapError` where there is none."""
+    if config.file or config.no_cache:
+        option = "--file" if config.file else "--no-cache"
+        raise PosgapError(f"--version: {option} cannot change a version that was uploaded; leave one of them out")
+    client, name = Client(config), config.named or f"posgap-{config.pipeline}"
+    if not (pipeline := find_pipeline(client, config, name)):
+        raise PosgapError(f"pipeline {name}: not found; `posgap pipeline upload` uploads it")
+    wanted = {} if config.version == LATEST else {"display_name": config.version}
+    if not (found := client.find_versions(pipeline, **wanted)):
+        known = ", ".join(each.display_name for each in client.find_versions(pipeline)[:5])
+        raise PosgapError(f"{name}: no version {config.version}; the newest are {known or 'none'}")
+    held = client.get_pipeline_version(pipeline, found[0].pipeline_version_id)
+    both = held.pipeline_spec
+    documents = [both["pipeline_spec"], both.get("platform_spec", {})] if "pipeline_spec" in both else [both]
+    compiled = parse(yaml.safe_dump_all(documents), f"{name} version {held.display_name}")
+    reference = {"pipeline_id": pipeline, "version_id": held.pipeline_version_id}
+    return Compiled(compiled.spec, compiled.platform, reference)
