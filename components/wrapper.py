@@ -33,10 +33,10 @@ def component(
     Each field that is no artifact becomes a parameter of the function, with the type, default and description that the
     config has, so that `locals()` in its body holds them all. KFP keeps only the function's source, so the body
     imports what it needs. `apart` says by which inputs, if any, the function makes a field itself: KFP makes a list of
-    artifacts only in a loop. A parameter `settings` holds others by name. Every component takes a `cache_key`, too,
-    which its stage never sees: KFP takes a step from its cache where all parameters are the same, and so runs it again
-    where this one has changed. Raises `TypeError` where the function takes an input that is no field of the config, or
-    does not take one of its artifacts.
+    artifacts only in a loop. A parameter `settings` that is no field holds others by name. Every component takes a
+    `cache_key`, too, which its stage never sees: KFP takes a step from its cache where all parameters are the same, and
+    so runs it again where this one has changed. Raises `TypeError` where the function takes an input that is no field
+    of the config, or does not take one of its artifacts.
     """
     apart = apart or {}
 
@@ -54,7 +54,8 @@ def component(
                 f"component {spec.name}: artifacts differ from {config.__name__}: {sorted(unknown | forgotten)}"
             )
         for name, parameter in (spec.inputs or {}).items():
-            parameter.description = _DESCRIBED.get(name) or fields[replaced.get(name, name)].description
+            field = fields.get(replaced.get(name, name))
+            parameter.description = field.description if field else _DESCRIBED[name]
             if name in added and not fields[name].is_required():
                 # KFP has no null: an empty string is a path that was not given.
                 parameter.default, parameter.optional = config.default(name), True

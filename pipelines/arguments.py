@@ -8,6 +8,8 @@ from typing import Any
 
 from posgap.config import PipelineArguments
 from posgap.errors import PosgapError
+from posgap.pipelines.forms import SETTINGS, filled
+from posgap.preflight.form import given, settable, unknown
 
 
 def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -23,29 +25,40 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
 def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The values of `--param`, and of the tiny model's parameters with `--smoke`, in the compiled pipeline's types.
 
-    Raises `PosgapError` for an unknown name or a value that does not fit the type.
+    Raises `PosgapError` for an unknown name, in `settings` too, or a value that does not fit the type.
     """
     values: dict[str, Any] = dict(config.param)
     if config.smoke:
         from posgap.pipelines.smoke import PARAMETERS
 
         values = {name: value for name, value in PARAMETERS.items() if name in parameters} | values
+    values = filled(values, {name: spec.get("literals", ()) for name, spec in parameters.items()})
+    if SETTINGS in values and (wrong := [*unknown(given(values[SETTINGS]))]):
+        raise PosgapError("; ".join(wrong))
     return {name: _value(name, value, parameters) for name, value in values.items()}
 
 
 def _value(name: str, value: Any, parameters: dict[str, dict[str, Any]]) -> Any:
     if name not in parameters:
-        close = difflib.get_close_matches(name, parameters, n=3)
+        known = [*parameters, *(settable() if SETTINGS in parameters else ())]
+        close = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(parameters)}"
         raise PosgapError(f"--param {name}: the pipeline has no such parameter; {hint}")
     kind = parameters[name]["parameterType"]
     parse, wording = _KINDS.get(kind, (str, "text"))
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse(value)
-    except ValueError:
-        raise PosgapError(f"--param {name}: {value!r} is not {wording}") from None
+    if isinstance(value, str):
+        try:
+            value = parse(value)
+        except ValueError:
+            raise PosgapError(f"--param {name}: {value!r} is not {wording}") from None
+    offered = parameters[name].get("literals")
+    if offered and value not in offered:
+        # KFP's form offers nothing else, and newer servers take nothing else.
+        names = [str(choice) for choice in offered]
+        close = difflib.get_close_matches(str(value), names, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(names)}"
+        raise PosgapError(f"--param {name}: the pipeline does not offer {value!r}; {hint}")
+    return value
 
 
 def _number(text: str) -> float:

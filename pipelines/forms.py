@@ -2,12 +2,25 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from posgap.config import Config, plain_type
+from pydantic.fields import FieldInfo
 
-NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
+from posgap import yaml_text
+from posgap.config import Config, plain_type
+from posgap.config.fields import IN_SETTINGS, MOST_SETTINGS, settings_of, settings_text
+from posgap.errors import PosgapError
+from posgap.preflight.form import settable
+
+SETTINGS = "settings"  # the parameter that takes what the form does not ask for
+_NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
+
+
+def fields_of(config: type[Config]) -> dict[str, FieldInfo]:
+    """The fields of `config` that a form asks for, by name."""
+    fields = config.model_fields.items()
+    return {name: field for name, field in fields if name not in _NO_FIELDS and IN_SETTINGS not in field.metadata}
 
 
 def form(config: type[Config], **defaults: Any) -> Callable[[Callable], Callable]:
@@ -16,7 +29,7 @@ def form(config: type[Config], **defaults: Any) -> Callable[[Callable], Callable
 
     KFP reads names, types and defaults off the signature, and descriptions off the docstring.
     """
-    fields = {name: field for name, field in config.model_fields.items() if name not in NO_FIELDS}
+    fields = fields_of(config)
 
     def wrap(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -31,6 +44,54 @@ def form(config: type[Config], **defaults: Any) -> Callable[[Callable], Callable
         return pipeline
 
     return wrap
+
+
+def dropdowns(offered: Mapping[str, Iterable[str]]) -> Callable[[Any], Any]:
+    """Gives parameters of a pipeline, by name, the values that they may have as the specification's `literals`, of
+    which KFP's UI makes a dropdown.
+
+    The SDK has no way to say them: `typing.Literal` does not compile in kfp 2.17 (kubeflow/pipelines, issue 11385).
+    They go into the pipeline's own message, so that the SDK writes them and checks them by the specification.
+    """
+
+    def complete(pipeline: Any) -> Any:
+        for name, values in offered.items():
+            for value in values:
+                pipeline.pipeline_spec.root.input_definitions.parameters[name].literals.add(string_value=value)
+        return pipeline
+
+    return complete
+
+
+def filled(values: Mapping[str, Any], offered: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """What to fill into a form for `values`: those that it has no field for, and methods that its dropdown does not
+    offer, go into `settings`, if it has this field; as they are, they would be no values of the pipeline.
+
+    `offered` has the dropdown's values of each field, none where it is none. What is given by its own name counts
+    before what `settings` says. Names that no stage has stay where they are. Raises `PosgapError` where `settings` is
+    no YAML.
+    """
+    if SETTINGS not in offered:
+        return dict(values)
+    taken = settable()
+    apart = {n for n in values if n in taken and (n not in offered or (offered[n] and values[n] not in offered[n]))}
+    kept = {name: value for name, value in values.items() if name not in apart}
+    try:
+        said = settings_of(settings_text(values.get(SETTINGS, "")))
+    except ValueError as error:
+        raise PosgapError(f"{SETTINGS}: {error}") from None
+    said |= {name: _plain(values[name]) for name in values if name in apart}
+    return kept | ({SETTINGS: settings_text(said)} if apart or isinstance(values.get(SETTINGS), dict) else {})
+
+
+def _plain(value: Any) -> Any:
+    """The value that a text is in YAML, so that it makes no difference how it was given; a text, if it is none."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return yaml_text.parse(value.encode("utf-8", "replace"), "text", "settings", MOST_SETTINGS, typed=True)
+    except PosgapError:
+        return value
 
 
 def _parameter(config: type[Config], name: str, defaults: Mapping[str, Any]) -> inspect.Parameter:

@@ -83,7 +83,8 @@ def run(config: PipelineRunConfig) -> None:
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
-    """Runs a pipeline in processes of this machine; returns the run's folder below `root`, with one folder per step.
+    """Runs a pipeline in processes of this machine, with these arguments filled into its form; returns the run's folder
+    below `root`, with one folder per step.
 
     Steps whose component and arguments are in `cache` are reused; their folders are in the run that made them. KFP's
     whole output goes to `log`, and the stages' own lines to stderr, too. Raises `PosgapError` with the error of the
@@ -91,9 +92,13 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     """
     from kfp import local
 
+    from posgap.pipelines.forms import filled
+
     local.init(
         local.SubprocessRunner(use_venv=False), pipeline_root=str(root), enable_caching=True, cache_root=str(cache)
     )
+    fields = pipeline.pipeline_spec.root.input_definitions.parameters
+    arguments = filled(arguments, {n: [each.string_value for each in fields[n].literals] for n in fields})
     terminal, before = sys.stderr, set(root.glob("*"))
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run(), _as_before():

@@ -6,6 +6,7 @@ from typing import Any
 
 from kfp import dsl
 
+from posgap.choices import TASKS
 from posgap.components.apply import apply
 from posgap.components.champion import champion
 from posgap.components.compare import compare
@@ -22,36 +23,37 @@ from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
 from posgap.config import ClusterConfig, PreflightConfig
+from posgap.config.distillation import LOCAL_BACKENDS
 from posgap.mitigating.method import MITIGATE
-from posgap.pipelines.forms import form
-from posgap.pipelines.pools import Pools, cluster_config, placement
+from posgap.pipelines.forms import dropdowns, form
+from posgap.pipelines.pools import Pools, cluster_config
+from posgap.preflight.form import commonly
 
 
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     """The pipeline as compiled for a cluster. Its form is `PreflightConfig`."""
 
+    @dropdowns({"task": TASKS.names(), "backend": LOCAL_BACKENDS.names(), "methods": commonly()})
     @dsl.pipeline(
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",
     )
-    @form(PreflightConfig, **placement(cluster))
+    @form(PreflightConfig, gpus_train=cluster.train.accelerators)
     def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
-        model, name, seed = parameters["model"], parameters["registered_name"], parameters["seed"]
-        nodes = parameters["nodes_cpu"], parameters["nodes_inference"], parameters["nodes_train"]
-        pools = Pools(cluster, *nodes, parameters["tolerations"], parameters["gpus_train"])
-        ending = pools.cpu(report(registered_name=name, webhook_url=parameters["webhook_url"], seed=seed))
-        ending.set_caching_options(False)
+        model, name = parameters["model"], parameters["registered_name"]
+        pools = Pools(cluster, parameters["gpus_train"])
+        ending = pools.small(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
-            plan = pools.cpu(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
+            plan = pools.small(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
             source = {"data": parameters["train_data"], "eval_data": parameters["eval_data"], "model": model}
-            made = {"recipe": plan.outputs["recipe"], "only_new": parameters["only_new"]}
-            data = pools.cpu(data_version(name=name, seed=seed, **source, **made)).set_caching_options(False)
+            seed, made = plan.outputs["seed"], {each: plan.outputs[each] for each in ("recipe", "only_new")}
+            data = pools.small(data_version(name=name, seed=seed, **source, **made)).set_caching_options(False)
             # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence
             # this If.
             with dsl.If(data.outputs["Output"] == True, name="something to do"):  # noqa: E712  KFP reads it
-                registered = {"name": name, "approval": parameters["approval"]}
-                _measure_and_mitigate(plan.outputs, data.outputs, pools, model, registered, seed)
+                registered = {"name": name, "approval": plan.outputs["approval"]}
+                _measure_and_mitigate(plan.outputs, data.outputs, pools, model, registered)
 
     return mitigation
 
@@ -62,7 +64,6 @@ def _measure_and_mitigate(
     pools: Pools,
     model: str,
     registered: Mapping[str, Any],
-    seed: int,
 ) -> None:
     """All that costs GPUs; `given` is what `preflight` says to each stage, `data` what `data_version` chose, and
     `registered` the name of the registered model, and whether what is admitted waits for approval.
@@ -71,16 +72,16 @@ def _measure_and_mitigate(
     step has a digest of all that it goes back to as a parameter: `measured` where that is evaluation data and base
     model, `made` where it is the training data, too, and one of its own for the champion.
     """
-    measured, made = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}
+    measured, made, seed = {"cache_key": data["eval_key"]}, {"cache_key": data["train_key"]}, given["seed"]
     base = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).set_display_name("base model").output
     train_raw = dsl.importer(artifact_uri=data["uri"], artifact_class=dsl.Dataset).set_display_name("train data").output
     eval_raw = dsl.importer(artifact_uri=data["eval_uri"], artifact_class=dsl.Dataset)
     eval_raw = eval_raw.set_display_name("eval data").output
     checked = {"model": base, "settings": given["validate"]}
     # The training data give way, so that what is measured stays the same where only they are new.
-    held_out = pools.cpu(validate(examples=eval_raw, **checked, **measured))
+    held_out = pools.small(validate(examples=eval_raw, **checked, **measured))
     held_out = held_out.set_display_name("validate eval").outputs["out"]
-    train = pools.cpu(validate(examples=train_raw, exclude=held_out, **checked, **made))
+    train = pools.small(validate(examples=train_raw, exclude=held_out, **checked, **made))
     train = train.set_display_name("validate train").outputs["out"]
 
     def swept(model, title: str, key: Mapping[str, Any], **label: str):
@@ -127,7 +128,7 @@ def _measure_and_mitigate(
             responses = pools.inference(asked).outputs["out"]
             learned = {"examples": train, "responses": responses, "model": base, "method": method, **made}
             if pools.cluster.trainer:
-                trained = pools.cpu(train_job(work="", settings=given["train_job"], **learned), retry=True)
+                trained = pools.job(train_job(work="", settings=given["train_job"], **learned))
             else:
                 trained = pools.train(distill(settings=given["distill"], **learned))
             judge(trained.outputs["out"], "distilled")

@@ -1,7 +1,6 @@
 """Places the steps of a pipeline on a cluster: nodes, GPUs, shared memory, caches, secrets.
 
-Settings that KFP accepts at run time (nodes, tolerations, accelerators) are parameters of the pipeline; the others are
-compiled in, from `ClusterConfig`.
+All of it is compiled in, from `ClusterConfig`, but the number of GPUs that train, which a run may choose.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from posgap.config import ClusterConfig, PoolConfig
 from posgap.config.cluster import MLFLOW_LOGIN
 from posgap.errors import PosgapError, first_fault
 from posgap.gating import signature
-from posgap.tracking.runs import PIPELINE_VARIABLE
+from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
 CACHE, SHARED_MEMORY, SCRATCH = "/cache/huggingface", "/dev/shm", "/tmp"
@@ -40,25 +39,15 @@ def cluster_config() -> ClusterConfig:
     try:
         changes = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
         defaults = ClusterConfig().model_dump()
-        pools = {name: defaults[name] | changes[name] for name in ("train", "inference", "cpu") if name in changes}
+        if "cpu" in changes:  # its nodes are those of all steps without GPUs, unless the file says otherwise
+            nodes = {name: changes["cpu"][name] for name in ("nodes",) if name in changes["cpu"]}
+            changes |= {name: nodes | changes.get(name, {}) for name in ("small", "promote")}
+        pools = {n: defaults[n] | changes[n] for n in ("train", "inference", "cpu", "small", "promote") if n in changes}
         return ClusterConfig(**changes | pools)
     except ValidationError as error:
         raise PosgapError(f"{file}: {first_fault(error)}") from None
     except (OSError, yaml.YAMLError, TypeError, AttributeError) as error:
         raise PosgapError(f"{file} ({CLUSTER_VARIABLE}): not a cluster configuration: {error}") from None
-
-
-def placement(cluster: ClusterConfig) -> dict[str, Any]:
-    """What a form says about nodes and GPUs on this cluster, by field; a run may choose others. The one field for
-    tolerations has those of both kinds of GPU nodes."""
-    train, inference = cluster.train, cluster.inference
-    return {
-        "nodes_cpu": cluster.cpu.nodes,
-        "nodes_inference": inference.nodes,
-        "nodes_train": train.nodes,
-        "tolerations": train.tolerations + [each for each in inference.tolerations if each not in train.tolerations],
-        "gpus_train": train.accelerators,
-    }
 
 
 @contextlib.contextmanager
@@ -79,60 +68,69 @@ def _quick_stack() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pools:
-    """Places steps on the nodes of a cluster. Nodes, tolerations and GPUs are values, or parameters of the pipeline."""
+    """Places steps on the nodes of a cluster. `gpus_train` is a number, or a parameter of the pipeline."""
 
     cluster: ClusterConfig
-    nodes_cpu: Any
-    nodes_inference: Any = None
-    nodes_train: Any = None
-    tolerations: Any = None
     gpus_train: Any = None
 
-    def cpu(self, task: PipelineTask, retry: bool = False) -> PipelineTask:
+    def cpu(self, task: PipelineTask) -> PipelineTask:
         """Places a step that takes minutes and no GPU."""
-        return self._place(task, self.cluster.cpu, self.nodes_cpu, retry)
+        return self._place(task, self.cluster.cpu, False)
+
+    def small(self, task: PipelineTask) -> PipelineTask:
+        """Places a step that needs little memory: it reads no weights."""
+        return self._place(task, self.cluster.small, False)
+
+    def job(self, task: PipelineTask) -> PipelineTask:
+        """Places a step that watches a TrainJob, for as long as training may take."""
+        longest = self.cluster.train.timeout
+        return self._place(task, self.cluster.small.model_copy(update={"timeout": longest}), True)
 
     def inference(self, task: PipelineTask) -> PipelineTask:
         """Places a step that generates responses, or searches by generating."""
         pool = self.cluster.inference
-        return self._place(task, pool, self.nodes_inference, True, pool.accelerators)
+        return self._place(task, pool, True, pool.accelerators)
 
     def gate(self, task: PipelineTask) -> PipelineTask:
         """Places a gate, which alone has the key that signs verdicts."""
         if self.cluster.signing_secret:
             key = {signature.VARIABLE: signature.VARIABLE}
             kubernetes.use_secret_as_env(task, self.cluster.signing_secret, key, optional=True)
-        return self.cpu(task, retry=True)
+        return self._place(task, self.cluster.small, True)
 
     def promote(self, task: PipelineTask) -> PipelineTask:
         """Places a promotion, which has a log-in of its own to MLflow: it may change the registered model."""
-        return self._place(task, self.cluster.cpu, self.nodes_cpu, True, login=self.cluster.promote_secret)
+        return self._place(task, self.cluster.promote, True, login=self.cluster.promote_secret)
 
     def watch(self, task: PipelineTask) -> PipelineTask:
         """Places a step that tags the champion, as promotion does, and may start a run: on Kubeflow with several users
         a PodDefault gives its pod the token."""
         kubernetes.add_pod_label(task, "access-ml-pipeline", "true")
-        return self._place(task, self.cluster.cpu, self.nodes_cpu, False, login=self.cluster.promote_secret)
+        return self._place(task, self.cluster.small, False, login=self.cluster.promote_secret)
 
     def train(self, task: PipelineTask) -> PipelineTask:
         """Places a step that trains."""
-        return self._place(task, self.cluster.train, self.nodes_train, True, self.gpus_train)
+        return self._place(task, self.cluster.train, True, self.gpus_train)
 
     @_quick_stack()
     def _place(
         self,
         task: PipelineTask,
         pool: PoolConfig,
-        nodes: Any,
         retry: bool,
         accelerators: Any = None,
         login: str = "",
     ) -> PipelineTask:
         task.set_container_image(image(_kind(task), self.cluster.registry))
         task.set_cpu_request(pool.cpu).set_memory_request(pool.memory).set_memory_limit(pool.memory)
-        kubernetes.add_node_selector_json(task, nodes)
+        for label, value in pool.nodes.items():
+            kubernetes.add_node_selector(task, label, value)
+        if pool.timeout:
+            kubernetes.set_timeout(task, pool.timeout)
+        if pool.price:
+            task.set_env_variable(PRICE_VARIABLE, f"{pool.price:g}")
         if pool.accelerator:
-            _accelerate(task, pool, accelerators, self.tolerations)
+            _accelerate(task, pool, accelerators)
             if self.cluster.model_cache:
                 kubernetes.mount_pvc(task, self.cluster.model_cache, CACHE)
                 task.set_env_variable("HF_HOME", CACHE)
@@ -147,12 +145,12 @@ def _kind(task: PipelineTask) -> str:
     return task.container_spec.image.rpartition("/posgap-")[2].partition(":")[0]
 
 
-def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any, tolerations: Any) -> None:
+def _accelerate(task: PipelineTask, pool: PoolConfig, accelerators: Any) -> None:
     if isinstance(accelerators, PipelineChannel):
         # KFP 2.17 passes this parameter to the task, but not into the groups around the task.
         task.register_pipeline_channels([accelerators])
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(accelerators)
-    kubernetes.add_toleration_json(task, tolerations)
+    kubernetes.add_toleration_json(task, pool.tolerations)
     if pool.shared_memory:
         kubernetes.empty_dir_mount(task, "shared-memory", SHARED_MEMORY, "Memory", pool.shared_memory)
     if pool.queue:

@@ -21,14 +21,14 @@ PARAMETERS: dict[str, Any] = {
     "n_docs": 20,
     "backend": "transformers",
     "registered_name": "posgap-demo",
-    "overrides": OVERRIDES,
+    "settings": OVERRIDES,
 }
 
 # For `posgap demo --smoke`: it runs every step, and the gate lets any model through.
 SMALLEST: dict[str, Any] = {
     "max_gap": 100.0,
     "registered_name": "posgap-smoke",
-    "overrides": OVERRIDES
+    "settings": OVERRIDES
     | {"epochs": 1, "k": 2, "mean_tolerance": 100.0, "advantageous_tolerance": 100.0}
     | {"min_mean": 0.0, "least_examples": 1},
 }

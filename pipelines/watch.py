@@ -11,7 +11,7 @@ from posgap.components.report import report
 from posgap.components.watch import watch as judge
 from posgap.config import ClusterConfig, WatchFormConfig
 from posgap.pipelines.forms import form
-from posgap.pipelines.pools import Pools, cluster_config, placement
+from posgap.pipelines.pools import Pools, cluster_config
 
 
 def watch_pipeline(cluster: ClusterConfig) -> Callable:
@@ -21,16 +21,14 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         name="posgap-watch",
         description="Sweep the champion on fresh data; fail, tell and mitigate if it has left its policy.",
     )
-    @form(WatchFormConfig, **placement(cluster))
+    @form(WatchFormConfig)
     def watch(**parameters: Any):
         """data version -> champion -> watch."""
         name, seed = parameters["registered_name"], parameters["seed"]
-        nodes = {key: parameters[key] for key in ("nodes_cpu", "nodes_inference", "tolerations")}
-        pools = Pools(cluster, **nodes)
-        ending = pools.cpu(report(registered_name=name, webhook_url=parameters["webhook_url"], seed=seed))
-        ending.set_caching_options(False)
+        pools = Pools(cluster)
+        ending = pools.small(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="watch"):
-            data = pools.cpu(data_version(data=parameters["eval_data"], name=name, only_new=False, seed=seed))
+            data = pools.small(data_version(data=parameters["eval_data"], name=name, only_new=False, seed=seed))
             data.set_caching_options(False)
             fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset)
             fresh = fresh.set_display_name("fresh data").output

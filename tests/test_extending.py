@@ -125,7 +125,7 @@ def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_paramete
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(first + i) for i in range(3)])
     form = ["preflight", "--train-data", tmp_path / "train.jsonl", "--eval-data", tmp_path / "eval.jsonl"]
     form += ["--model", model_folder, "--n-docs", 4, "--backend", "transformers", "--methods", "r1+reverse-kl"]
-    form += ["--overrides", json.dumps({"kl_temperature": 2.0, "least_worst": 50}), "--out", tmp_path / "form"]
+    form += ["--settings", json.dumps({"kl_temperature": 2.0, "least_worst": 50}), "--out", tmp_path / "form"]
     done = posgap(["pipeline", "compile", "--out", tmp_path / "pipeline.yaml"], form)
     assert codes(done) == [0, 0], done.stderr
     plan = read_json(tmp_path / "form" / "preflight.json")

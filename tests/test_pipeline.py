@@ -34,7 +34,7 @@ PARAMETERS = {
     "shards": 2,
     "max_gap": 100.0,
     "registered_name": "tiny",
-    "overrides": {
+    "settings": {
         **{"max_new_tokens": 1, "advantageous": "1", "keep_incorrect": True},
         **{"k": 1, "epochs": 1, "batch_size": 16, "learning_rate": 1e-4},
         **{"population": 2, "generations": 1, "finalists": 1},
@@ -60,11 +60,11 @@ def runs(tmp_path_factory):
     store = f"sqlite:///{work}/mlflow.db"
     count = 0
 
-    def run(overrides=None, **more):
+    def run(settings=None, **more):
         nonlocal count
         count += 1
-        chosen = PARAMETERS["overrides"] | (overrides or {})
-        values = PARAMETERS | places | more | {"overrides": chosen}
+        chosen = PARAMETERS["settings"] | (settings or {})
+        values = PARAMETERS | places | more | {"settings": chosen}
         root, log = work / f"run-{count}", work / f"{count}.log"
         error = ""
         with pytest.MonkeyPatch.context() as patched:
@@ -172,7 +172,7 @@ def test_a_refusing_gate_stops_promotion_and_not_the_report(runs):
     assert runs.client.get_model_version_by_alias("tiny", "champion").version == before
 
 
-def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
+def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs, monkeypatch):
     posted = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -186,7 +186,8 @@ def test_a_failing_step_ends_its_branch_and_the_webhook_is_told(runs):
 
     server = HTTPServer(("127.0.0.1", 0), Hook)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    run = runs.run({"keep_incorrect": False}, webhook_url=f"http://127.0.0.1:{server.server_port}/hook")
+    monkeypatch.setenv("POSGAP_WEBHOOK_URL", f"http://127.0.0.1:{server.server_port}/hook")
+    run = runs.run({"keep_incorrect": False})
     server.shutdown()
     server.server_close()
     why = f"{runs.first.folder}/merge/out: no response at position 1 of 4 was correct; there is nothing to distil"

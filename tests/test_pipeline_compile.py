@@ -1,5 +1,6 @@
 """`posgap pipeline compile` writes what KFP reads, always the same; `run` runs it here."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,8 +15,14 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from toy_pipeline import fails, posgap, toy, write_toy
 from warm import warm_steps  # noqa: F401  a fixture
 
+from posgap.choices import TASKS
+from posgap.config import PipelineLintConfig
+from posgap.config.fields import settings_of, settings_text
+from posgap.errors import PosgapError
 from posgap.pipelines import compilation, smoke
+from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import compiled_text, load, parse
+from posgap.preflight.form import candidates, commonly
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
 OURS = pytest.mark.parametrize("name", ["mitigation", "watch"])
@@ -41,6 +48,80 @@ def test_kfp_reads_back_what_is_written(name):
     assert loaded.name == f"posgap-{name}"
     assert loaded.component_spec.inputs.keys() == load(committed).parameters.keys()
     assert all(spec["description"] for spec in load(committed).parameters.values())
+
+
+def test_choices_are_dropdowns_of_what_the_steps_take():
+    parameters = load(COMMITTED).parameters
+    offered = {name: spec["literals"] for name, spec in parameters.items() if "literals" in spec}
+    assert offered == {"task": TASKS.names(), "backend": ["transformers", "vllm"], "methods": commonly()}
+    for methods in offered["methods"]:
+        candidates(methods)
+    assert all(parameters[name]["defaultValue"] in choices for name, choices in offered.items())
+    assert not any("literals" in spec for spec in load(ROOT / "pipelines" / "watch.yaml").parameters.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (
+            "backend=transformer",
+            "--param backend: the pipeline does not offer 'transformer'; did you mean transformers?",
+        ),
+        ("backend=", "--param backend: the pipeline does not offer ''; choose from transformers, vllm"),
+        ("n=3", "--param n: the pipeline does not offer 3; choose from 1.0, 20.0"),
+        ("n=x", "--param n: 'x' is not a whole number"),
+        ("n=20", None),
+        ("backend=vllm", None),
+    ],
+)
+def test_a_value_that_the_form_does_not_offer_is_refused(given, complaint):
+    backend = load(COMMITTED).parameters["backend"]
+    parameters = {"backend": backend, "n": {"parameterType": "NUMBER_INTEGER", "literals": [1.0, 20.0]}}
+    name, _, value = given.partition("=")
+    config = PipelineLintConfig(param={name: value})
+    if complaint is None:
+        assert checked(config, parameters) == {name: type(parameters[name].get("literals")[0])(value)}
+        return
+    with pytest.raises(PosgapError) as refused:
+        checked(config, parameters)
+    assert str(refused.value) == complaint
+
+
+def test_what_the_form_does_not_ask_for_goes_into_its_settings():
+    parameters = load(COMMITTED).parameters
+    given = {"methods": "r1+lpes", "shards": "4", "sweep.limit": "9", "sweep.positions": "1,4", "max_gap": "5"}
+    given |= {"settings": "shards: 2\nvalidate: {limit: 8}", "learning_rate": "1e-5"}
+    values = checked(PipelineLintConfig(param=given), parameters)
+    assert values.keys() == {"settings", "max_gap"} and values["max_gap"] == 5.0
+    said = {"shards": 4, "validate": {"limit": 8}, "methods": "r1+lpes", "sweep.limit": 9, "sweep.positions": "1,4"}
+    assert settings_of(values["settings"]) == said | {"learning_rate": 1e-5}
+    offered = {"methods": "r1 then mitigate", "model": "m"}
+    assert checked(PipelineLintConfig(param=offered), parameters) == offered
+    for wrong, complaint in {
+        "max_gpa": "--param max_gpa: the pipeline has no such parameter; did you mean max_gap",
+        "epocs": "--param epocs: the pipeline has no such parameter; did you mean epochs?",
+    }.items():
+        with pytest.raises(PosgapError, match=complaint):
+            checked(PipelineLintConfig(param={wrong: "5"}), parameters)
+    for wrong, complaint in {
+        "sweep: {limits: 1}": "settings: sweep.limits: no stage has such a parameter; did you mean sweep.limit",
+        "model: m": "settings: model: is a field of the form; fill it in there",
+        "a: 1\na: 2": "settings: must be YAML; text: not YAML: 'a' is there twice in line 1",
+        "- 1": "settings: must be like {shards: 4, learning_rate: 1e-5}",
+    }.items():
+        with pytest.raises(PosgapError, match=complaint):
+            checked(PipelineLintConfig(param={"settings": wrong}), parameters)
+
+
+def test_settings_are_read_by_yaml_1_2_and_every_json_text_as_json():
+    read = settings_of("a: no\nb: 1e-5\nc: 1:30\nd: 2026-11-23\ne: 010\nf: true\ng: -3\nh: null\ni: .5\nj: 1,4\nk:\n")
+    assert read == dict(zip("abcdefghijk", ["no", 1e-5, "1:30", "2026-11-23", "010", True, -3, None, 0.5, "1,4", None]))
+    value = {"x": [1, 1.5, 1e-05, "yes", {"y": None}], "z": 'a "b" \\ {{ é', "big": 1e22}
+    assert settings_of(json.dumps(value)) == value == settings_of(settings_text(value))
+    assert type(settings_of("b: 1e-5")["b"]) is float and settings_of("") == {}
+    for text in ("a: &x 1\nb: *x", "a: !!python/none 1", "a: 1e999", "a: [", "[" * 9999, "1: 2", "a: " + "x" * 65536):
+        with pytest.raises(ValueError):
+            settings_of(text)
 
 
 def test_both_documents_are_written_where_the_pipeline_asks_anything_of_kubernetes(tmp_path):

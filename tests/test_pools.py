@@ -22,6 +22,7 @@ GATES, PROMOTIONS = ({f"{step} {made}" for made in MADE} for step in ("gate", "p
 SEARCHES = {"mitigate", "mitigate distilled"}
 GENERATED = {"sweep base", "champion", *(f"sweep {made}" for made in MADE), "teacher"} | SEARCHES
 UNCACHED = {"preflight", "data-version", "report"} | GATES | PROMOTIONS
+SMALL = {"preflight", "data-version", "report", "validate eval", "validate train"}
 RETRIED = TRAINED | GENERATED | GATES | PROMOTIONS
 IMAGES = dict.fromkeys(TRAINED | SEARCHES, TRAIN) | dict.fromkeys(GENERATED - SEARCHES, SERVE)
 
@@ -32,6 +33,10 @@ def steps():
 
 
 def pool_of(name):
+    if name.startswith("promote"):
+        return CLUSTER.promote
+    if name in SMALL | GATES:
+        return CLUSTER.small
     return CLUSTER.train if name in TRAINED else CLUSTER.inference if name in GENERATED else CLUSTER.cpu
 
 
@@ -56,6 +61,7 @@ def test_every_step_lies_on_its_pool_with_all_it_asks_for(steps):
         assert requested.pool == pool.nodes, name
         assert requested.tolerations == pool.tolerations, name
         assert (requested.cpu, requested.memory) == (pool.cpu, pool.memory), name
+        assert int(step.settings["activeDeadlineSeconds"]) == pool.timeout > 0, name
         assert requested.image == image(IMAGES.get(name, CPU)), name
         assert requested.accelerators == (1 if pool.accelerator else 0) and requested.accelerator == pool.accelerator, (
             name
@@ -110,16 +116,12 @@ def test_lint_finds_nothing_wrong_with_any_step(steps):
     assert not [complaint for step in steps.values() for complaint in complaints(step)]
 
 
-def test_nodes_tolerations_and_gpus_are_chosen_in_the_form():
-    values = {"nodes_train": {"node": "h100"}, "nodes_cpu": {}, "gpus_train": "8"}
-    values["tolerations"] = [{"key": "sku", "operator": "Equal", "value": "gpu", "effect": "NoSchedule"}]
-    steps = {step.name: resources(step) for step in tree(load(None), values).steps()}
-    assert steps["distill"].pool == {"node": "h100"} and steps["distill"].accelerators == 8
-    assert steps["sweep mitigated"].tolerations == steps["distill"].tolerations == values["tolerations"]
-    assert steps["report"].pool == {} and steps["sweep base"].pool == CLUSTER.inference.nodes
+def test_the_number_of_gpus_that_train_is_chosen_in_the_form():
+    steps = {step.name: resources(step) for step in tree(load(None), {"gpus_train": "8"}).steps()}
+    assert steps["distill"].accelerators == 8 and steps["sweep base"].accelerators == 1
 
 
-def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
+def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     file = tmp_path / "cluster.yaml"
     file.write_text(
         yaml.safe_dump(
@@ -128,7 +130,14 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
                 "pull_secret": "mine",
                 "model_cache": "models",
                 "secrets": {},
-                "inference": {"shared_memory": "2Gi", "queue": "", "accelerator": "amd.com/gpu", "tolerations": [AMD]},
+                "inference": {
+                    "price": 2.5,
+                    "timeout": 0,
+                    "shared_memory": "2Gi",
+                    "queue": "",
+                    "accelerator": "amd.com/gpu",
+                    "tolerations": [AMD],
+                },
                 "train": {"nodes": {"pool": "big"}, "accelerators": "8"},
                 "cpu": {"nodes": {}},
             }
@@ -136,13 +145,14 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("POSGAP_CLUSTER", str(file))
     compiled = parse(compiled_text(mitigation_pipeline(cluster_config())), "test")
-    # What a run may choose is the form's default.
-    defaults = {name: field.get("defaultValue") for name, field in compiled.parameters.items()}
-    assert defaults["nodes_train"] == {"pool": "big"} and defaults["nodes_inference"] == CLUSTER.inference.nodes
-    assert defaults["gpus_train"] == "8" and defaults["tolerations"] == [*CLUSTER.train.tolerations, AMD]
+    assert compiled.parameters["gpus_train"]["defaultValue"] == "8"  # what a run may choose is the form's default
     steps = {step.name: step for step in tree(compiled, {}).steps()}
     requested = {name: resources(step) for name, step in steps.items()}
     assert requested["sweep base"].image == image(SERVE, "registry.example/ml")
+    assert (requested["distill"].pool, requested["report"].pool) == ({"pool": "big"}, {})
+    assert (
+        requested["sweep base"].tolerations == [AMD] and requested["distill"].tolerations == CLUSTER.train.tolerations
+    )
     assert requested["sweep base"].accelerator == "amd.com/gpu" and requested["distill"].accelerator == "nvidia.com/gpu"
     assert requested["sweep base"].volumes == [
         "/cache/huggingface=models",
@@ -150,6 +160,9 @@ def test_the_rest_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
         f"/tmp=disk {CLUSTER.inference.scratch}",
     ]
     assert {"name": "HF_HOME", "value": "/cache/huggingface"} in steps["sweep base"].container["env"]
+    assert {"name": "POSGAP_GPU_PRICE", "value": "2.5"} in steps["sweep base"].container["env"]
+    assert "activeDeadlineSeconds" not in steps["sweep base"].settings
+    assert (requested["report"].memory, requested["promote distilled"].memory) == ("4Gi", "40Gi")
     assert "podMetadata" not in steps["sweep base"].settings and "secretAsEnv" not in steps["report"].settings
     assert requested["report"].needs == {"secrets": ["mine"]} and requested["report"].volumes == []
 
@@ -158,7 +171,8 @@ def test_where_there_is_a_trainer_the_step_that_trains_only_watches():
     compiled = parse(compiled_text(mitigation_pipeline(ClusterConfig(trainer=True))), "test")
     steps = {step.name: step for step in tree(compiled, {}).steps()}
     job = resources(steps["train-job"])
-    assert "distill" not in steps and (job.pool, job.accelerators, job.retries) == (CLUSTER.cpu.nodes, 0, 2)
+    assert "distill" not in steps and (job.pool, job.accelerators, job.retries) == (CLUSTER.small.nodes, 0, 2)
+    assert int(steps["train-job"].settings["activeDeadlineSeconds"]) == CLUSTER.train.timeout
     assert steps["preflight"].task["inputs"]["parameters"]["trainer"] == {"runtimeValue": {"constant": True}}
 
 

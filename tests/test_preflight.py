@@ -10,6 +10,7 @@ from conftest import kv_example
 from posgap.choices import TASKS
 from posgap.cli import main
 from posgap.config import PreflightConfig
+from posgap.config.fields import settings_text
 from posgap.demo import tiny_model
 from posgap.errors import Rejected
 from posgap.locations import split_uri
@@ -35,9 +36,12 @@ def refused(form, **more) -> str:
 
 
 def test_a_form_that_is_right_becomes_what_each_stage_is_given(form):
-    values = {"methods": "r1+lpes", "shards": 2, "max_gap": 12.0, "seed": 3}
-    values["overrides"] = {"dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
+    values = {"methods": "r1+lpes", "shards": 4, "max_gap": 12.0}
+    values["settings"] = "shards: 2\nseed: 3\napproval: true\ndtype: float32\nepochs: 1\nlimit: 9\nsweep: {limit: 5}\n"
     plan = read_plan(preflight(form.model_copy(update=values)))
+    assert [plan[name] for name in ("seed", "approval", "only_new")] == [3, True, False]
+    said = {"shards": 2, "seed": 3, "approval": True, "dtype": "float32", "epochs": 1, "limit": 9, "sweep.limit": 5}
+    assert plan["given"] == said
     assert (
         plan["candidates"] == ["r1", "mitigate"]
         and not plan["layered"]
@@ -67,7 +71,7 @@ def test_the_form_takes_every_task(form, task, tmp_path):
         write_examples(tmp_path / f"{name}.jsonl", [example])
     methods = "r1" if n_gold == 1 else "r2"
     more = {"max_new_tokens": 8} | ({} if n_gold == 1 else {"advantageous": "+".join(map(str, range(1, n_gold + 1)))})
-    values = {"task": task, "n_docs": 12, "methods": methods, "overrides": more}
+    values = {"task": task, "n_docs": 12, "methods": methods, "settings": settings_text(more)}
     plan = read_plan(preflight(form.model_copy(update=values)))
     assert not plan["wrong"] and plan["settings"]["sweep"]["task"] == task
 
@@ -81,23 +85,21 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         max_gap=101.0,
         shards=9,
         eval_data=str(tmp_path / "none.jsonl"),
-        webhook_url="example.org",
-        nodes_train={"pool": 7},
         gpus_train="many",
-        overrides={"epocs": 2, "gate.seed": 1, "learning_rate": -1},
+        settings="epocs: 2\ngate.seed: 1\nlearning_rate: -1e-5\nmodel: m\nonly_new: perhaps",
     )
     assert complaint.startswith(
         "11 things to correct before the run can start: (1) methods: unknown method 'r3': choose from "
     )
     for fault in (
-        "overrides: epocs: no stage has such a parameter; did you mean epochs?",
-        "overrides: gate.seed: is set by the form or the pipeline, and cannot be overridden",
+        "settings: epocs: no stage has such a parameter; did you mean epochs?",
+        "settings: gate.seed: is set by the form or the pipeline, and cannot be set here",
         f"task: unknown task 'kw': choose {TASKS.listed()}, got 'kw'",
         "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
-        "overrides: learning_rate: Input should be greater than 0, got -1",
-        "webhook_url: must begin with https:// or http://",
-        "nodes_train.pool: Input should be a valid string, got 7",
+        "settings: learning_rate: Input should be greater than 0, got -1e-05",
+        "settings: model: is a field of the form; fill it in there",
+        "settings: only_new: Input should be a valid boolean, unable to interpret input, got 'perhaps'",
         "gpus_train: String should match pattern",
         f"{tmp_path}/none.jsonl: no data version",
     ):
@@ -109,10 +111,10 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
 def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
     options = ["--train-data", form.train_data, "--eval-data", form.train_data, "--model", form.model, "--n-docs", "4"]
     with pytest.raises(SystemExit) as stopped:
-        main(["preflight", *options, "--overrides", '{"k": 0.5}', "--out", str(tmp_path / "out")])
+        main(["preflight", *options, "--settings", '{"k": 0.5}', "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) overrides: k: ")
+    assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) settings: k: ")
     assert line.endswith(
         f"(2) {form.train_data}: is train_data, too; evaluate a model on examples it was not trained on"
     )
@@ -131,7 +133,10 @@ def test_scaling_wants_one_gold_document_and_rotary_positions(form):
 
 
 def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):
-    values = {"methods": "r1+lpes  then yarn+linear", "overrides": {"finalists": 1, "on_top.finalists": 2}}
+    values = {
+        "methods": "r1+lpes  then yarn+linear",
+        "settings": settings_text({"finalists": 1, "on_top.finalists": 2}),
+    }
     plan = read_plan(preflight(form.model_copy(update=values)))
     assert plan["candidates"] == ["r1", "mitigate"] and plan["layered"]
     base, on_top = plan["settings"]["mitigate"], plan["settings"]["on_top"]
@@ -159,13 +164,15 @@ def test_mitigations_are_those_that_the_backend_serves():
 
 def test_shards_are_at_most_as_many_as_placements(form):
     assert "shards: must be from 1 to 4, the number of placements; got 5" in refused(form, shards=5)
-    assert "shards: must be from 1 to 2" in refused(form, shards=3, overrides={"sweep.positions": "1,4"})
+    assert "shards: must be from 1 to 2" in refused(form, shards=3, settings=settings_text({"sweep.positions": "1,4"}))
 
 
 def test_prompts_that_are_too_long_or_have_too_few_documents_are_refused(form):
-    assert "tokens and 600 new ones exceed the model's context of" in refused(form, overrides={"max_new_tokens": 600})
+    assert "tokens and 600 new ones exceed the model's context of" in refused(
+        form, settings=settings_text({"max_new_tokens": 600})
+    )
     assert "documents" in refused(form, n_docs=500)
-    assert "position 9: must lie in 1..4" in refused(form, overrides={"advantageous": "9"})
+    assert "position 9: must lie in 1..4" in refused(form, settings=settings_text({"advantageous": "9"}))
 
 
 def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, model_folder, tmp_path):
@@ -241,20 +248,22 @@ def test_what_then_cannot_join_is_one_line(form, methods, complaint):
 
 
 def test_a_trainjob_wants_a_place_in_s3(form):
-    job = form.model_copy(update={"trainer": True, "gpus_train": "8", "overrides": {"nodes": 2, "work": "/tmp/work"}})
-    assert list(complaints(form.model_copy(update={"overrides": {"work": "/tmp/work"}}))) == []
+    job = form.model_copy(
+        update={"trainer": True, "gpus_train": "8", "settings": settings_text({"nodes": 2, "work": "/tmp/work"})}
+    )
+    assert list(complaints(form.model_copy(update={"settings": settings_text({"work": "/tmp/work"})}))) == []
     assert [complaint.partition(", got")[0] for complaint in complaints(job)] == [
-        "overrides: work: must be in S3, like s3://bucket/work: the machines of the job share no disk"
+        "settings: work: must be in S3, like s3://bucket/work: the machines of the job share no disk"
     ]
-    right = job.model_copy(update={"overrides": {"nodes": 2, "work": "s3://lab/work"}})
+    right = job.model_copy(update={"settings": settings_text({"nodes": 2, "work": "s3://lab/work"})})
     config = as_config("train_job", settings(right)["train_job"])
     assert not list(complaints(right)) and (config.nodes, config.gpus_per_node) == (2, 8)
 
 
 def test_nothing_but_its_own_parameters_reaches_a_stage(form):
     assert settings(form)["compare"] == {"seed": 0}
-    assert list(complaints(form.model_copy(update={"overrides": {"compare.task": "qa"}}))) == [
-        "overrides: compare.task: is set by the form or the pipeline, and cannot be overridden"
+    assert list(complaints(form.model_copy(update={"settings": settings_text({"compare.task": "qa"})}))) == [
+        "settings: compare.task: is set by the form or the pipeline, and cannot be set here"
     ]
 
 

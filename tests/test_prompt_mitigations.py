@@ -407,9 +407,9 @@ def test_a_check_is_of_the_model_as_it_is_asked(endpoint, tmp_path):
 
 
 def test_a_sweep_without_a_mitigation_is_what_it_was_before_there_were_any():
-    settings = SweepConfig(examples="e", model="m", out="o").settings()
+    settings = SweepConfig(examples="e", model="m", out="o").chosen()
     assert not [name for name in settings if "mitigation" in name]
-    with_one = SweepConfig(examples="e", model="m", out="o", mitigation="permutation").settings()
+    with_one = SweepConfig(examples="e", model="m", out="o", mitigation="permutation").chosen()
     assert with_one == settings | {"mitigation": "permutation", "mitigation_settings": {}}
 
 

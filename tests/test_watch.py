@@ -102,7 +102,8 @@ def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_pat
             watch(watched(tmp_path, mitigate=form))
     assert left.value.__notes__ == ["the mitigation pipeline was started"]
     (run,) = server.runs.values()
-    assert run["runtime_config"]["parameters"] == form
+    fields = {name: form[name] for name in ("train_data", "eval_data", "model")}
+    assert run["runtime_config"]["parameters"] == fields | {"settings": '{"only_new": true, "shards": 2}'}
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "posgap-mitigation"
 
 

@@ -19,6 +19,9 @@ def preflight(
         ("layered", bool),
         ("parts", list),
         ("recipe", str),
+        ("seed", int),
+        ("only_new", bool),
+        ("approval", bool),
         ("validate", dict),
         ("sweep", dict),
         ("teacher", dict),
@@ -40,5 +43,5 @@ def preflight(
 
     plan = read_plan(preflight(to_config(PreflightConfig, arguments)))
     show_preflight(out, checks)
-    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe"))
+    chosen = (plan[name] for name in ("candidates", "layered", "parts", "recipe", "seed", "only_new", "approval"))
     return *chosen, *(plan["settings"].get(stage, {}) for stage in STAGES)

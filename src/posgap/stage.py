@@ -131,7 +131,7 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     files.remove(partial)
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
-        run.params(config.settings())
+        run.params(config.chosen())
         for dataset in about["datasets"]:
             run.dataset(Dataset(**dataset))
         try:
@@ -209,7 +209,7 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
     deciding = {
         "stage": name,
         "version": __version__,
-        "parameters": {name: value for name, value in config.settings().items() if name in config.deciding()},
+        "parameters": {name: value for name, value in config.chosen().items() if name in config.deciding()},
         "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
     }
     return files.digest_of(deciding)

@@ -79,7 +79,7 @@ class Config(BaseModel):
         secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
         return values | dict.fromkeys(secret, HIDDEN)
 
-    def settings(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The plain parameters of these."""
         return {name: value for name, value in self.recorded().items() if name in self.parameters()}
 

@@ -1,13 +1,13 @@
 """The assumptions of the compiled pipeline about a cluster, and the pipeline's form."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from posgap.choices import METHODS, MITIGATIONS, SECRET
+from posgap.choices import METHODS, MITIGATIONS, TASKS
 from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
-from posgap.config.fields import Values, from_json
+from posgap.config.fields import IN_SETTINGS, SettingsText, Values
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 
@@ -26,6 +26,8 @@ class PoolConfig(Config):
     shared_memory: str = Field("", description="size of /dev/shm; empty: the container's own 64 MiB")
     scratch: str = Field("", description="limit on the disk space of a step in /tmp; empty: no limit")
     queue: str = Field("", description="local queue of Kueue in which the step waits; empty: none")
+    timeout: int = Field(0, ge=0, description="seconds after which a try of a step is ended; 0: never")
+    price: float = Field(0.0, ge=0, description="price of one accelerator for an hour, for the report; 0: not known")
 
 
 _GPU = {
@@ -36,22 +38,44 @@ _GPU = {
 }
 
 
+_CPU = {"posgap.dev/pool": "cpu"}
+_HOUR = 3600
+
+
 class ClusterConfig(Config):
-    """What a compiled pipeline assumes about the cluster; infra/kubernetes sets up such a cluster."""
+    """What a compiled pipeline assumes about the cluster; infra/kubernetes sets up such a cluster.
+
+    `small` is for steps that look at files and never at weights, `promote` for the one that has the model answer on
+    CPUs before it serves: in float32 a model of seven billion parameters takes 28 GB. `cpu` is for the others.
+    """
 
     train: PoolConfig = PoolConfig(
-        nodes={"posgap.dev/pool": "train"}, cpu="8", memory="64Gi", shared_memory="16Gi", scratch="200Gi", **_GPU
+        nodes={"posgap.dev/pool": "train"},
+        cpu="8",
+        memory="64Gi",
+        shared_memory="16Gi",
+        scratch="200Gi",
+        timeout=48 * _HOUR,
+        **_GPU,
     )
     inference: PoolConfig = PoolConfig(
-        nodes={"posgap.dev/pool": "inference"}, cpu="4", memory="32Gi", shared_memory="8Gi", scratch="100Gi", **_GPU
+        nodes={"posgap.dev/pool": "inference"},
+        cpu="4",
+        memory="32Gi",
+        shared_memory="8Gi",
+        scratch="100Gi",
+        timeout=24 * _HOUR,
+        **_GPU,
     )
-    cpu: PoolConfig = PoolConfig(nodes={"posgap.dev/pool": "cpu"}, cpu="2", memory="16Gi")
+    cpu: PoolConfig = PoolConfig(nodes=_CPU, cpu="2", memory="16Gi", timeout=4 * _HOUR)
+    small: PoolConfig = PoolConfig(nodes=_CPU, cpu="1", memory="4Gi", timeout=2 * _HOUR)
+    promote: PoolConfig = PoolConfig(nodes=_CPU, cpu="4", memory="40Gi", timeout=4 * _HOUR)
 
-    @field_validator("cpu")
+    @field_validator("cpu", "small", "promote")
     @classmethod
     def _no_gpus(cls, pool: PoolConfig) -> PoolConfig:
         """What would have no effect is refused."""
-        for name in ("tolerations", "accelerator", "shared_memory", "queue"):
+        for name in ("tolerations", "accelerator", "shared_memory", "queue", "price"):
             if getattr(pool, name):
                 raise ValueError(f"{name}: is for GPU steps alone, those of train and inference; leave it out")
         return pool
@@ -93,14 +117,6 @@ class PlacedConfig(StageConfig):
     """What the forms of all pipelines ask for."""
 
     registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
-    webhook_url: Annotated[str, SECRET] = Field(
-        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
-    )
-    nodes_inference: Values = Field(ClusterConfig().inference.nodes, description="labels of the nodes to generate on")
-    nodes_cpu: Values = Field(ClusterConfig().cpu.nodes, description="labels of the nodes for all other steps")
-    tolerations: Annotated[list[Any], BeforeValidator(from_json)] = Field(
-        ClusterConfig().train.tolerations, description="taints of GPU nodes that steps tolerate"
-    )
 
 
 class WatchFormConfig(PlacedConfig):
@@ -132,7 +148,7 @@ class PreflightConfig(PlacedConfig):
         "training examples"
     )
     model: str = Field(description="folder of the Hugging Face model")
-    task: str = Field(SweepConfig.default("task"), description=WORDED)
+    task: Annotated[str, TASKS] = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
         "r1",
@@ -140,21 +156,24 @@ class PreflightConfig(PlacedConfig):
         "or mitigations like lpes, of which the best is tried; joined like r1+lpes; mitigations after `then` are tried "
         "on top of what was trained, like r1 then lpes; the best admitted model wins",
     )
-    backend: str = Field("vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}")
-    shards: int = Field(1, description="number of parts of each sweep, which run in parallel")
+    backend: Annotated[str, LOCAL_BACKENDS] = Field(
+        "vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}"
+    )
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")
-    only_new: bool = Field(
+    gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")
+    settings: SettingsText = Field(
+        "{}",  # KFP's form takes an empty default for a value that is missing
+        description="everything else, as YAML: parameters by name, like {learning_rate: 1e-5, sweep.limit: 99}, the "
+        "latter of one stage; and shards, seed, only_new, approval and methods",
+    )
+    shards: Annotated[int, IN_SETTINGS] = Field(1, description="number of parts of each sweep, which run in parallel")
+    seed: Annotated[int, IN_SETTINGS] = Field(0, ge=0, description="seed of all random numbers in every stage")
+    only_new: Annotated[bool, IN_SETTINGS] = Field(
         False, description="end at once if the champion was made in the same way from the same training data and model"
     )
-    approval: bool = Field(
+    approval: Annotated[bool, IN_SETTINGS] = Field(
         PromoteConfig.default("approval"),
         description="let what the gate admits wait, as alias challenger, until `posgap approve` makes it the champion",
-    )
-    nodes_train: Values = Field(ClusterConfig().train.nodes, description="labels of the nodes to train on")
-    gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")
-    overrides: Values = Field(
-        {},
-        description='other parameters by name, like {"learning_rate": 1e-5}, or of one stage: {"sweep.limit": 99}',
     )
     trainer: bool = Field(False, description="training runs as a TrainJob, which needs `work` in S3")
     gpus_here: int = Field(0, ge=0, description="number of GPUs that this machine must have")

@@ -1,6 +1,7 @@
 """The types of config fields: paths and their roles, and lists and tables in the forms that callers write them."""
 
 import importlib
+import json
 import re
 from datetime import date
 from enum import Enum
@@ -28,8 +29,10 @@ class Role(Enum):
 
 VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
 MOST_DOCS = 100_000
+MOST_SETTINGS = 65_536  # bytes; a chat template may be among them
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
+IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
@@ -76,6 +79,31 @@ def from_json(value: Any) -> Any:
         return parse(value or "null", "text")
     except PosgapError as error:
         raise ValueError(f"must be JSON; {error}") from None
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """The values by name of a YAML text, of which JSON is a kind. `ValueError` where it holds anything else."""
+    yaml_text = importlib.import_module("posgap.yaml_text")  # which few verbs need
+    try:
+        values = yaml_text.parse(text.encode("utf-8", "replace"), "text", "settings", MOST_SETTINGS, typed=True)
+    except PosgapError as error:
+        raise ValueError(f"must be YAML; {error}") from None
+    if not isinstance(values, dict | None) or not all(isinstance(name, str) for name in values or ()):
+        raise ValueError("must be like {shards: 4, learning_rate: 1e-5}, or lines of `shards: 4`")
+    return values or {}
+
+
+def settings_text(value: Any) -> Any:
+    """Values by name as a text that `settings_of` reads; keeps a text.
+
+    It is JSON, which is YAML in one line: fields of KFP's form have one.
+    """
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+def _readable(text: str) -> str:
+    settings_of(text)
+    return text
 
 
 def _as_text(value: Any) -> Any:
@@ -261,6 +289,7 @@ Allowable = Literal[
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
+SettingsText = Annotated[str, BeforeValidator(settings_text), AfterValidator(_readable)]
 
 
 def choices_of(field: FieldInfo) -> Choices[Any] | None:

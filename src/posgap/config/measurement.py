@@ -153,10 +153,10 @@ class SweepConfig(
             )
         return self
 
-    def settings(self) -> dict[str, Any]:
+    def chosen(self) -> dict[str, Any]:
         """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
         as before there were mitigations."""
-        known = super().settings()
+        known = super().chosen()
         return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
 
     @model_validator(mode="after")

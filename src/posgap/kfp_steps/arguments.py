@@ -13,10 +13,12 @@ C = TypeVar("C", bound=Config)
 def to_config(config_type: type[C], arguments: dict[str, Any], **values: Any) -> C:
     """The config that a component's arguments describe; artifacts are replaced by their local paths.
 
-    `settings`, if given, take precedence over arguments of the same name, and `values` over both. Arguments that are
-    not fields of the config (further output artifacts) are left out. Raises `PosgapError` with all faults in one line.
+    `settings`, if given and no field of the config, take precedence over arguments of the same name, and `values` over
+    both. Arguments that are not fields of the config (further output artifacts) are left out. Raises `PosgapError` with
+    all faults in one line.
     """
-    fields, settings = config_type.model_fields, arguments.get("settings") or {}
+    fields = config_type.model_fields
+    settings = {} if "settings" in fields else arguments.get("settings") or {}
     values = {name: value for name, value in arguments.items() if name in fields} | settings | values
     local = {name: _here(value, name in fields and role(fields[name]) is Role.INPUT) for name, value in values.items()}
     if wrong := faults(lambda: config_type(**local)):

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -71,10 +72,13 @@ def show_page(out: Any, name: str, page: Any) -> None:
 
 
 def show_preflight(out: Any, checks: Any) -> None:
-    """Shows the result of each check of `preflight`."""
-    results = read_json(Path(out.path) / "preflight.json")["found"]
-    lines = [f"- **{name}**: {result}" for name, result in results.items()]
-    Path(checks.path).write_text("\n".join(["# Ready to run", "", *lines, ""]), encoding="utf-8")
+    """Shows the result of each check of `preflight`, what the form's settings said, and what each stage is given."""
+    plan = read_json(Path(out.path) / "preflight.json")
+    lines = ["# Ready to run", "", *(f"- **{name}**: {result}" for name, result in plan["found"].items()), ""]
+    for title, values in {"Settings": plan["given"], "What each stage is given": plan["settings"]}.items():
+        shown = [f"{name}: {json.dumps(each)}" for name, each in values.items()]
+        lines += [f"## {title}", "", "```yaml", *shown, "```", ""]
+    Path(checks.path).write_text("\n".join(lines), encoding="utf-8")
     describe(out)
 
 

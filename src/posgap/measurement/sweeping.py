@@ -155,7 +155,7 @@ def figures(
         examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
         **digests,
         asked=_asked(config, build, answered.served),
-        settings=config.settings(),
+        settings=config.chosen(),
         served=answered.served,
         spent=answered.spent,
         filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,

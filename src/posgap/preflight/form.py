@@ -24,7 +24,7 @@ from posgap.config import (
     ValidateConfig,
     role,
 )
-from posgap.config.fields import registered_name
+from posgap.config.fields import IN_SETTINGS, registered_name, settings_of
 from posgap.errors import faults
 from posgap.files import digest_of
 from posgap.mitigating.method import MITIGATE
@@ -43,15 +43,45 @@ STAGES: dict[str, type[Config]] = {
 JUDGING = ("compare", "gate")  # stages that change no model
 # The form's fields that are passed on to stages.
 FORM_FIELDS = ("task", "n_docs", "backend", "seed", "max_gap")
-_POOLS = {
-    "nodes_train": "nodes",
-    "nodes_inference": "nodes",
-    "nodes_cpu": "nodes",
-    "tolerations": "tolerations",
-    "gpus_train": "accelerators",
-}
+# What `settings` may say of the run itself, rather than of a stage: methods that no dropdown offers, too.
+OF_RUN = [*(name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata), "methods"]
 # An adapter names its base by a path of the step that trained it, which other steps do not have.
 _OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
+_ELSEWHERE = {name for name in PreflightConfig.model_fields if name not in OF_RUN}
+
+
+def commonly() -> list[str]:
+    """The methods that are asked for most, in whole, which a form can offer: each alone, and with mitigations beside or
+    on top of it."""
+    trained = [name for name in METHODS.names() if name not in MITIGATIONS.names() and _trains(name)]
+    both = [f"{name}{joined}{MITIGATE.name}" for name in trained for joined in ("+", " then ")]
+    return [*trained, MITIGATE.name, *both]
+
+
+def decided(form: PreflightConfig) -> PreflightConfig:
+    """The form, with what its settings say of the run; as it was where that misfits, which `complaints` reports."""
+    said = {name: value for name, value in given(form.settings).items() if name in OF_RUN}
+    return form if _misfits(said) else form.model_copy(update=_run(said))
+
+
+def given(text: str) -> dict[str, Any]:
+    """What a form's settings say, by name; of a stage as STAGE.NAME, whether it was written so or as a table."""
+    by_name = dict[str, Any]()
+    for name, value in settings_of(text).items():
+        own = value if name in STAGES and isinstance(value, dict) else None
+        by_name |= {name: value} if own is None else {f"{name}.{inner}": each for inner, each in own.items()}
+    return by_name
+
+
+def _run(said: dict[str, Any]) -> dict[str, Any]:
+    """These values as a form has them."""
+    required = {name: "-" for name, field in PreflightConfig.model_fields.items() if field.is_required()}
+    config = PreflightConfig(**required | said)
+    return {name: getattr(config, name) for name in said}
+
+
+def _misfits(said: dict[str, Any]) -> list[str]:
+    return faults(partial(_run, said))
 
 
 def candidates(methods: str) -> list[str]:
@@ -120,10 +150,11 @@ def parts(count: int) -> list[str]:
 
 
 def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
-    """The plain parameters that each stage is given, by stage: the form's fields, and the overrides.
+    """The plain parameters that each stage is given, by stage: the form's fields, and its settings.
 
     Nothing is checked here; `complaints` does that.
     """
+    form, said = decided(form), given(form.settings)
     from_form = {name: getattr(form, name) for name in FORM_FIELDS}
     from_form["gpus_per_node"] = form.gpus_train
     tried, layered = dict[str, list[str]](), False
@@ -137,10 +168,8 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
             continue
         own = {name: value for name, value in from_form.items() if name in config.model_fields}
         own |= {"methods": tried[stage]} if stage in tried else {}
-        shared = {name: value for name, value in form.overrides.items() if name in _open(config)}
-        alone = {
-            name: form.overrides[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in form.overrides
-        }
+        shared = {name: value for name, value in said.items() if name in _open(config)}
+        alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}
         by_stage[stage] = own | shared | alone
     return by_stage
 
@@ -148,6 +177,7 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
 def recipe(form: PreflightConfig) -> str:
     """sha256 of all that decides which models a run makes, beside data and base model: methods, the parameters of the
     stages that make and measure them, and posgap's version, which is that of the images."""
+    form = decided(form)
     by_stage = {name: values for name, values in settings(form).items() if name not in JUDGING}
     return digest_of([__version__, sorted(candidates(form.methods)), form.trainer, by_stage])
 
@@ -162,22 +192,22 @@ def as_config(stage: str, parameters: dict[str, Any]) -> Config:
 
 def complaints(form: PreflightConfig) -> Iterator[str]:
     """Yields a line for each fault in the form."""
+    said = given(form.settings)
+    form = decided(form)
     try:
         for on_top in (False, True):
             remedies(form.methods, form.backend, on_top)
     except ValueError as error:
         yield str(error)
-    yield from _unknown(form.overrides)
+    yield from unknown(said)
+    yield from (f"settings: {fault}" for fault in _misfits({n: value for n, value in said.items() if n in OF_RUN}))
     yield from _refused({stage: values for stage, values in settings(form).items() if _runs(stage, form)})
     try:
         registered_name(form.registered_name)
     except ValueError as error:
         yield f"registered_name: {error}, got {form.registered_name!r}"
-    if form.webhook_url and not form.webhook_url.startswith(("http://", "https://")):
-        yield "webhook_url: must begin with https:// or http://"
-    for name, field in _POOLS.items():
-        pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", field: getattr(form, name)}
-        yield from (name + fault.removeprefix(field) for fault in faults(partial(PoolConfig, **pool)))
+    pool = {"nodes": {}, "cpu": "1", "memory": "1Gi", "accelerators": form.gpus_train}
+    yield from ("gpus_train" + fault.removeprefix("accelerators") for fault in faults(partial(PoolConfig, **pool)))
 
 
 def _runs(stage: str, form: PreflightConfig) -> bool:
@@ -185,23 +215,32 @@ def _runs(stage: str, form: PreflightConfig) -> bool:
 
 
 def _open(config: type[Config]) -> dict[str, Any]:
-    """The fields of a stage that overrides may set."""
+    """The fields of a stage that settings may decide."""
     fields = config.model_fields.items()
     return {n: f for n, f in fields if n not in _OWN and n != "force" and role(f) in (None, Role.WORK)}
 
 
-def _unknown(overrides: Iterable[str]) -> Iterator[str]:
-    plain = {name: stage for stage, config in STAGES.items() for name in _open(config)}
-    dotted = {f"{stage}.{name}" for stage, config in STAGES.items() for name in _open(config)}
-    for name in overrides:
-        if name in plain or name in dotted:
+def settable() -> list[str]:
+    """The names that settings may hold: of the run, of stages' parameters, and of one stage's."""
+    plain = {name: None for config in STAGES.values() for name in _open(config)}
+    return [*OF_RUN, *plain, *(f"{stage}.{name}" for stage, config in STAGES.items() for name in _open(config))]
+
+
+def unknown(said: Iterable[str]) -> Iterator[str]:
+    """Yields a line for each name that settings cannot hold."""
+    names = settable()
+    plain = [name for name in names if "." not in name]
+    for name in said:
+        if name in names:
             continue
-        if name.rpartition(".")[2] in _OWN:
-            yield f"overrides: {name}: is set by the form or the pipeline, and cannot be overridden"
+        if name in _ELSEWHERE:
+            yield f"settings: {name}: is a field of the form; fill it in there"
+        elif name.rpartition(".")[2] in _OWN:
+            yield f"settings: {name}: is set by the form or the pipeline, and cannot be set here"
         else:
-            close = difflib.get_close_matches(name, dotted if "." in name else plain, n=3)
+            close = difflib.get_close_matches(name, names if "." in name else plain, n=3)
             hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(plain))}"
-            yield f"overrides: {name}: no stage has such a parameter; {hint}"
+            yield f"settings: {name}: no stage has such a parameter; {hint}"
 
 
 def _refused(by_stage: dict[str, dict[str, Any]]) -> list[str]:
@@ -210,5 +249,5 @@ def _refused(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     for stage, values in by_stage.items():
         for fault in faults(partial(as_config, stage, values)):
             name = fault.partition(":")[0]
-            by_name[name] = fault if name in FORM_FIELDS else f"overrides: {fault}"
+            by_name[name] = fault if name in FORM_FIELDS else f"settings: {fault}"
     return list(by_name.values())

@@ -104,7 +104,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         leaning=leaning,
         controls=controls,
         agreement=_agreement(sweep.metric, rows, [each and judgements[each] for each in by_row]),
-        settings=config.settings(),
+        settings=config.chosen(),
         served=judge.served,
         spent=spent,
     )

@@ -72,7 +72,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     model = load_model(config.model, config.dtype)
     asking = Asking(model, build, placements_of(swept, build), partial(build.task.score, metric=config.metric), config)
     model_digest = config.digest("model") or commit_on_hub(config.model) or ""
-    settings = {name: value for name, value in config.settings().items() if name not in ("budget", "methods")}
+    settings = {name: value for name, value in config.chosen().items() if name not in ("budget", "methods")}
     identity = digest_of([settings, metric, model_digest, contents(examples), build.digest()])
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
 

@@ -1,5 +1,6 @@
 """preflight: reports everything that would stop a pipeline run, at its start and all at once."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -7,8 +8,9 @@ from posgap.config import PreflightConfig
 from posgap.errors import PosgapError, Rejected
 from posgap.files import read_json, write_json
 from posgap.locations import Location
-from posgap.preflight.form import candidates, complaints, has_on_top, parts, recipe, settings
+from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
+from posgap.redaction import redacted_value
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -26,16 +28,20 @@ def preflight(config: PreflightConfig) -> Location:
 
 @stage
 def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
-    wrong, results = list(complaints(config)), {}
+    wrong, results, said = list(complaints(config)), {}, redacted_value(given(config.settings))
+    for name, value in said.items():
+        log.info("settings: %s: %s", name, json.dumps(value))
+    config = decided(config)
     for name, check in prerequisites(config).items():
         try:
             results[name] = check()
         except PosgapError as error:
             wrong += {str(error)} - {*wrong}  # of what is not there several checks say the same
-    plan: dict[str, object] = {"found": results, "wrong": wrong, "settings": settings(config)}
+    plan: dict[str, object] = {"found": results, "wrong": wrong, "given": said, "settings": settings(config)}
     if not wrong:
         plan |= {"candidates": candidates(config.methods), "layered": has_on_top(config.methods)}
         plan |= {"parts": parts(config.shards), "recipe": recipe(config)}
+        plan |= {name: getattr(config, name) for name in ("seed", "only_new", "approval")}
     write_json(out / PREFLIGHT_FILE, plan)
     run.artifact(out)
     if wrong:

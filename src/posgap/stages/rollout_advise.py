@@ -111,7 +111,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         agreement=agreed,
         left_out=left_out,
         reading="; ".join([reading(ranked, pull, agreed, accuracy), *left_out]),
-        settings=config.settings(),
+        settings=config.chosen(),
     )
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
     save(advice_figure(advice), out / "advice.png")

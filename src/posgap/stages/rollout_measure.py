@@ -102,7 +102,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         logit=logit,
         documents=documents,
         reading=said,
-        settings=config.settings(),
+        settings=config.chosen(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
     by_head = {name: statistics[name] for name in ("distance", "sink", "unattended")}

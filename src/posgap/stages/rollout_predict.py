@@ -47,7 +47,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         without_residuals=bare.tolist(),
         description=describe(distribution),
         reading=reading(distribution, architecture.lambdas, bare),
-        settings=config.settings(),
+        settings=config.chosen(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
     save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")

@@ -144,7 +144,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         unscaled_fitness=unscaled.fitness,
         unscaled_accuracy=unscaled_accuracy.tolist(),
         forward_passes=evaluator.forward_passes,
-        settings=config.settings(),
+        settings=config.chosen(),
         **searched_on,
         **chosen,
     )

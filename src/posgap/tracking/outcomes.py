@@ -8,7 +8,7 @@ from posgap import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
 from posgap.tracking.presentation import METHOD
-from posgap.tracking.runs import PIPELINE_TAG, link
+from posgap.tracking.runs import GPUS_TAG, PIPELINE_TAG, PRICE_TAG, link
 from posgap.tracking.server import TrackingError
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,21 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
         "candidates": [_candidate(step) for step in last if step.stage in JUDGES and step.status == "FINISHED"],
         "champion": _champion(name, pipeline_run),
         "seconds": {step.name: step.seconds for step in last},
+        **spent(stages),
         "links": _links(pipeline_run, run_id),
     }
+
+
+def spent(stages: list[Step]) -> dict[str, Any]:
+    """The hours of GPUs by step, all tries together, and what they cost, as far as prices are known (in the currency of
+    POSGAP_CLUSTER). A step counts from its stage's start to its end: not the time until its pod runs."""
+    hours, cost = dict[str, float](), dict[str, float]()
+    for step in stages:
+        if count := int(step.tags.get(GPUS_TAG, 0)):
+            own = count * step.seconds / 3600
+            hours[step.name] = hours.get(step.name, 0.0) + own
+            cost[step.name] = cost.get(step.name, 0.0) + own * float(step.tags.get(PRICE_TAG, 0))
+    return {"gpu_hours": {name: round(each, 3) for name, each in hours.items()}, "cost": round(sum(cost.values()), 2)}
 
 
 def _skips(step: Step) -> bool:
@@ -97,5 +110,10 @@ def markdown(outcome: dict[str, Any]) -> str:
     if champion := outcome["champion"]:
         whose = "of this run" if champion["of_this_run"] else "as before"
         lines += ["", f"Champion of {champion['name']}: version {champion['version']} ({champion['method']}), {whose}."]
+    if hours := outcome["gpu_hours"]:
+        cost = f", which cost {outcome['cost']:.2f}" if outcome["cost"] else ""
+        longest = sorted(hours, key=lambda name: -hours[name])[:3]
+        most = ", ".join(f"{name} {hours[name]:.2f}" for name in longest)
+        lines += ["", f"{sum(hours.values()):.2f} hours of GPUs{cost}; most of them: {most}."]
     lines += ["", *(f"[{name}]({address})" for name, address in outcome["links"].items())]
     return "\n".join(lines).rstrip() + "\n"

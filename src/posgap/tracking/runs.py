@@ -40,7 +40,9 @@ from posgap.tracking.server import (
 log = logging.getLogger(__name__)
 PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by whoever runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
+PRICE_VARIABLE = "POSGAP_GPU_PRICE"  # what a GPU of the step's pod costs an hour
 ERROR_TAG = "posgap.error"
+GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 ERROR_CHARACTERS = 1000  # of an error, in a tag
 ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
@@ -223,7 +225,7 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
     send_left_behind(out, sender)
     run = Run(Outbox.create(place_of(out), _opening(stage)), sender)
     step_of = {PIPELINE_TAG: pipeline_run()} if pipeline_run() else {}
-    run.tags({STAGE_TAG: stage, **step_of, **tags})
+    run.tags({STAGE_TAG: stage, **step_of, **(_spent_on() if step_of else {}), **tags})
     try:
         yield run
     except BaseException as error:
@@ -231,6 +233,12 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
         run.end("FAILED")
         raise
     run.end("FINISHED")
+
+
+def _spent_on() -> dict[str, object]:
+    """Tags of a step: the GPUs of its pod, and what one costs an hour, as far as they are known."""
+    gpus, price = len([*Path("/dev").glob("nvidia[0-9]*")]), os.environ.get(PRICE_VARIABLE, "")
+    return {GPUS_TAG: gpus, **({PRICE_TAG: price} if price else {})} if gpus else {}
 
 
 def send_left_behind(out: Path, sender: Sender | None = None) -> None:
