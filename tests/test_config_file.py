@@ -76,6 +76,8 @@ def test_lists_dictionaries_and_flags_are_as_yaml_has_them(taken, written):
         ({"sweep": SWEEP | {"n-docs": True}}, "'--n-docs': 'True' is not a valid integer"),
         ({"sweep": SWEEP | {"force": 3}}, "'--force': '3' is not a valid boolean"),
         ({"sweep": SWEEP | {"label": True}}, "--label: "),
+        ({"sweep": SWEEP | {"out": ["x"]}}, "--out: expected a path, got ['x']"),
+        ({"sweep": SWEEP | {"header": 3}}, "--header: write NAME=VALUE\n"),  # which may be secret
         ({"sweep": [1]}, "sweep: write options below it"),
         ({"sweep": SWEEP, "tracking": 3}, "tracking: write the address"),
         ("sweep: [", "line 1: is no YAML"),

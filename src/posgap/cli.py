@@ -23,7 +23,7 @@ from posgap import __version__, config, config_file
 from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import OfAll, PosgapError, shortened
+from posgap.errors import OfAll, PosgapError, complaint_of, place_of_fault, shortened
 from posgap.extras import how_to_install
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
@@ -142,9 +142,9 @@ def _at_revision(parsed: Config, revision: str) -> str:
 def _misuse(config_type: type[Config], error: ValidationError) -> str:
     """The option that is wrong, why, and what was given."""
     first = error.errors()[0]
-    name, *inside = map(str, first["loc"] or [""])
+    name, *inside = place_of_fault(first) or [""]
     is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata
-    complaint = first["msg"].removeprefix("Value error, ")
+    complaint = complaint_of(first)
     if not name:  # of several options together, whose values might be anything
         return complaint
     complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"

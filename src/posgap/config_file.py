@@ -73,7 +73,7 @@ def _as_given(value: Any, option: click.Parameter) -> Any:
     for several values where an option takes one."""
     if isinstance(value, dict) and getattr(option, "multiple", False):
         return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
-    if option.nargs == -1:
+    if option.nargs == -1 or getattr(option, "multiple", False):
         return [str(each) for each in value] if isinstance(value, list) else [str(value)]
     if isinstance(option.type, Text):
         return value

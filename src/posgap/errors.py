@@ -85,12 +85,21 @@ class Stopped(PosgapError):
 def first_fault(error: ValidationError) -> str:
     """The field and message of pydantic's first error, in one line."""
     first = error.errors()[0]
-    where, complaint = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    where, complaint = ".".join(place_of_fault(first)), complaint_of(first)
     if first["type"] == "missing":
         return f"field `{where}` is missing"
-    if first["type"] == "model_type":
-        complaint = "expected a JSON object"
     return f"field `{where}`: {complaint}" if where else complaint
+
+
+def place_of_fault(fault: Mapping[str, Any]) -> list[str]:
+    """The names and numbers that lead to one of pydantic's errors, without those of its own validators."""
+    return [str(part) for part in fault["loc"] if "[" not in str(part)]
+
+
+def complaint_of(fault: Mapping[str, Any]) -> str:
+    """The message of one of pydantic's errors, in which no class has a name."""
+    plain = {"model_type": "expected a JSON object", "path_type": "expected a path"}
+    return plain.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
 
 
 def faults(make: Callable[[], object]) -> list[str]:
@@ -103,10 +112,10 @@ def faults(make: Callable[[], object]) -> list[str]:
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
-    complaint = fault["msg"].removeprefix("Value error, ")
+    complaint = complaint_of(fault)
     if not fault["loc"]:  # of several fields together
         return complaint
-    complaint = f"{'.'.join(map(str, fault['loc']))}: {complaint}"
+    complaint = f"{'.'.join(place_of_fault(fault))}: {complaint}"
     return complaint if fault["type"] == "missing" else f"{complaint}, got {shortened(repr(fault['input']))}"
 
 
