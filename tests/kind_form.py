@@ -1,28 +1,23 @@
-"""Uploads a compiled pipeline to KFP and opens its form in Chromium:  kind_form.py PIPELINE.yaml USER PICTURE.png
+"""Opens the form of an uploaded pipeline in Chromium:  kind_form.py PIPELINE.yaml ADDRESS USER PICTURE.png
 
-KFP_HOST and KFP_TOKEN say where and as whom it is uploaded. Exits with 1 where a field of the form is not on the page.
-Never run as yet: infra/ci/kind.sh does.
+ADDRESS is what `posgap pipeline upload` printed. Exits with 1 where a field of the compiled pipeline is not on the
+page. infra/ci/kind.sh runs it; it has only met a stand-in for the page as yet.
 """
 
-import os
+import re
 import sys
 from pathlib import Path
 
-import kfp
 import yaml
 from chromium import browser
 
-pipeline, user, picture = sys.argv[1:]
-host = os.environ["KFP_HOST"]
-client = kfp.Client(host=host, existing_token=os.environ["KFP_TOKEN"], namespace="posgap")
-uploaded = client.upload_pipeline(pipeline, pipeline_name="posgap-form", namespace="posgap")
-(version,) = client.list_pipeline_versions(uploaded.pipeline_id).pipeline_versions
+pipeline, address, user, picture = sys.argv[1:]
+host, identity, version = re.fullmatch(r"(.*)/#/pipelines/details/([^/]+)/version/([^/?]+).*", address).groups()
 fields = next(yaml.safe_load_all(Path(pipeline).read_text()))["root"]["inputDefinitions"]["parameters"]
 with browser() as page:
     # What the gateway of Kubeflow adds for a user who has logged in.
     page.call("Network.setExtraHTTPHeaders", headers={"kubeflow-userid": user})
-    query = f"pipelineId={uploaded.pipeline_id}&pipelineVersionId={version.pipeline_version_id}&ns=posgap"
-    page.open(f"{host}/#/runs/new?{query}", height=3000)
+    page.open(f"{host}/#/runs/new?pipelineId={identity}&pipelineVersionId={version}&ns=posgap", height=3000)
     try:
         page.wait(f"document.body.innerText.includes({next(iter(fields))!r})")
         shown = page.js("document.body.innerText")

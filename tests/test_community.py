@@ -13,9 +13,11 @@ from functools import wraps
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from posgap.components import community
 from posgap.components.readmes import load, names
+from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 
 FIELDS = ["name", "stability", "dependencies", "lastVerified"]
 OPTIONAL = {"tags", "ci", "links"}
@@ -99,6 +101,8 @@ def test_the_registry_s_linter_finds_nothing(registry):
 
 
 def test_a_component_takes_and_gives_what_ours_does(modules):
+    kinds = {image(kind): listed for kind, listed in community.EXTRAS.items()}
+    extras = {name: kinds[load(name).component_spec.implementation.container.image] for name in modules}
     for name, (written, _) in modules.items():
         theirs, ours = written.component_spec, load(name).component_spec
         for kind in ("inputs", "outputs"):
@@ -111,7 +115,13 @@ def test_a_component_takes_and_gives_what_ours_does(modules):
         }, name
         container = theirs.implementation.container
         assert re.fullmatch(r"(ghcr\.io/kubeflow/.*|python:\d+\.\d+.*)", container.image)
-        assert re.search(r"posgap\[search,cluster(,train)?\]==9\.9\.9", " ".join(container.command))
+        assert f"posgap[{extras[name]}]==9.9.9" in " ".join(container.command)
+
+
+def test_the_extras_of_a_step_are_those_of_its_image():
+    text = (ROOT / "infra" / "images" / "Dockerfile").read_text()
+    cpu, train = (line.replace(" ", ",") for line in re.findall(r"requirements\.py (.*) >", text))
+    assert {CPU: cpu, TRAIN: train, SERVE: cpu} == community.EXTRAS
 
 
 def test_the_tests_that_go_with_a_component_pass_and_can_fail(modules):

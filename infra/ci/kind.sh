@@ -114,10 +114,12 @@ print("\n".join(f"--param={name}={value if isinstance(value, str) else json.dump
 }
 
 form() { # the pipeline's form, in Chromium, as a colleague with rights in the namespace sees it
+    local address
     kubectl -n posgap create rolebinding ada --clusterrole kubeflow-pipelines-edit --user "$USER_NAME"
     kfp
     posgap pipeline compile --out "$WORK/mitigation.yaml"
-    python tests/kind_form.py "$WORK/mitigation.yaml" "$USER_NAME" "$WORK/form.png"
+    address=$(posgap pipeline upload --namespace posgap --file "$WORK/mitigation.yaml" | tail --lines 1)
+    python tests/kind_form.py "$WORK/mitigation.yaml" "$address" "$USER_NAME" "$WORK/form.png"
 }
 
 kfp() { # its address and a token, as posgap reads them
