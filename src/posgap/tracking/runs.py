@@ -45,6 +45,7 @@ ERROR_TAG = "posgap.error"
 GPUS_TAG, PRICE_TAG = "posgap.gpus", "posgap.gpu_price"
 NAME_TAG, LABEL_TAG = "mlflow.runName", "posgap.label"
 ERROR_CHARACTERS = 1000  # of an error, in a tag
+TOGETHER_SECONDS = 1.0  # for which metrics wait for others, once some were sent
 ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking may take, beside its uploads
 
 
@@ -107,13 +108,15 @@ class Run:
     """A stage's MLflow run. `id` is empty where there is no tracking, or no server has answered yet; `key` is the
     value of a tag by which it is found there.
 
-    What is logged goes to the outbox first, and from there to the server.
+    What is logged goes to the outbox first, and from there to the server. Metrics that come within a second of others
+    go with what is logged next, in one call.
     """
 
     def __init__(self, outbox: Outbox | None = None, sender: Sender | None = None):
         self._outbox, self._sender = outbox, sender or Sender()
         self._ended = outbox is None
         self._evaluated_on: Dataset | None = None
+        self._metrics_sent = float("-inf")
 
     @property
     def id(self) -> str:
@@ -190,6 +193,10 @@ class Run:
     def _tell(self, entry: Entry) -> None:
         if self._outbox is not None and not self._ended:
             self._outbox.put(entry)
+            if entry.metrics:
+                if time.monotonic() - self._metrics_sent < TOGETHER_SECONDS:
+                    return
+                self._metrics_sent = time.monotonic()
             self._sender.send(self._outbox)
 
 
