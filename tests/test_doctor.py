@@ -108,7 +108,7 @@ def test_it_is_said_in_lines_or_as_json_and_by_the_exit_code(found, monkeypatch,
     assert ended.value.code == 0 and lines[0].startswith("✓ posgap ") and len(lines) == len(found())
     monkeypatch.setenv("KFP_HOST", "http://127.0.0.1:1")
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", "--format", "json"])
+        main(["doctor", "--json"])
     shown = capsys.readouterr()
     parts = {each["part"]: each["state"] for each in json.loads(shown.out)["parts"]}
     assert ended.value.code == 1 and parts["Kubeflow"] == "broken" and "of no use as it is: Kubeflow" in shown.err

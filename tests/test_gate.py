@@ -1,5 +1,6 @@
 """Gate and registry: the interval decides, and aliases move only for what passed."""
 
+import json
 import shutil
 
 import mlflow
@@ -149,6 +150,18 @@ def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):
     assert stopped.value.code == 3
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"posgap: error: the gate refused {base}: gap 7")
     assert (tmp_path / "gate" / "gate.json").exists()
+
+
+def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_one(tmp_path, base, capsys):
+    common = ["gate", "--base", str(base), "--out", str(tmp_path / "gate"), "--json"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*common, "--candidate", str(base)])
+    assert stopped.value.code == 3
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((tmp_path / "gate" / "gate.json").read_text()) and not shown["passed"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*common, "--candidate", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 2 and capsys.readouterr().out == ""
 
 
 def promotion(tmp_path, name, model, base, probability=0.995, again=""):

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from typing import Any, get_args, get_origin
 
 import click
@@ -23,7 +23,7 @@ from posgap import __version__, config, config_file
 from posgap.choices import SECRET
 from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
 from posgap.config.fields import choices_of
-from posgap.errors import OfAll, PosgapError, complaint_of, place_of_fault, shortened
+from posgap.errors import GateFailed, NotEnoughEvidence, OfAll, PosgapError, complaint_of, place_of_fault, shortened
 from posgap.extras import how_to_install
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
@@ -105,8 +105,15 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
             options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
 
     options.append(config_file.option())
+    has_format = "json" in get_args(getattr(config_type.model_fields.get("format"), "annotation", None))
+    if has_format or config_type in RESULTS:
+        said = "print the result as JSON to standard output, and nothing else"
+        options.append(click.Option(["--json"], is_flag=True, help=said))
 
     def run(**given: Any) -> None:
+        as_json = given.pop("json", False)
+        if as_json and has_format:
+            given["format"] = "json"
         # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
         revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
         values = {k: v for k, v in given.items() if v is not None and v != ()}
@@ -116,9 +123,30 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
                 parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
-        _function(target)(parsed)
+        if as_json and not has_format:
+            _print_result(_function(target), parsed)
+        else:
+            _function(target)(parsed)
 
     return (kind or _Verb)(name, params=options, callback=run, help=config_type.__doc__)
+
+
+def _print_result(work: Callable[[Any], Any], parsed: Any) -> None:
+    """Does a verb's work and prints the file of its result, also of a refusal, which is then raised."""
+    refusal = None
+    with redirect_stdout(sys.stderr):
+        try:
+            work(parsed)
+        except (GateFailed, NotEnoughEvidence) as error:
+            refusal = error
+    if is_main_process() and not getattr(parsed, "estimate", False):
+        from posgap.storage.inputs import source
+
+        out = source(parsed.out)
+        for file in filter(None, map(out.read, RESULTS[type(parsed)])):
+            click.echo(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
+    if refusal:
+        raise refusal
 
 
 def _function(target: str) -> Callable[[Any], Any]:
@@ -179,6 +207,20 @@ STAGES: Verbs = {
     "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
     "rollout_advise": (config.RolloutAdviseConfig, "posgap.stages.rollout_advise:rollout_advise"),
     "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
+}
+
+# The file in the folder of a verb that is its result, as `--json` prints it; a map over lengths has one of its own.
+RESULTS: dict[type[Config], tuple[str, ...]] = {
+    config.SweepConfig: ("sweep.json", "lengths.json"),
+    config.MergeConfig: ("sweep.json",),
+    config.GradeConfig: ("sweep.json",),
+    config.CompareConfig: ("comparison.json", "lengths_comparison.json"),
+    config.DiagnoseConfig: ("diagnosis.json",),
+    config.MitigateConfig: ("mitigate.json",),
+    config.ScaleSearchConfig: ("scaling.json",),
+    config.CheckConfig: ("check.json",),
+    config.GateConfig: ("gate.json",),
+    config.PromoteConfig: ("promotion.json",),
 }
 
 # Those that do no more than the stage of their name; the others ask first what goes before it, or about its output.
