@@ -66,8 +66,8 @@ class _Typed(_Guarded, yaml.SafeLoader):
     YAML 1.1, which PyYAML reads, takes 1e-5 for text, 1:30 for ninety and 2026-11-23 for a date.
     """
 
-    yaml_implicit_resolvers: ClassVar = {}
-    yaml_constructors: ClassVar = {
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
