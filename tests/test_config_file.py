@@ -53,8 +53,16 @@ def test_a_flag_comes_before_the_environment_and_that_before_the_file(taken, wri
 
 
 def test_lists_dictionaries_and_flags_are_as_yaml_has_them(taken, written):
-    more = {"stop": ["a", "b,c"], "template_args": {"enable_thinking": False}, "force": True, "date": "2024-07-01"}
-    file = written(yaml.safe_dump({"sweep": SWEEP | more}).replace("'2024-07-01'", "2024-07-01"))
+    # YAML 1.1 takes 1:30 for ninety.
+    more = {"label": "1:30"} | {
+        "stop": ["a", "b,c"],
+        "template_args": {"enable_thinking": False},
+        "force": True,
+        "date": "2024-07-01",
+    }
+    file = written(
+        yaml.safe_dump({"sweep": SWEEP | more}).replace("'2024-07-01'", "2024-07-01").replace("'1:30'", "1:30")
+    )
     assert run("sweep", "--config", file) == 0
     compare = {"sweeps": ["one", "two"], "out": "compared"}
     pipeline = {"out": "run", "param": {"text": "a=b", "times": 3}}
@@ -62,7 +70,7 @@ def test_lists_dictionaries_and_flags_are_as_yaml_has_them(taken, written):
     assert run("pipeline", "run", "--config", written({"pipeline run": pipeline})) == 0
     swept, compared, piped = taken
     assert swept.stop == ["a", "b,c"] and swept.template_args == {"enable_thinking": False}
-    assert swept.force is True and swept.date == "2024-07-01"
+    assert swept.label == "1:30" and swept.force is True and swept.date == "2024-07-01"
     assert [str(each) for each in compared.sweeps] == ["one", "two"]
     assert piped.param == {"text": "a=b", "times": "3"}
 
@@ -80,9 +88,10 @@ def test_lists_dictionaries_and_flags_are_as_yaml_has_them(taken, written):
         ({"sweep": SWEEP | {"header": 3}}, "--header: write NAME=VALUE\n"),  # which may be secret
         ({"sweep": [1]}, "sweep: write options below it"),
         ({"sweep": SWEEP, "tracking": 3}, "tracking: write the address"),
-        ("sweep: [", "line 1: is no YAML"),
+        ("sweep: [", "posgap.yaml: not YAML: "),
+        ("sweep:\n  n-docs: 1\n  n-docs: 2", "'n-docs' is there twice in line 2"),
         ("- 1", "write a section for each verb"),
-        ("\0", "is no YAML"),
+        ("\0", "not YAML"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line(content, said, taken, written, capsys):

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
-import yaml
 
 from posgap.errors import PosgapError, shortened
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
 PREFIX = "POSGAP"  # of the variables that stand for options
+MOST_BYTES = 2**20  # of a file
 _UNSAID = ("config", "help")  # which no section has
 
 
@@ -83,18 +83,17 @@ def _as_given(value: Any, option: click.Parameter) -> Any:
 
 
 def _read(file: str) -> dict[str, Any]:
+    from posgap.yaml_text import parse  # late: most commands read no file
+
+    where = f"--config: {shortened(file)}"
     try:
-        with open(file, encoding="utf-8") as opened:
-            read = yaml.safe_load(opened)
+        with open(file, "rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "is no text"
-        raise PosgapError(f"--config: {shortened(file)}: {reason}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)
-        where = f", line {place.line + 1}" if place else ""
-        raise PosgapError(f"--config: {shortened(file)}{where}: is no YAML") from None
+        raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
+    read = parse(data, where, "a config file", MOST_BYTES, typed=True)
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
-        raise PosgapError(f"--config: {shortened(file)}: write a section for each verb, as `posgap config VERB` does")
+        raise PosgapError(f"{where}: write a section for each verb, as `posgap config VERB` does")
     return read
 
 
@@ -153,6 +152,8 @@ def _plain(each: click.Parameter) -> str:
     default = each.to_info_dict()["default"]
     if default is None or default == "":
         return ""
+    import yaml  # late, as above
+
     as_it_is = isinstance(default, str) and yaml.safe_load(default) == default
     # A list or dictionary is the text of one in JSON, which YAML reads.
     is_json = isinstance(default, str) and default[:1] in ("[", "{")
