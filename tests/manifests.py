@@ -63,10 +63,12 @@ def validate(manifest: dict) -> None:
 
 
 def jobs(manifest: dict) -> Iterator[dict]:
-    """The Jobs that a training runtime makes."""
+    """The Jobs that a training runtime or a CronJob makes."""
     if manifest["kind"] == "ClusterTrainingRuntime":
         for replicated in manifest["spec"]["template"]["spec"]["replicatedJobs"]:
             yield {"apiVersion": "batch/v1", "kind": "Job"} | replicated["template"]
+    if manifest["kind"] == "CronJob":
+        yield {"apiVersion": "batch/v1", "kind": "Job"} | manifest["spec"]["jobTemplate"]
 
 
 def pod_templates(objects: list[dict]) -> dict[str, dict]:

@@ -11,8 +11,9 @@ import boto3
 import httpx2
 import mlflow
 import postgres
+import psycopg
 import pytest
-from manifests import needs_kubectl, of_kind, overlay, pod_templates
+from manifests import containers, needs_kubectl, of_kind, overlay, pod_templates
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
@@ -38,11 +39,11 @@ SECRETS = {
 
 def environment(container: dict, maps: dict) -> dict[str, str]:
     """The variables that the kubelet would give a container."""
-    made = {}
+    made = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
     for source in container.get("envFrom", []):
         name = next(iter(source.values()))["name"]
         made |= maps[name]["data"] if "configMapRef" in source else SECRETS[name]
-    for variable in container.get("env", []):
+    for variable in (each for each in container.get("env", []) if "valueFrom" in each):
         reference = variable["valueFrom"]["configMapKeyRef"]
         made[variable["name"]] = maps[reference["name"]]["data"][reference["key"]]
     return made
@@ -88,7 +89,7 @@ def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_buck
     objects = overlay("local")
     maps, pod = of_kind(objects, "ConfigMap"), pod_templates(objects)["Deployment mlflow"]["spec"]
     here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
-    here |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{postgres.BINARIES}:{os.environ['PATH']}"}
     (server,) = pod["containers"]
     mounted = {each["name"]: each["mountPath"].lstrip("/") for each in server["volumeMounts"]}
     for volume in pod["volumes"]:
@@ -127,3 +128,64 @@ def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_buck
     store = boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1", **keys)
     (stored,) = store.list_objects_v2(Bucket="posgap")["Contents"]
     assert stored["Key"].startswith("mlflow/") and stored["Key"].endswith("/note.txt")
+
+
+def test_a_backup_is_restored_as_it_was_or_not_at_all(database, bucket_server, tmp_path):
+    maps = of_kind(overlay("local"), "ConfigMap")
+    here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
+    here |= {"PATH": f"{Path(sys.executable).parent}:{postgres.BINARIES}:{os.environ['PATH']}"}
+    keys = {name.lower(): value for name, value in SECRETS["posgap-s3"].items()}
+    store = boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1", **keys)
+    store.create_bucket(Bucket="posgap")
+    psql(here, "CREATE TABLE runs (id serial PRIMARY KEY, note text)", "INSERT INTO runs (note) VALUES ('it''s kept')")
+    backed_up = tables(here)
+    assert "INSERT INTO public.runs VALUES (1, 'it''s kept');" in backed_up
+    assert perform("mlflow-backup", here, maps, tmp_path) == [0, 0]
+    (saved,) = store.list_objects_v2(Bucket="posgap", Prefix="backup/")["Contents"]
+    assert saved["Key"].endswith(".dump")
+
+    psql(here, "DELETE FROM runs", "CREATE TABLE of_a_newer_version (id int)")
+    changed = tables(here)
+    assert "CREATE TABLE public.of_a_newer_version (" in changed and not any("kept" in line for line in changed)
+    # A server that is still connected, whose writes would be lost.
+    login = {"user": SECRETS["posgap-mlflow-db"]["PGUSER"], "password": SECRETS["posgap-mlflow-db"]["PGPASSWORD"]}
+    with psycopg.connect(host="127.0.0.1", port=database, dbname="mlflow", **login):
+        assert perform("mlflow-restore", here, maps, tmp_path) == [0, 1]
+    assert tables(here) == changed
+    # A dump that is cut off, of this name.
+    whole = store.get_object(Bucket="posgap", Key=saved["Key"])["Body"].read()
+    store.put_object(Bucket="posgap", Key="backup/2000-01-01T00-00-00Z.dump", Body=whole[:-100])
+    named = here | {"BACKUP": "2000-01-01T00-00-00Z.dump"}
+    assert perform("mlflow-restore", named, maps, tmp_path) == [0, 1]
+    assert tables(here) == changed
+    assert perform("mlflow-restore", here, maps, tmp_path) == [0, 0]
+    assert tables(here) == backed_up
+
+
+def perform(name: str, here: dict, maps: dict, folder: Path) -> list[int]:
+    """Runs the containers of a CronJob's pod, one after the other, up to the first that fails; their exit codes."""
+    pod, codes = pod_templates(overlay("local"))[f"CronJob {name}"]["spec"], []
+    (folder / "backup").mkdir(exist_ok=True)
+    for container in containers(pod):
+        variables = environment(container, maps) | here
+        words = [word.replace("$(BACKUP)", variables.get("BACKUP", "")) for word in container["command"]]
+        words = [word.replace("/backup/mlflow", f"{folder}/backup/mlflow") for word in words]
+        codes.append(subprocess.run(words, env=variables, cwd=folder).returncode)
+        if codes[-1]:
+            break
+    return codes
+
+
+def psql(here: dict, *words: str) -> str:
+    """What psql answers to a statement, as the server's user of its database."""
+    login = SECRETS["posgap-mlflow-db"] | {"PGDATABASE": "mlflow"} | here
+    command = ["psql", "--no-psqlrc", "--quiet", "--tuples-only", *(f"--command={word}" for word in words)]
+    return subprocess.run(command, env=login, check=True, capture_output=True, text=True).stdout
+
+
+def tables(here: dict) -> list[str]:
+    """All of the database as lines of statements, in an order that does not depend on how it came to be."""
+    dumped = ["pg_dump", "--no-owner", "--no-privileges", "--inserts"]
+    login = SECRETS["posgap-mlflow-db"] | {"PGDATABASE": "mlflow"} | here
+    text = subprocess.run(dumped, env=login, check=True, capture_output=True, text=True).stdout
+    return sorted(line for line in text.splitlines() if line and not line.startswith(("\\", "--")))

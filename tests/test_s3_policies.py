@@ -29,10 +29,11 @@ from posgap.storage.objects import delete
 from posgap.storage.versions import newest, release
 
 POLICIES = {path.stem: path for path in (ROOT / "infra" / "s3").glob("*.json")}
-ROOMS = ("data", "models", "run", "work", "kfp", "mlflow")
+ROOMS = ("data", "models", "run", "work", "kfp", "mlflow", "backup")
 MAY_READ = {
     "posgap-data": {"data", "models", "run", "work", "kfp"},
     "posgap-mlflow": {"mlflow"},
+    "posgap-backup": {"backup"},
     "posgap-promote": {"models", "run", "mlflow"},
     "posgap-release": {"data", "models"},
     "posgap-read": {"data", "models", "run", "mlflow"},
@@ -40,6 +41,7 @@ MAY_READ = {
 MAY_WRITE = {
     "posgap-data": {"run", "work", "kfp"},
     "posgap-mlflow": {"mlflow"},
+    "posgap-backup": {"backup"},
     "posgap-promote": {"mlflow"},
     "posgap-release": {"data", "models"},
     "posgap-read": set(),

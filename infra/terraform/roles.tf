@@ -1,8 +1,9 @@
-# Roles of service accounts. What the first two may do in the bucket is in infra/s3/; nothing is written twice.
+# Roles of service accounts. What the first three may do in the bucket is in infra/s3/; nothing is written twice.
 locals {
   accounts = {
     posgap-data      = ["posgap:posgap-pipeline", "posgap:posgap-train"]
     posgap-mlflow    = ["posgap:posgap-mlflow"]
+    posgap-backup    = ["posgap:posgap-backup"]
     posgap-secrets   = ["posgap:posgap-secrets"]
     posgap-karpenter = ["kube-system:karpenter"]
     posgap-volumes   = ["kube-system:ebs-csi-controller-sa"]
@@ -30,7 +31,7 @@ resource "aws_iam_role" "account" {
 }
 
 resource "aws_iam_role_policy" "bucket" {
-  for_each = toset(["posgap-data", "posgap-mlflow"])
+  for_each = toset(["posgap-data", "posgap-mlflow", "posgap-backup"])
   name     = "s3"
   role     = aws_iam_role.account[each.key].name
   policy   = replace(file("${path.module}/../s3/${each.key}.json"), "BUCKET", aws_s3_bucket.main.id)

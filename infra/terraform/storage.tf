@@ -46,6 +46,19 @@ resource "aws_s3_bucket_lifecycle_configuration" "main" {
       noncurrent_days = 30
     }
   }
+
+  rule {
+    id     = "backups"
+    status = "Enabled"
+
+    filter {
+      prefix = "backup/"
+    }
+
+    expiration {
+      days = 90
+    }
+  }
 }
 
 resource "aws_s3_bucket_policy" "main" {
