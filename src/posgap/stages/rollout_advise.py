@@ -91,7 +91,8 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     ranked = sorted(advised, key=lambda each: each.predicted.gap)
     asked = partial(_asked, questions=rest, batch_tokens=config.batch_tokens)
     base = asked(model)
-    by_name: dict[str, Change | Other] = {each.name: each for each in (*by_gradient, *tried)}
+    every: list[Change | Other] = [*by_gradient, *tried]
+    by_name = {each.name: each for each in every}
     for index in track(chosen := to_check(ranked, config.check), len(chosen), "changes that are made"):
         with _made(model, by_name[ranked[index].name]):
             ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, config.seed)})

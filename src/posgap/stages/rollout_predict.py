@@ -130,14 +130,16 @@ def _masks(config: RolloutPredictConfig, measured: Measurement | None, n: int, n
     if config.windows and config.mask != "window":
         raise PosgapError("windows: they are those of a mask: give `mask` window, or leave them out")
     if measured and config.mask == "measured":
-        widths = _of_each_layer("the measured windows", measured.windows, n_layers)
-        if None in widths:
-            raise PosgapError(
-                f"mask: layer {widths.index(None) + 1} of the measured model sees no window that ends with the token: "
-                "give another mask"
-            )
-        # What saw all of the texts is taken for a layer without a window.
-        return [Mask.causal(n) if width == measured.sequence_length else Mask.window(width) for width in widths]
+        masks = []
+        for layer, seen in enumerate(_of_each_layer("the measured windows", measured.windows, n_layers), start=1):
+            if seen is None:
+                raise PosgapError(
+                    f"mask: layer {layer} of the measured model sees no window that ends with the token: give another "
+                    "mask"
+                )
+            # What saw all of the texts is taken for a layer without a window.
+            masks.append(Mask.causal(n) if seen == measured.sequence_length else Mask.window(seen))
+        return masks
     if config.windows:
         widths = _of_each_layer("windows", config.windows, n_layers)
         return [Mask.window(width) if width else Mask.causal(n) for width in widths]
