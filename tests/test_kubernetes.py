@@ -35,11 +35,15 @@ REFUSED = (jsonschema.ValidationError, kubernetes_validate.ValidationError, kube
 def test_every_manifest_is_valid(name):
     for manifest in overlay(name):
         validate(manifest)
+    for manifest in render(KUBERNETES / "monitoring"):
+        validate(manifest)
+        assert manifest["metadata"]["namespace"] == "posgap"
     assert custom_kinds().keys() & {(each["apiVersion"], each["kind"]) for each in overlay(name)}
 
 
 def test_no_schema_is_without_a_manifest():
-    used = {(each["apiVersion"], each["kind"]) for name in ("local", "aws") for each in overlay(name)}
+    rendered = [*overlay("local"), *overlay("aws"), *render(KUBERNETES / "monitoring")]
+    used = {(each["apiVersion"], each["kind"]) for each in rendered}
     assert custom_kinds().keys() <= used
 
 
@@ -181,3 +185,31 @@ def test_settings_of_an_account_reach_every_place(tmp_path):
         assert not re.search(rf"\b{setting}\b", text)
         assert setting == "CLUSTER" or value not in text
     assert "settings" not in of_kind(overlay("aws"), "ConfigMap")
+
+
+def test_alerts_look_at_what_is_there():
+    """An alert of a misspelt name never fires, and nothing complains."""
+    (alerts,) = render(KUBERNETES / "monitoring")
+    asked = " ".join(rule["expr"] for group in alerts["spec"]["groups"] for rule in group["rules"])
+    assert set(re.findall(r'namespace="(.*?)"', asked)) == {"posgap"}
+    named = {each for names in re.findall(r'deployment=~?"(.*?)"', asked) for each in names.split("|")}
+    assert named == of_kind(overlay("local"), "Deployment").keys()
+    assert set(re.findall(r'cronjob="(.*?)"', asked)) == {"mlflow-backup"} <= of_kind(overlay("aws"), "CronJob").keys()
+
+
+def test_on_aws_whatever_has_the_database_s_password_verifies_the_database():
+    objects = overlay("aws")
+    (settings,) = [
+        each["data"]
+        for name, each in of_kind(objects, "ConfigMap").items()
+        if name.startswith("mlflow-") and "PGHOST" in each["data"]
+    ]
+    assert settings["PGSSLMODE"] == "verify-full"
+    folder, _, _ = settings["PGSSLROOTCERT"].rpartition("/")
+    asking = [
+        {mount["mountPath"] for mount in container["volumeMounts"]}
+        for pod in pod_templates(objects).values()
+        for container in containers(pod["spec"])
+        if "posgap-mlflow-db" in env_from(container, "secretRef")
+    ]
+    assert len(asking) == 5 and all(folder in mounted for mounted in asking)

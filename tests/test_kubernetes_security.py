@@ -130,6 +130,7 @@ def test_selectors_find_pods(name):
     objects = overlay(name)
     carried = [pod["metadata"]["labels"].items() for pod in pod_templates(objects).values()]
     selectors = [each["spec"]["selector"] for each in of_kind(objects, "Service").values()]
+    selectors += [each["spec"]["selector"]["matchLabels"] for each in of_kind(objects, "PodDisruptionBudget").values()]
     for policy in of_kind(objects, "NetworkPolicy").values():
         selectors.append(policy["spec"]["podSelector"].get("matchLabels", {}))
         for rule in [*policy["spec"].get("ingress", []), *policy["spec"].get("egress", [])]:
