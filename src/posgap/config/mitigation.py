@@ -1,13 +1,14 @@
 """Parameters of the comparison of mitigations, and of a mitigation's application to a model."""
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from posgap.choices import MITIGATIONS, split_commas
-from posgap.config.base import GenerationConfig, StageConfig
+from posgap.choices import BACKENDS, GATE_RULES, MITIGATIONS, split_commas
+from posgap.config.base import BackendConfig, StageConfig
 from posgap.config.fields import ModelName, OptionalInputPath, Placements, Values
+from posgap.config.measurement import MODEL
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
@@ -29,10 +30,27 @@ Duration = Annotated[str, AfterValidator(_duration)]
 MitigationNames = Annotated[list[Annotated[str, AfterValidator(MITIGATIONS.checked)]], BeforeValidator(split_commas)]
 
 
-class MitigateConfig(GenerationConfig):
-    """Tries the mitigations that suit a model on some examples, and measures the best of them on others."""
+# A model in memory, in which mitigations are put in force, or one elsewhere, which only takes prompts.
+_ASKED = BACKENDS.where(lambda backend: backend.gives_attention or not backend.local)
+_ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
+
+
+class MitigateConfig(
+    GATE_RULES["answered"].parameters,  # type: ignore[misc, name-defined]  # registered choices' parameters
+    *_ELSEWHERE.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
+    """Tries the mitigations that suit a model on some examples, and measures the best of them on others.
+
+    At an endpoint they are those of what is asked alone.
+    """
 
     examples_for: ClassVar[str] = "search"
+
+    model: ModelName = Field(description=MODEL)
+    backend: Annotated[str, _ASKED, AfterValidator(_ASKED.checked)] = Field(
+        "transformers", description=f"backend that answers; {_ASKED.described()}"
+    )
 
     exclude: OptionalInputPath = Field(
         None, description="evaluation examples; the comparison refuses to run on any of them"
@@ -67,6 +85,14 @@ class MitigateConfig(GenerationConfig):
         if len(set(self.methods)) < len(self.methods):
             raise ValueError("name each of the `methods` once")
         return self
+
+    def chosen(self) -> dict[str, Any]:
+        """The plain parameters; those of endpoints only where one answers."""
+        known = super().chosen()
+        if not BACKENDS[self.backend].local:
+            return known
+        of_endpoints = {name for parameters in _ELSEWHERE.bases() for name in parameters.model_fields}
+        return {name: value for name, value in known.items() if name not in of_endpoints}
 
 
 class ApplyConfig(StageConfig):

@@ -36,7 +36,7 @@ def points(result: Mitigate) -> list[tuple[str, float, float, tuple[float, float
     """Name, cost of an answer as a multiple, gap and its interval: of the model as it is, and of all measured."""
     return [
         ("base", 1.0, result.base_gap, result.base_gap_ci95),
-        *((each.name, m.cost.answer, m.gap, m.gap_ci95) for each in result.measured if (m := each.measured)),
+        *((each.name, m.paid, m.gap, m.gap_ci95) for each in result.measured if (m := each.measured)),
     ]
 
 
@@ -58,7 +58,7 @@ def gap_against_cost(result: Mitigate) -> Figure:
         axes.vlines(x, low, high, color=color, alpha=0.45, linewidth=2)
         axes.scatter(x, gap, s=28, color=color, zorder=3, label=name)
     axes.set(
-        xlabel="time of an answer, as a multiple of the model's as it is",
+        xlabel=f"{result.unit} of an answer, as a multiple of the model's as it is",
         ylabel="gap, points",
         ylim=(0, min(103, max(interval[1] for *_, interval in shown) * 1.05 + 1)),
     )

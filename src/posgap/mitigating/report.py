@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from posgap.choices import MITIGATIONS
+from posgap.choices import BACKENDS, MITIGATIONS
+from posgap.config import MitigateConfig
 from posgap.files import Record, read_model
 from posgap.locations import with_uris
 from posgap.measurement.comparison import Difference
@@ -21,15 +22,35 @@ MITIGATE_FILE = "mitigate.json"
 
 
 class Measured(Record):
-    """A mitigation on the held-out examples: the difference to the model as it is, what an answer costs, and prompt
-    tokens an answer, as a multiple; None where nobody counted."""
+    """A mitigation on the held-out examples: the difference to the model as it is, what an answer costs, None of a
+    model elsewhere, and prompt tokens an answer, as a multiple; None where nobody counted. An answer takes so many
+    `calls`, of which each is a prompt."""
 
     difference: Difference
     mean: float
     gap: float
     gap_ci95: tuple[float, float]
-    cost: Cost
+    cost: Cost | None
     tokens: float | None
+    calls: int = 1
+
+    @property
+    def paid(self) -> float:
+        """What an answer takes, as a multiple: time, or of a model elsewhere tokens, or calls where nobody counted."""
+        return self.cost.answer if self.cost else self.tokens or self.calls
+
+    @property
+    def unit(self) -> str:
+        """Of what `paid` is a multiple."""
+        return "time" if self.cost else "prompt tokens" if self.tokens else "calls"
+
+    @property
+    def price(self) -> str:
+        """What an answer takes, in words."""
+        if self.cost:
+            return f"an answer takes {self.cost.answer:.2f} times as long"
+        tokens = f" and {self.tokens:.2f} times the prompt tokens" if self.tokens else ""
+        return f"an answer takes {self.calls} call{'s' * (self.calls > 1)}{tokens}"
 
 
 class Found(Record):
@@ -81,13 +102,15 @@ class Advice(Record):
 
 class Mitigate(Record):
     """The whole comparison. `examples` are the sizes of the parts, `chosen_by` the contents of those by which settings
-    were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent."""
+    were chosen: on them the model is not to be measured with a mitigation. `seconds` of the budget were spent. The
+    backend that asked the model `elsewhere`; empty for a model in memory."""
 
     model: str
     model_digest: str
     task: str
     n_docs: int
     objective: str
+    elsewhere: str = ""
     budget: str
     seconds: float
     examples: dict[str, int]
@@ -102,6 +125,11 @@ class Mitigate(Record):
     def measured(self) -> list[Found]:
         """Those that were measured on the held-out examples, the best on the selection first."""
         return [each for each in self.found if each.measured]
+
+    @property
+    def unit(self) -> str:
+        """In what the cost of answers is compared."""
+        return self.measured[0].measured.unit if self.measured and self.measured[0].measured else "time"
 
     @property
     def title(self) -> str:
@@ -160,12 +188,18 @@ def described(mitigation: Mitigation) -> Found:
     )
 
 
-def command(name: str, settings: dict, model: str, found: str, task: str, n_docs: int) -> str:
+def command(name: str, settings: dict, config: MitigateConfig) -> str:
     """The command that makes a mitigation's use possible: a model folder that has it, or a sweep that asks by it."""
+    model = with_uris(config.model)
     if MITIGATIONS[name].of_model:
-        parts = ["posgap", "apply", "--model", with_uris(model), "--found", found, "--mitigation", name]
+        parts = ["posgap", "apply", "--model", model, "--found", str(config.out), "--mitigation", name]
         return shlex.join([*parts, "--out", f"model-{name}"])
-    parts = ["posgap", "sweep", "--model", with_uris(model), "--task", task, "--n-docs", str(n_docs)]
+    parts = ["posgap", "sweep", "--model", model]
+    if not BACKENDS[config.backend].local:
+        asked = config.recorded()  # without secrets
+        parts += ["--backend", config.backend, "--base-url", asked["base_url"], "--endpoint", asked["endpoint"]]
+        parts += ["--body", json.dumps(asked["body"])] * bool(asked["body"])
+    parts += ["--task", config.task, "--n-docs", str(config.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
     return shlex.join([*parts, "--examples", "EXAMPLES", "--out", f"sweep-{name}"])
 
@@ -189,7 +223,7 @@ def _advised(purpose: Purpose, found: Sequence[Found]) -> Advice:
     d = best.measured.difference
     why = (
         f"mean {d.mean:+.1f} points ({d.mean_ci95[0]:+.1f} to {d.mean_ci95[1]:+.1f}), gap {d.gap:+.1f} "
-        f"({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f}), an answer takes {best.measured.cost.answer:.2f} times as long"
+        f"({d.gap_ci95[0]:+.1f} to {d.gap_ci95[1]:+.1f}), {best.measured.price}"
     )
     return Advice(purpose=purpose.name, name=best.name, why=why, command=best.command)
 

@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
 from posgap.files import Record
+from posgap.generation.generator import Attending
 from posgap.measurement.mitigated import Question
 from posgap.mitigating.trials import BASE, Asking
 from posgap.mitigations.mitigation import Settings
@@ -36,11 +38,19 @@ class _Taken:
         self.prefill, self.decode, self.memory = 0.0, 0.0, 0
 
 
+def calls(asking: Asking, name: str, settings: Settings, example: AnyExample) -> int:
+    """How many prompts an answer takes, those included that are read for their attention alone."""
+    if not (by := asking.mitigated(name, settings)):
+        return 1
+    asked = by.asked(Question(example, asking.placements[0]))
+    return len(asked.prompts) + len(asked.read)
+
+
 @torch.inference_mode()
 def cost(asking: Asking, name: str, settings: Settings, examples: Sequence[AnyExample]) -> Cost:
     """What a mitigation costs on some questions with the gold in the middle, asked with it and without in turns."""
     middle = asking.placements[len(asking.placements) // 2]
-    ratios = []
+    ratios = list[tuple[float, float, float, float]]()
     for example in examples[:QUESTIONS]:
         for turn in range(ROUNDS + 1):
             with_it = _taken(asking, name, settings, Question(example, middle))
@@ -64,7 +74,8 @@ def _taken(asking: Asking, name: str, settings: Settings | None, question: Quest
             torch.cuda.reset_peak_memory_stats()
         began = _now()
         if by := asking.mitigated(name, settings):
-            prompts = by.asked(question, generator.attention if by.mitigation.needs_attention else None).prompts
+            attention = cast(Attending, generator).attention if by.mitigation.needs_attention else None
+            prompts = by.asked(question, attention).prompts
         else:
             prompts = [asking.build.prompt(question.example, question.placement)]
         if by and by.mitigation.needs_attention:
@@ -77,7 +88,7 @@ def _taken(asking: Asking, name: str, settings: Settings | None, question: Quest
 
 
 def _read(asking: Asking, prompt: Prompt, taken: _Taken) -> None:
-    model = asking.model
+    model, _ = asking.in_memory
     if RopeLengths.of(model.config):
         forget_lengths(model)
     ids = torch.tensor([list(prompt.token_ids)], device=model.device)

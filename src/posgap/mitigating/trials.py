@@ -13,9 +13,13 @@ from transformers import PreTrainedModel
 from posgap.choices import MITIGATIONS
 from posgap.config import MitigateConfig
 from posgap.config.mitigation import seconds_of
+from posgap.errors import PosgapError
 from posgap.files import Record, read_model, write_json
+from posgap.generation.generator import Generator as Answering
 from posgap.generation.generator import Sampling
+from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
+from posgap.interruption import GOES_ON
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
 from posgap.models.in_force import apply, in_force, reads_spans, remove
@@ -26,7 +30,7 @@ from posgap.scaling.questions import ask, one_right_response
 from posgap.scaling.strategies import Genetic
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
-from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 BASE = "base"  # the model as it is
 _PROMPTS = 4  # on which a mitigation may measure the model before it proposes settings
@@ -35,6 +39,10 @@ _QUESTIONED = 16  # examples whose right responses it may read at every placemen
 
 class OutOfTime(Exception):
     """A trial was given up since its time was over."""
+
+
+class CannotHave(PosgapError):
+    """A mitigation is not for where the model is."""
 
 
 class Tried(Record):
@@ -51,6 +59,7 @@ class _State(Record):
     identity: str
     seconds: float
     tried: list[Tried]
+    served: Served = Served()
 
 
 class Clock:
@@ -66,32 +75,45 @@ class Clock:
 
 
 class Asking(NamedTuple):
-    """A model that is asked, with what makes its prompts and what scores its answers, 0 to 1."""
+    """A model that is asked, with what makes its prompts and what scores its answers, 0 to 1: a `model` in memory, or
+    one that only answers prompts, `elsewhere`."""
 
-    model: PreTrainedModel
-    build: PromptBuilder
+    model: PreTrainedModel | None
+    build: TextPromptBuilder
     placements: Sequence[Placement]
     score: Callable[[str, Sequence[str]], float]
     config: MitigateConfig
+    elsewhere: Answering | None = None
+
+    @property
+    def in_memory(self) -> tuple[PreTrainedModel, PromptBuilder]:
+        """The model in memory, and its prompts as token ids; raises `CannotHave` where it is elsewhere."""
+        if self.model is None:
+            raise CannotHave(f"changes the model itself, and backend {self.config.backend} only takes prompts")
+        return self.model, cast(PromptBuilder, self.build)
 
     @contextmanager
-    def under(self, name: str, settings: Settings | None) -> Iterator[TransformersGenerator]:
+    def under(self, name: str, settings: Settings | None) -> Iterator[Answering]:
         """Within the block the model is as a mitigation has it, or as it is; yields what answers prompts."""
+        if self.elsewhere is not None:
+            yield self.elsewhere
+            return
+        model, build = self.in_memory
         mitigation = MITIGATIONS[name] if name != BASE else None
-        before, marked = in_force(self.model), self.build.marks_documents
+        before, marked = in_force(model), build.marks_documents
         changes = mitigation is not None and mitigation.of_model
         if changes:
             assert settings is not None
-            apply(self.model, name, settings)
+            apply(model, name, settings)
         try:
-            self.build.marks_documents = reads_spans(self.model)
-            yield TransformersGenerator(self.model, self.build.tokenizer, self.config.batch_tokens)
+            build.marks_documents = reads_spans(model)
+            yield TransformersGenerator(model, build.tokenizer, self.config.batch_tokens)
         finally:
-            self.build.marks_documents = marked
+            build.marks_documents = marked
             if changes and name in before:
-                apply(self.model, name, before[name])
+                apply(model, name, before[name])
             elif changes:
-                remove(self.model, name)
+                remove(model, name)
 
     def mitigated(self, name: str, settings: Settings | None) -> Mitigated | None:
         """How it is asked by a mitigation of prompts; None by others."""
@@ -110,12 +132,12 @@ class Trials:
     def __init__(self, asking: Asking, parts: dict[str, Sequence[AnyExample]], state: Path, identity: str):
         self.asking, self.parts, self.state, self.identity = asking, parts, state, identity
         self.tried: dict[tuple[str, str, str], Tried] = {}
-        spent = 0.0
+        self.served, spent = Served(), 0.0
         if state.exists():
             kept = read_model(_State, state, state.name)
             if kept.identity == identity:
                 self.tried = {_key(row.part, row.name, row.settings): row for row in kept.tried}
-                spent = kept.seconds
+                self.served, spent = kept.served, kept.seconds
         self.clock = Clock(seconds_of(asking.config.budget), spent)
 
     def __call__(self, part: str, name: str, settings: Settings | None = None, until: float | None = None) -> Tried:
@@ -127,7 +149,11 @@ class Trials:
         key = _key(part, name, plain)
         if key not in self.tried:
             began = self.clock.spent
+            if isinstance(self.asking.elsewhere, AsServed):
+                self.asking.elsewhere.served = self.served
             accuracy = self._accuracy(part, name, settings, until)
+            if isinstance(self.asking.elsewhere, AsServed):
+                self.served = self.asking.elsewhere.served
             row = Tried(
                 name=name, settings=plain, part=part, accuracy=accuracy.tolist(), seconds=self.clock.spent - began
             )
@@ -135,9 +161,21 @@ class Trials:
             self.keep()
         return self.tried[key]
 
+    def require_same(self, now: Served) -> None:
+        """Raises `Changed` where an endpoint said that it was another when settings were tried than it says now."""
+        config = self.asking.config
+        for name in MUST_STAY[config.identity]:  # type: ignore[attr-defined]  # a registered backend's parameter
+            before, others = self.served.said(name), set(now.said(name)).difference(self.served.said(name))
+            if before and others:
+                raise Changed(
+                    f"{config.model}: is no longer what it was: its {name} was {before[-1]}, and is {min(others)} now",
+                    "model" if name == "fingerprint" else "any",
+                )
+
     def keep(self) -> None:
         """Writes down what was tried, and the time spent."""
-        saved = _State(identity=self.identity, seconds=self.clock.spent, tried=list(self.tried.values()))
+        rows = list(self.tried.values())
+        saved = _State(identity=self.identity, seconds=self.clock.spent, tried=rows, served=self.served)
         write_json(self.state, saved.model_dump(mode="json"))
 
     def fitness(self, tried: Tried, objective: Objective | None = None) -> float:
@@ -148,7 +186,7 @@ class Trials:
     def _accuracy(self, part: str, name: str, settings: Settings | None, until: float | None) -> np.ndarray:
         asking, examples = self.asking, self.parts[part]
         build, placements, sampling = asking.build, asking.placements, Sampling.of(asking.build)
-        right = np.zeros((len(examples), len(placements)))
+        right, unanswered = np.zeros((len(examples), len(placements))), 0
         with asking.under(name, settings) as generator:
             if by := asking.mitigated(name, settings):
                 questions = ([Question(example, placement) for placement in placements] for example in examples)
@@ -160,27 +198,45 @@ class Trials:
                 if completion.outcome == "answered":
                     answers = build.task.answers(examples[example], placements[at])
                     right[example, at] = asking.score(completion.text, answers)
+                elif asking.elsewhere is not None:
+                    unanswered += 1
+                    _require_answers(asking.config, name, unanswered, right.size, completion.reason)
                 if until is not None and self.clock.spent > until:
                     raise OutOfTime
         return 100 * right.mean(axis=0)
 
 
+def _require_answers(config: MitigateConfig, name: str, unanswered: int, asked: int, why: str) -> None:
+    """Raises `PosgapError` where an endpoint leaves more of a trial's questions without an answer than it may: as wrong
+    answers they would count for or against a mitigation."""
+    most = config.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
+    if 100 * unanswered > most * asked:
+        raise PosgapError(
+            f"{config.model}: {name}: {unanswered} of {asked} questions are not answered, the last: {why}; no more "
+            f"than {most:g} % may be (--max-unanswered). What was tried is kept: {GOES_ON}"
+        )
+
+
 def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[AnyExample]) -> list[Settings]:
     """The settings of a mitigation that are tried; raises `PosgapError` where the model cannot have it."""
     if isinstance(mitigation, PromptMitigation):
+        if mitigation.needs_attention and asking.model is None:
+            raise CannotHave(f"looks at the model's attention, which backend {asking.config.backend} does not show")
         return list(mitigation.tried())
+    model, build = asking.in_memory
     middle = asking.placements[len(asking.placements) // 2]
-    prompts = [asking.build(example, middle) for example in examples[:_PROMPTS]]
-    return list(cast(Any, mitigation).tried(TriedOn(asking.model, prompts, _with_right_responses(asking, examples))))
+    prompts = [build(example, middle) for example in examples[:_PROMPTS]]
+    return list(cast(Any, mitigation).tried(TriedOn(model, prompts, _with_right_responses(asking, examples))))
 
 
 def _with_right_responses(asking: Asking, examples: Sequence[AnyExample]) -> list[tuple[list[int], list[int]]]:
     """Prompts of some examples at every placement, with their right responses; none where no wording is the only right
     one."""
-    metric = asking.config.metric or asking.build.task.metric
-    if not one_right_response(asking.build, examples, metric):
+    _, build = asking.in_memory
+    metric = asking.config.metric or build.task.metric
+    if not one_right_response(build, examples, metric):
         return []
-    rows = ask(asking.build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
+    rows = ask(build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
     return [(question.prompt, question.response) for row in rows for question in row]
 
 
@@ -197,7 +253,7 @@ def proposals(
 
 def _genetic(asking: Asking) -> Generator[Settings, float, None]:
     """Factors on Bezier curves by the genetic search of LPES; takes the fitness of each before it yields the next."""
-    config, n_layers = asking.config, asking.model.config.get_text_config().num_hidden_layers
+    config, n_layers = asking.config, asking.in_memory[0].config.get_text_config().num_hidden_layers
     curve, settings = Curve(), MITIGATIONS["lpes"].settings
     strategy = Genetic(
         curve,

@@ -167,6 +167,8 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
         if stage == "on_top" and not layered:
             continue
         own = {name: value for name, value in from_form.items() if name in config.model_fields}
+        if config is MitigateConfig:
+            own.pop("backend")  # mitigations are put in force in memory, whatever measures the model that comes of it
         own |= {"methods": tried[stage]} if stage in tried else {}
         shared = {name: value for name, value in said.items() if name in _open(config)}
         alone = {name: said[f"{stage}.{name}"] for name in _open(config) if f"{stage}.{name}" in said}

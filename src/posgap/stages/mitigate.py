@@ -7,12 +7,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from posgap.choices import MITIGATIONS
+from posgap.choices import BACKENDS, MITIGATIONS
 from posgap.config import MitigateConfig, SweepConfig
-from posgap.config.base import GenerationConfig
 from posgap.errors import PosgapError
 from posgap.files import digest_of, remove, work_folder, write_json
-from posgap.interruption import goes_on
+from posgap.generation.backends import open_generator
+from posgap.interruption import GOES_ON, goes_on
 from posgap.locations import with_uris
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.explored import explored_sweep
@@ -33,8 +33,8 @@ from posgap.mitigating.report import (
     labelled,
 )
 from posgap.mitigating.splits import Splits, split
-from posgap.mitigating.timing import cost
-from posgap.mitigating.trials import BASE, Asking, OutOfTime, Trials, Tried, curve_of, proposals
+from posgap.mitigating.timing import calls, cost
+from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials, Tried, curve_of, proposals
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.models.factors import config_factors
 from posgap.models.loading import commit_on_hub, load_model
@@ -43,10 +43,12 @@ from posgap.stage import stage
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample, read_examples, write_examples
-from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+# What has no effect on a trial: how many there are, and what of endpoints `deciding` leaves out.
+_WITHOUT_EFFECT = {"budget", "methods", *(MitigateConfig.parameters().keys() - {*MitigateConfig.deciding()})}
+_OWN = {"out", "force", "examples", "limit", "label"}  # fields of a sweep that are not those of the comparison
 _AGAIN = 2  # settings of a mitigation that are tried again on the selection's examples
 _WHATEVER = PURPOSES[:2]  # the best for these purposes are measured however long that takes
 _SEARCHED = 0.3  # at least this share of the budget is for the search, however long the rest will take
@@ -66,13 +68,20 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         remove(work_folder(config.out))
     held_out.parent.mkdir(parents=True, exist_ok=True)
     write_examples(held_out, splits.held_out)
-    build = builder_of(config)
+    local = BACKENDS[config.backend].local
+    build = BACKENDS[config.backend].builder(config)
     metric = config.metric or build.task.metric
     swept = _sweep_config(config, held_out)
-    model = load_model(config.model, config.dtype)
-    asking = Asking(model, build, placements_of(swept, build), partial(build.task.score, metric=config.metric), config)
-    model_digest = config.digest("model") or commit_on_hub(config.model) or ""
-    settings = {name: value for name, value in config.chosen().items() if name not in ("budget", "methods")}
+    asking = Asking(
+        load_model(config.model, config.dtype) if local else None,
+        build,
+        placements_of(swept, build),
+        partial(build.task.score, metric=config.metric),
+        config,
+        None if local else open_generator(config, build),
+    )
+    model_digest = config.digest("model") or (local and commit_on_hub(config.model)) or ""
+    settings = {name: value for name, value in config.chosen().items() if name not in _WITHOUT_EFFECT}
     identity = digest_of([settings, metric, model_digest, contents(examples), build.digest()])
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
 
@@ -97,12 +106,11 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
                     mean=sweep.mean,
                     gap=sweep.gap,
                     gap_ci95=sweep.gap_ci95,
-                    cost=cost(asking, name, chosen, splits.held_out),
+                    cost=cost(asking, name, chosen, splits.held_out) if local else None,
                     tokens=tokens,
+                    calls=calls(asking, name, chosen, splits.held_out[0]),
                 ),
-                "command": command(
-                    name, found[name].settings, config.model, str(config.out), config.task, config.n_docs
-                ),
+                "command": command(name, found[name].settings, config),
             }
         )
     trials.keep()
@@ -112,6 +120,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
         task=config.task,
         n_docs=base.n_docs,
         objective=config.objective,
+        elsewhere="" if local else config.backend,
         budget=config.budget,
         seconds=round(trials.clock.spent, 1),
         examples={name: len(part) for name, part in splits._asdict().items()},
@@ -142,12 +151,11 @@ def _examples(config: MitigateConfig) -> tuple[list[AnyExample], Splits]:
 
 def _sweep_config(config: MitigateConfig, held_out: Path) -> SweepConfig:
     """The config of a sweep of the held-out examples that asks as the trials do."""
-    shared = GenerationConfig.model_fields.keys() - {"out", "force", "examples"}
+    shared = (MitigateConfig.model_fields.keys() & SweepConfig.model_fields.keys()) - _OWN
     return SweepConfig(
         **{name: getattr(config, name) for name in shared} | {"processes": 1},
         examples=held_out,
         out=held_out.parent / "sweeps" / BASE,
-        positions=config.positions,
     )
 
 
@@ -172,6 +180,8 @@ def _searched(
         try:
             rows = _trials_of(mitigation, asking, trials, splits, share, end if best else None)
         except PosgapError as refused:
+            if asking.elsewhere is not None and not isinstance(refused, CannotHave):
+                raise  # An endpoint that gives no answers says nothing of the mitigation.
             found[mitigation.name] = about.model_copy(update={"reason": str(refused)})
             log.info("%s: left out: %s", mitigation.name, refused)
             continue
@@ -308,7 +318,16 @@ def _measured(
         }
         with asking.under(name, settings) as generator:
             asked = answered(own, splits.held_out, asking.build, asking.placements, digests, generator=generator)
-            factors = config_factors(asking.model.config)
+            factors = config_factors(asking.model.config) if asking.model else None
+        if asked.served:
+            trials.require_same(asked.served)
+            if asked.outcomes.worst_share > config.max_unanswered:  # type: ignore[attr-defined]  # a rule's parameter
+                where = [placement.positions for placement in asking.placements]
+                raise PosgapError(
+                    f"{with_uris(config.model)}: {name}: {asked.outcomes.phrase(where)} on the held-out examples, and "
+                    f"--max-unanswered is less; most often: {asked.most_frequent_reason}. What was answered is kept: "
+                    f"{GOES_ON}"
+                )
         sweep = figures(own, splits.held_out, asking.build, asking.placements, digests, asked, name, factors)
         place = out / "sweeps" / name
         place.mkdir(parents=True)
@@ -341,12 +360,12 @@ def _record(result: Mitigate, run: Run) -> None:
     run.metrics({"gap": result.base_gap, "mean": result.base_mean, "search_seconds": result.seconds})
     for each in result.measured:
         assert each.measured
-        difference, taken = each.measured.difference, each.measured.cost
+        difference = each.measured.difference
         run.metrics(
             {
                 f"{each.name}_mean_difference": difference.mean,
                 f"{each.name}_gap_difference": difference.gap,
-                f"{each.name}_answer_cost": taken.answer,
+                f"{each.name}_answer_cost": each.measured.paid,
             }
         )
         log.info("%s", difference.verdict)

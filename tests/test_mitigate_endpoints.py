@@ -1,0 +1,118 @@
+"""`mitigate` at an endpoint: which mitigations it tries there, what they cost, and how it goes on."""
+
+import json
+
+import pytest
+from conftest import kv_example
+from endpoint import Endpoint, served
+from test_prompt_mitigations import USAGE, lost_in_the_middle
+
+from posgap.choices import MITIGATIONS
+from posgap.config import MitigateConfig, SweepConfig
+from posgap.errors import PosgapError
+from posgap.generation import openai
+from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.mitigating.report import read_mitigate
+from posgap.stages.mitigate import mitigate
+from posgap.stages.sweep import sweep
+from posgap.tasks.examples import write_examples
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    """One that loses what stands in the middle of three, and counts tokens. Nothing is tracked, which takes longer."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setattr(openai, "FIRST_WAIT", 0.002)
+
+    def answer(text, times):
+        if endpoint.broken(text):
+            return 500, {}, "broken"
+        choice = {"message": {"content": lost_in_the_middle(text)}, "finish_reason": "stop"}
+        return 200, {}, json.dumps({"choices": [choice], "usage": USAGE, "model": endpoint.model})
+
+    endpoint = Endpoint(misbehave=answer)
+    endpoint.broken, endpoint.model = lambda text: False, "m-1"
+    with served(endpoint):
+        yield endpoint
+
+
+@pytest.fixture
+def config(endpoint, tmp_path):
+    write_examples(tmp_path / "e.jsonl", [kv_example(i, 3) for i in range(14)])
+    return MitigateConfig(
+        examples=tmp_path / "e.jsonl",
+        model="m",
+        out=tmp_path / "found",
+        backend="openai",
+        base_url=endpoint.url,
+        n_docs=3,
+        retries=0,
+        concurrency=1,
+        budget="1h",
+        search=2,
+        selection=2,
+    )
+
+
+def said(swept):
+    return [row["response"] for row in read_predictions(swept)]
+
+
+def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(config, endpoint, tmp_path):
+    out = mitigate(config)
+    result = read_mitigate(out)
+    by_name = {each.name: each for each in result.found}
+    assert by_name.keys() == set(MITIGATIONS.names()) and result.elsewhere == "openai"
+    assert {each.name for each in result.measured} == {"reordering", "permutation", "reversed"}
+    for name in by_name.keys() - {"reordering", "permutation", "reversed"}:
+        wanted = "looks at the model's attention" if name == "attention-sorting" else "changes the model itself"
+        assert wanted in by_name[name].reason and by_name[name].tried == 0
+
+    assert result.base_gap == 100
+    reordered, voted = by_name["reordering"].measured, by_name["permutation"].measured
+    assert (reordered.mean, reordered.gap, reordered.calls, reordered.tokens) == (100, 0, 1, 1)
+    n_orders = by_name["permutation"].settings["orders"]
+    assert (voted.calls, voted.tokens, voted.paid, voted.cost) == (n_orders, n_orders, n_orders, None)
+    taken = {each.purpose: each for each in result.advice}["an endpoint that only takes prompts"]
+    assert taken.name == "reordering" and "1 call and 1.00 times the prompt tokens" in taken.why
+    assert f"--backend openai --base-url {endpoint.url} --endpoint chat" in taken.command
+    page = (out / "mitigate.html").read_text()
+    assert "prompt tokens of an answer; 1" in page and "The model is elsewhere" in page
+
+    base = read_sweep(out / "sweeps" / "base")
+    assert base.spent.prompts == 10 * 3 and base.served.models == ("m-1",)
+    alike = {"model": "m", "n_docs": 3, "backend": "openai", "base_url": endpoint.url, "retries": 0}
+    settings = by_name["reordering"].settings
+    asked_by = {"mitigation": "reordering", "mitigation_settings": settings}
+    swept = sweep(SweepConfig(examples=out / "held_out.jsonl", out=tmp_path / "swept", **alike, **asked_by))
+    assert said(swept) == said(out / "sweeps" / "reordering")
+    assert read_sweep(swept).accuracy == read_sweep(out / "sweeps" / "reordering").accuracy
+
+
+def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(config, endpoint):
+    alone = config.model_copy(update={"methods": ["reversed"]})
+    asked = []
+    endpoint.broken = lambda text: asked.append(text) or len(asked) == 9  # once, as `reversed` is tried
+    with pytest.raises(PosgapError, match="m: reversed: 1 of 6 questions are not answered.*--max-unanswered"):
+        mitigate(alone)
+    before = len(asked)
+    assert before <= 10, "the next question may be under way"
+    assert [each.name for each in read_mitigate(mitigate(alone)).measured] == ["reversed"]
+    again = asked[before:]
+    assert not set(again) & set(asked[:6]), "the trial of the model as it is was kept"
+    assert set(asked[6:9]) <= set(again) and len(again) == 6 + 2 * 6 + 2 * 30
+
+
+def test_an_endpoint_that_becomes_another_is_not_compared_with_what_it_was(config, endpoint):
+    alone, seen = config.model_copy(update={"methods": ["reversed"]}), []
+    endpoint.broken = lambda text: seen.append(text) or setattr(endpoint, "model", f"m-{1 + (len(seen) > 30)}")
+    with pytest.raises(PosgapError, match="its model was m-1, and is m-2 now.*--identity any"):
+        mitigate(alone)
+    endpoint.broken = lambda text: False
+    with pytest.raises(PosgapError, match="its model was m-1, and is m-2 now"):
+        mitigate(alone)
+
+
+def test_where_no_mitigation_is_for_an_endpoint_that_is_said(config, endpoint):
+    with pytest.raises(PosgapError, match="can have none of the mitigations: lpes: changes the model itself, and back"):
+        mitigate(config.model_copy(update={"methods": ["lpes"]}))
