@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import kfp
 import kfp.client
@@ -16,7 +16,7 @@ from posgap.config import KfpConfig, ServerConfig
 from posgap.errors import PosgapError
 from posgap.pipelines.transport import Transport, once
 
-Version = kfp_server_api.V2beta1PipelineVersion
+Version: TypeAlias = kfp_server_api.V2beta1PipelineVersion
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
 TOKEN_VARIABLE = "KFP_TOKEN"
 
