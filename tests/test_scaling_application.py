@@ -251,3 +251,52 @@ def test_vllm_serves_no_model_whose_mitigations_it_cannot_do():
     assert not loaded
     load(None, None, SimpleNamespace(hf_config=SimpleNamespace()))
     assert loaded == ["loaded"]
+
+
+class ByTransformers(torch.nn.Module):
+    """What vLLM runs where it has no model of its own for a family: transformers', without its head."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.get_decoder()
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    [
+        ("gpt_neox", None),
+        ("olmo2", None),
+        ("llama", {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}),
+        ("gemma3_text", None),  # a base for each type of layers
+    ],
+)
+def test_a_model_of_transformers_within_vllm_is_scaled_as_in_transformers(ids, family, rope):
+    more = {"rope_parameters": rope} if rope else {}
+    expected = scale_model(tiny(family, **more), FACTORS)
+    served = ByTransformers(tiny(family, **more))
+    assert vllm_plugin.applied(served) == [1.0, 1.0, 1.0]
+    assert vllm_plugin.scale(served, FACTORS) == vllm_plugin.applied(served) == list(FACTORS)
+    with torch.inference_mode():
+        ours = served.model(input_ids=ids, use_cache=False).last_hidden_state
+        assert torch.equal(ours, expected.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("family", "more", "factors", "reason"),
+    [
+        ("olmo2", {}, FACTORS[:2], "has 2 factors, and the model has 3 layers"),
+        ("olmo2", {}, [[1.0, 1.0, 1.2, 1.2]] * 3, "has factors for each head; vLLM serves one for each layer"),
+        ("gpt2", {}, FACTORS, "no rotary position embedding to scale"),
+        ("codegen", {"rotary_dim": 4}, FACTORS, "each attention makes its own tables"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+            FACTORS,
+            "its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths",
+        ),
+    ],
+)
+def test_a_model_of_transformers_that_vllm_cannot_scale_is_not_served(family, more, factors, reason):
+    with pytest.raises(ValueError, match="posgap: .*") as refused:
+        vllm_plugin.scale(ByTransformers(tiny(family, **more)), factors)
+    assert reason in str(refused.value) and "\n" not in str(refused.value)

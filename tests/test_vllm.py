@@ -73,7 +73,11 @@ def model(family: str, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "rope"), [("llama", LLAMA3), ("qwen2", None), ("qwen3", None)])
+@pytest.mark.parametrize(
+    ("family", "rope"),
+    # The last is served by transformers' model, since vLLM has none of its own.
+    [("llama", LLAMA3), ("qwen2", None), ("qwen3", None), ("gpt_neox", None)],
+)
 def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path, tokenizer, family, rope):
     scaled = scale_model(model(family, **({"rope_parameters": rope} if rope else {})), FACTORS)
     save_model(scaled, tokenizer, tmp_path / "scaled")
@@ -156,15 +160,42 @@ def test_responses_by_vllm_train_as_those_by_transformers_do(vllm_python, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("compiled", [False, True])
+def test_transformers_model_within_vllm_is_scaled_compiled_or_not(vllm_python, tmp_path, tokenizer, compiled):
+    """Asked for by `model_impl`, where vLLM has a model of its own too."""
+    scaled = scale_model(model("llama"), FACTORS)
+    save_model(scaled, tokenizer, tmp_path / "scaled")
+    prompt = [7, 9, 11, 13, 5, 8, 21, 30]
+    out = tmp_path / "out.json"
+    code = f"""
+import json
+from vllm import LLM, SamplingParams
+
+if __name__ == "__main__":
+    folder = {str(tmp_path / "scaled")!r}
+    llm = LLM(folder, model_impl="transformers", dtype="float32", max_model_len=64, enforce_eager={not compiled})
+    asked = SamplingParams(max_tokens=1, temperature=0, logprobs=20)
+    (answer,) = llm.generate([{{"prompt_token_ids": {prompt}}}], asked)
+    row = answer.outputs[0].logprobs[0]
+    json.dump({{int(token): found.logprob for token, found in row.items()}}, open({str(out)!r}, "w"))
+"""
+    (tmp_path / "ask.py").write_text(code)
+    in_vllm(vllm_python, tmp_path / "ask.py")
+    with torch.inference_mode():
+        expected = scaled(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    for token, value in json.loads(out.read_text()).items():
+        assert value == pytest.approx(float(expected[int(token)]), abs=1e-4)
+
+
+@pytest.mark.slow
 def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokenizer):
-    """Its Transformers backend has one rotary embedding for all layers."""
-    save_model(scale_model(model("llama"), FACTORS), tokenizer, tmp_path / "scaled")
-    code = "from vllm import LLM; LLM({!r}, model_impl='transformers', dtype='float32', max_model_len=64)"
-    (tmp_path / "serve.py").write_text(f"if __name__ == '__main__':\n    {code.format(str(tmp_path / 'scaled'))}\n")
-    command = [vllm_python, tmp_path / "serve.py"]
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    save_model(scale_model(model("olmo2", rope_parameters=dynamic), FACTORS), tokenizer, tmp_path / "scaled")
+    command = [Path(vllm_python).with_name("posgap"), "serve-check", "--model", tmp_path / "scaled"]
     done = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True)
-    complaint = "posgap: posgap_rope_factors has 3 factors, but this model has rotary embeddings that can be scaled in"
-    assert done.returncode and complaint in done.stdout + done.stderr
+    (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("posgap: error")]
+    assert done.returncode == 2 and "its RoPE follows the longest prompt of a batch" in complaint
+    assert "Traceback" not in done.stderr.rpartition("posgap: error")[2]
 
 
 @pytest.mark.parametrize("rope", [None, {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}])

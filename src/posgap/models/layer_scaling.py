@@ -65,11 +65,13 @@ class LayerScaling:
 
     rungs: Tensor | None = None
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, tried: bool = True):
+        """Raises `PosgapError` where the model cannot be scaled; without `tried`, which is for a model that runs inside
+        a server alone, no tokens are read to see that."""
         decoder = decoder_of(model)
         self.name = model.name_or_path or type(model).__name__
         layers, rotaries = _rope_parts(decoder, self.name)
-        unscaled = _tried(decoder, self.name)
+        unscaled = _tried(decoder, self.name) if tried else None
         self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
         self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
         self.factors = torch.ones(len(layers))
@@ -80,6 +82,8 @@ class LayerScaling:
         self._layers = [layers]  # in a list: no second owner of modules
         for index, layer in enumerate(layers):
             layer.forward = partial(_with_own_tables, index, layer.forward)
+        if unscaled is None:
+            return
         try:
             self._require_effect(decoder, unscaled)
         except PosgapError:

@@ -63,7 +63,14 @@ def _in_vllm(model: str) -> list[Any]:
         raise PosgapError(
             "vLLM is not installed here: choose `backend` transformers, or run in vLLM's environment"
         ) from None
-    (factors,) = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64).apply_model(applied)
+    try:
+        # Factors are read off the model, which a tokenizer has no part in.
+        served = LLM(model, dtype="float32", enforce_eager=True, max_model_len=64, skip_tokenizer_init=True)
+    except Exception as error:  # of all kinds, by what a model's code and its config have
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        told = next((line for line in lines if "posgap:" in line), lines[0])
+        raise PosgapError(f"{model}: vLLM does not load this model: {told}") from None
+    (factors,) = served.apply_model(applied)
     return factors
 
 

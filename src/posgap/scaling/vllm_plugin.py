@@ -3,13 +3,16 @@
 vLLM finds `register` through the entry point group `vllm.general_plugins`. Each layer's rotary embedding
 holds a table of cos and sin by position. After a model is loaded, layer l gets a table of its own with its
 frequencies divided by factor l. That equals dividing the positions, keeps the effect of the model's own
-`rope_scaling`, and changes nothing else in serving. vLLM's internals are no public interface, so tests/test_vllm.py
-compares log-probabilities with transformers'. Only vLLM and torch are imported here, because vLLM is installed in
-an environment of its own.
+`rope_scaling`, and changes nothing else in serving. Families that vLLM has no model of its own for (GPT-NeoX, OLMo,
+Phi, StarCoder2, ...) it serves by transformers' model, with attention of its own; that is scaled as transformers' is.
+vLLM's internals are no public interface, so tests/test_vllm.py compares log-probabilities with transformers'. Only vLLM
+and torch are imported here, and what scales transformers' models where such a model is served, because vLLM is
+installed in an environment of its own.
 """
 
 import copy
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,6 +40,8 @@ def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
 
     Raises `ValueError` if the model cannot be scaled as its config says, so that it is not served unscaled.
     """
+    if (inner := _transformers_model(model)) is not None:
+        return _scale_inner(inner, factors)
     attentions = {}
     for name, module in model.named_modules():
         if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
@@ -44,7 +49,8 @@ def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
     if sorted(attentions) != list(range(len(factors))) or any(isinstance(factor, list) for factor in factors):
         raise ValueError(
             f"posgap: {CONFIG_KEY} has {len(factors)} factors, but this model has rotary embeddings that can be scaled "
-            f"in layers {sorted(attentions)}; vLLM serves one factor per layer of Llama-like models"
+            f"in layers {sorted(attentions)}; vLLM serves one factor per layer of Llama-like models, and of others "
+            "perhaps with --model-impl transformers"
         )
     made: dict[tuple[int, float], nn.Module] = {}
     for layer, factor in enumerate(factors):
@@ -55,9 +61,60 @@ def scale(model: nn.Module, factors: Sequence[float]) -> list[float]:
     return applied(model)
 
 
+def _transformers_model(model: nn.Module) -> Any:
+    """The model of transformers that vLLM runs, if it has none of its own for the family."""
+    inner = getattr(model, "model", None)
+    return inner if any(kind.__name__ == "PreTrainedModel" for kind in type(inner).__mro__) else None
+
+
+def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
+    from posgap.errors import PosgapError
+    from posgap.models.layer_scaling import LayerScaling
+
+    if any(isinstance(factor, list) for factor in factors):
+        raise ValueError(f"posgap: {CONFIG_KEY} has factors for each head; vLLM serves one for each layer")
+    try:
+        # vLLM's attention works in vLLM alone, so nothing can be tried here; what is read below shows the effect.
+        scaling = LayerScaling(inner, tried=False)
+        if len(factors) != scaling.n_layers:
+            raise PosgapError(f"{CONFIG_KEY} has {len(factors)} factors, and the model has {scaling.n_layers} layers")
+        if scaling.length_dependent:
+            raise PosgapError("its RoPE follows the longest prompt of a batch, and vLLM batches prompts of all lengths")
+        scaling.set(factors)
+    except PosgapError as error:
+        raise ValueError(f"posgap: vLLM cannot serve this model with {CONFIG_KEY}: {error}") from None
+    inner.posgap_scaling = scaling
+    return applied_inner(inner)
+
+
+def applied_inner(inner: Any) -> list[float]:
+    """The factor of each layer of a model of transformers that vLLM runs, read off the tables that its rotary embedding
+    makes for it at position 1."""
+    import torch
+
+    config = inner.config.get_text_config()
+    rope, scaling = config.rope_parameters or {}, getattr(inner, "posgap_scaling", None)
+    layer_types = getattr(config, "layer_types", None)
+    rotary = next(module for name, module in inner.named_modules() if "RotaryEmbedding" in type(module).__name__)
+    takes_type = "layer_type" in inspect.signature(type(rotary).forward).parameters
+    positions = torch.tensor([[0, 1]], device=next(inner.parameters()).device)
+    states = torch.zeros(1, 2, config.hidden_size, device=positions.device)
+    factors = []
+    for layer in range(config.num_hidden_layers):
+        kind = layer_types[layer] if takes_type else None
+        made = rotary(states, position_ids=positions, **({"layer_type": kind} if takes_type else {}))
+        cos, sin = made if scaling is None else made[layer]
+        own = rope.get(kind, rope) if kind else rope
+        slower = own["factor"] if own.get("rope_type") == "linear" else 1.0
+        factors.append(round(1 / (slower * float(sin[0, 1, 0].atan2(cos[0, 1, 0]))), 4))
+    return factors
+
+
 def applied(model: nn.Module) -> list[float]:
     """The factor of each layer, read off its table: unscaled, the highest frequency is one radian per position, or
     less under linear `rope_scaling`."""
+    if (inner := _transformers_model(model)) is not None:
+        return applied_inner(inner)
     factors = {}
     for name, module in model.named_modules():
         if (in_layer := _LAYER.search(f"{name}.")) and hasattr(getattr(module, "rotary_emb", None), "cos_sin_cache"):
