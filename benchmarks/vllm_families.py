@@ -5,9 +5,9 @@ It writes a table of docs/families.md.
     POSGAP_VLLM_PYTHON=.../bin/python python benchmarks/vllm_families.py [--write] [FAMILY ...]
 
 The models are those of benchmarks/families.py, wider, since vLLM's attention on CPUs wants heads of 32 dimensions. Each
-is served as it is and scaled, with float32, and asked for one token after each of some prompts. vLLM runs in its own
-environment, whose Python the variable names; several models share one process of it, and a model that brings it down
-is told so and leaves the others alone.
+is served scaled, with float32, and asked for one token after each of some prompts; where its answers are not those of
+transformers, unscaled too, since vLLM may differ there as well. vLLM runs in its own environment, whose Python the
+variable names; models share one process of it, and one that brings it down leaves the others alone.
 """
 
 import argparse
@@ -76,12 +76,12 @@ for folder in folders:
 
 @dataclasses.dataclass
 class Row:
-    """A family, by what vLLM serves it, and whether it answers as transformers does, unscaled and scaled."""
+    """A family, by what vLLM serves it, and whether it answers as transformers does, scaled, and else unscaled."""
 
     family: str
     served_by: str
-    unscaled: str
     scaled: str
+    unscaled: str = ""
 
 
 def build(family: str, **settings: Any) -> PreTrainedModel:
@@ -143,28 +143,33 @@ def served(python: str, folders: list[Path], where: Path) -> None:
 
 
 def compared(folder: Path, kind: str) -> str:
-    said = read_json(folder / f"{kind}.json")
-    if "error" in said:
-        lines = [line.strip() for line in said["error"].splitlines() if line.strip()]
+    seen = read_json(folder / f"{kind}.json")
+    if "error" in seen:
+        lines = [line.strip() for line in seen["error"].splitlines() if line.strip()]
         told = next((line for line in lines if "posgap:" in line), lines[0])
         return f"refused: {told[told.find('posgap:') :].strip()}" if "posgap:" in told else f"vLLM: {told}"
     rows = read_json(folder / f"{kind}.expected")
-    off = max(abs(value - row[int(token)]) for row, got in zip(rows, said["rows"]) for token, value in got.items())
+    off = max(abs(value - row[int(token)]) for row, got in zip(rows, seen["rows"]) for token, value in got.items())
     if off > TOLERANCE:
         return f"differs by {off:.2g}"
-    if kind == "scaled" and [round(each, 3) for each in said["factors"]] != FACTORS:
-        return f"factors {said['factors']}"
+    if kind == "scaled" and [round(each, 3) for each in seen["factors"]] != FACTORS:
+        return f"factors {seen['factors']}"
     return "equal"
+
+
+def said(folder: Path) -> str:
+    """The class of the model that vLLM made of a folder, if it did."""
+    return read_json(folder.with_name(f"{folder.name}.json")).get("class", "")
 
 
 def table(rows: list[Row]) -> str:
     equal = sum(row.scaled == "equal" for row in rows)
-    lines = [f"| {row.family} | {row.served_by} | {row.unscaled} | {row.scaled[:150]} |" for row in rows]
+    lines = [f"| {row.family} | {row.served_by} | {row.scaled[:200]} | {row.unscaled[:100]} |" for row in rows]
     head = (
         f"Written by `benchmarks/vllm_families.py --write` with vLLM 0.32 (its build for CPUs) and transformers "
         f"{transformers.__version__}: {len(rows)} families, {equal} served scaled."
     )
-    return "\n".join([head, "", "| family | served by | as it is | scaled |", "|---|---|---|---|", *lines])
+    return "\n".join([head, "", "| family | served by | scaled | else, as it is |", "|---|---|---|---|", *lines])
 
 
 def main() -> None:
@@ -184,12 +189,13 @@ def main() -> None:
                 print(f"{name}: {reason}", file=sys.stderr, flush=True)
             else:
                 names[name] = folder
-        served(python, [folder / kind for folder in names.values() for kind in ("plain", "scaled")], where)
-        rows = []
-        for name, folder in names.items():
-            by = read_json(folder / "plain.json").get("class") or read_json(folder / "scaled.json").get("class", "")
-            rows.append(Row(name, by, compared(folder, "plain"), compared(folder, "scaled")))
-            print(rows[-1], file=sys.stderr, flush=True)
+        served(python, [folder / "scaled" for folder in names.values()], where)
+        rows = [Row(name, said(folder / "scaled"), compared(folder, "scaled")) for name, folder in names.items()]
+        unequal = [row for row in rows if row.scaled != "equal"]
+        served(python, [names[row.family] / "plain" for row in unequal], where)
+        for row in unequal:
+            row.unscaled = compared(names[row.family], "plain")
+            row.served_by = row.served_by or said(names[row.family] / "plain")
     if arguments.write:
         write_section("families", "vllm", table(rows))
     else:
