@@ -146,7 +146,7 @@ def compared(folder: Path, kind: str) -> str:
     seen = read_json(folder / f"{kind}.json")
     if "error" in seen:
         lines = [line.strip() for line in seen["error"].splitlines() if line.strip()]
-        told = next((line for line in lines if "posgap:" in line), lines[0])
+        told = next((line for line in lines if "posgap:" in line or "Value error" in line), lines[0])
         return f"refused: {told[told.find('posgap:') :].strip()}" if "posgap:" in told else f"vLLM: {told}"
     rows = read_json(folder / f"{kind}.expected")
     off = max(abs(value - row[int(token)]) for row, got in zip(rows, seen["rows"]) for token, value in got.items())
