@@ -97,7 +97,7 @@ def test_predict_takes_numbers_for_each_layer_and_head(tmp_path, values, parts):
     options = RolloutPredictConfig(out=tmp_path, **{name: typed(value) for name, value in values.items()})
     (tmp_path / "a.yaml").write_text("\n".join(f"{name}: {value}" for name, value in values.items()))
     in_file = with_file(RolloutPredictConfig(out=tmp_path, architecture=tmp_path / "a.yaml"))
-    assert in_file.settings() == options.settings()
+    assert in_file.chosen() == options.chosen()
     architecture, heads = described(in_file, None)
     assert architecture.rollout() == pytest.approx(twin(N, LAMBDAS, *parts), rel=1e-10) and heads == 2
 

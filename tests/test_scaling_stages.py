@@ -250,7 +250,7 @@ def test_scalings_that_do_not_fit_are_refused(apply, tmp_path, tokenizer):
     assert "the factor of layer 1, 0.5, is below the bound 1" in apply(factors=[1.0, 0.5])
     assert "the factor of layer 0, 3, is above the bound 2" in apply(factors=[3.0, 1.0])
     assert "3 RoPE factors for a model of 2 layers; give one per layer" in apply(factors=[1.0, 1.1, 1.2])
-    assert "field `factors.list[float].0`: Input should be a valid number" in apply(factors=["a", 1.0])
+    assert "field `factors.0`: Input should be a valid number" in apply(factors=["a", 1.0])
     other = tmp_path / "other"
     save_model(tiny_model.untrained(1), tokenizer, other)
     assert "made for another model, " in apply(model=other, factors=[1.0, 1.1])
