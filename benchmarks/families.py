@@ -48,7 +48,7 @@ LONG = {
     **{"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 6.0]},
 }
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
-# What some families need to be whole in so few layers.
+# What some families need to be small, and whole in so few layers.
 NEEDS = {
     "deepseek_v3": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1},
     "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8},
@@ -75,7 +75,7 @@ _NAMES = (
     "recurrent_gemma rwkv seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu "
 )
 FAMILIES = _NAMES.split()
-ROWS = {**{family: (family, NEEDS.get(family, {})) for family in FAMILIES}, **SETTINGS}
+ROWS = {**{family: (family, {}) for family in FAMILIES}, **SETTINGS}
 
 
 @dataclasses.dataclass
@@ -90,8 +90,8 @@ class Row:
 
 
 def build(family: str, **settings: object) -> PreTrainedModel:
-    """A model of the family with random weights, sharp enough that its greedy tokens differ."""
-    made = CONFIG_MAPPING[family]
+    """A small model of the family with random weights, sharp enough that its greedy tokens differ."""
+    made, settings = CONFIG_MAPPING[family], NEEDS.get(family, {}) | settings
     takes = {field.name for field in dataclasses.fields(made)} | set(inspect.signature(made).parameters)
     sizes = {name: value for name, value in SIZES.items() if name in takes}
     torch.manual_seed(0)

@@ -157,7 +157,7 @@ def factors_of(n_layers: int, n_heads: int, alike: int) -> list[list[float]]:
 def apart(family: str, keys: int = HEADS, alike: int = 1) -> tuple[float, float]:
     """How far the logits with factors of heads are from those computed here, and from those without factors, in
     standard deviations. The model has so many keys a layer, for four heads."""
-    settings = families.NEEDS.get(family, {}) | ({"num_key_value_heads": keys} if keys != HEADS else {})
+    settings = {"num_key_value_heads": keys} if keys != HEADS else {}
     model, twin = (families.build(family, **settings).double() for _ in range(2))
     for each in (model, twin):
         if hasattr(each, "set_experts_implementation"):

@@ -33,8 +33,7 @@ QUESTIONS = [([5, 9, 2, 7], [7, 3]), ([5, 9, 2, 8], [1, 4]), ([5, 9, 6], [2])]
 
 
 def built(family):
-    name, settings = families.ROWS.get(family, (family, {}))
-    return families.build(name, **settings).double()
+    return families.build(family).double()
 
 
 def shape(model):

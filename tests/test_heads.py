@@ -31,7 +31,7 @@ def batch() -> Batch:
         ("cohere", {"logit_scale": 0.0625}),
         ("cohere2", {"logit_scale": 3.0}),
         ("hyperclovax", {"logits_scaling": 0.125}),
-        ("falcon_h1", {"lm_head_multiplier": 0.5, **families.NEEDS["falcon_h1"]}),
+        ("falcon_h1", {"lm_head_multiplier": 0.5}),
         ("gemma2", {"final_logit_softcapping": 2.0}),
         ("recurrent_gemma", {"logits_soft_cap": 2.0}),
         ("llama", {}),
