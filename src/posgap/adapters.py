@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.files import digest_of, read_object, write_json
 from posgap.locations import Location, is_registered, is_uri, merged_cache, with_uris
 from posgap.models import ADAPTER
@@ -202,5 +202,5 @@ def _one_line(adapter: Path, base: str) -> Iterator[None]:
     except (PosgapError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise PosgapError(f"{adapter}: cannot be merged into {base}: {reason}") from None

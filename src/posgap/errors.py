@@ -119,6 +119,11 @@ def _fault(fault: Mapping[str, Any]) -> str:
     return complaint if fault["type"] == "missing" else f"{complaint}, got {shortened(repr(fault['input']))}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another package says, in one line; its kind where it says nothing."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def shortened(text: str) -> str:
     """The text, or its beginning where it is too long for a line."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

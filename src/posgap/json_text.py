@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pydantic_core
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 
 MB = 1 << 20
 DOCUMENT = 64 * MB  # bytes of a document
@@ -93,7 +93,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if line.strip():
                     yield number, line.removeprefix(_BOM) if number == 1 else line
         except _UNREADABLE as error:
-            raise PosgapError(f"{path}: cannot be read after line {number}: {_first_line(error)}") from None
+            raise PosgapError(f"{path}: cannot be read after line {number}: {first_line(error)}") from None
 
 
 def items(path: Path) -> Iterator[tuple[int, Any]]:
@@ -177,7 +177,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     except FileNotFoundError:
         raise PosgapError(f"{path}: no such file") from None
     except _UNREADABLE as error:
-        raise PosgapError(f"{path}: cannot be read: {_first_line(error)}") from None
+        raise PosgapError(f"{path}: cannot be read: {first_line(error)}") from None
 
 
 _UNREADABLE = (OSError, EOFError, zlib.error)
@@ -202,7 +202,3 @@ class _Unpacked(gzip.GzipFile):
 
     def readline(self, size: int | None = -1) -> bytes:
         return self._checked(super().readline(size))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.mitigations.mitigation import Settings, Undo
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _where(model: "PreTrainedModel", name: str) -> str:
 def _line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it asks for {error} in them"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return first_line(error)
 
 
 def logits(model: "PreTrainedModel") -> "Tensor":

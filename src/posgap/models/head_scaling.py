@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.layout import Layout, layout_of
 
@@ -336,7 +336,7 @@ def _taken_over(
         yield heads, undo
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         undo()
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise PosgapError(f"{_name(model)}: its heads cannot be scaled: {reason}") from None
     except PosgapError as error:
         undo()

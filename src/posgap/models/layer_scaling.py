@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.models.rope_lengths import KINDS
 
 _ATTRIBUTE = "_posgap_layer_scaling"
@@ -166,7 +166,7 @@ def _tried(decoder: Any, name: str) -> Tensor:
         ids = torch.arange(3, device=decoder.device)[None]
         return decoder(input_ids=ids, use_cache=False).last_hidden_state
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise PosgapError(f"{name}: its rotary positions cannot be scaled by layer: {reason}") from None
     finally:
         decoder.train(trained)

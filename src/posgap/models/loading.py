@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.models import ADAPTER
 from posgap.patience import within
 
@@ -48,7 +48,7 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
     except (PosgapError, MemoryError):
         raise
     except Exception as error:  # readers of many formats, each with exceptions of its own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error)
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, first_line
 from posgap.patience import Patience, Waits, within
 
 PATIENCE = Patience(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
@@ -126,7 +126,7 @@ class _Tries:
         if time.monotonic() + seconds - since >= patience.seconds:
             return None
         error = context.caught_exception
-        reason = _first_line(error).partition(" from endpoint URL")[0] if error else context.get_error_code()
+        reason = first_line(error).partition(" from endpoint URL")[0] if error else context.get_error_code()
         self._waits.add(reason or "no answer", seconds)
         return seconds
 
@@ -161,9 +161,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, exceptions.FlexibleChecksumError):
         return "checksum mismatch: what arrived is not what S3 has; try again"
     if isinstance(error, exceptions.ConnectionError | exceptions.HTTPClientError):
-        return f"S3 cannot be reached ({_first_line(error)}); is AWS_ENDPOINT_URL right, and is there a network?"
-    return _first_line(error)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"S3 cannot be reached ({first_line(error)}); is AWS_ENDPOINT_URL right, and is there a network?"
+    return first_line(error)
