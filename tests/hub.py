@@ -1,4 +1,5 @@
-"""A Hugging Face hub on this machine, with one model, that counts what it is asked, and takes what is pushed."""
+"""A Hugging Face hub on this machine, with one model and one data set, that counts what it is asked, and takes what is
+pushed."""
 
 import base64
 import hashlib
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 
 import yaml
 
-NAME = "someone/tiny"
+NAME, DATA = "someone/tiny", "someone/data"
 COMMIT, TAG = "0123456789abcdef" * 2 + "01234567", "v1"
 
 
@@ -22,12 +23,13 @@ TOKEN = "hf_of_the_tests"  # the only one that may write
 class Hub:
     """`asked` holds "METHOD path" of each request; where `hangs` is set nothing is answered.
 
-    `pushed` has the files of each branch of a model that was pushed, by "owner/name" and branch, `visibility` what was
-    asked for as it was made, and `commits` the title of each commit.
+    `data` has the files of the data set. `pushed` has the files of each branch of a model that was pushed, by
+    "owner/name" and branch, `visibility` what was asked for as it was made, and `commits` the title of each commit.
     """
 
     def __init__(self, folder: Path):
         self.files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        self.data: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.hangs = False
         self.closing = threading.Event()
@@ -39,14 +41,16 @@ class Hub:
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
+        if path == f"/api/datasets/{DATA}":
+            return 200, {}, json.dumps({"id": DATA, "sha": COMMIT}).encode()
+        if path.startswith(f"/api/datasets/{DATA}/tree/"):
+            return 200, {}, _tree(self.data)
+        if body := self.data.get(path.removeprefix(f"/datasets/{DATA}/resolve/main/")):
+            return 200, {"ETag": f'"{_oid(body)}"', "X-Repo-Commit": COMMIT}, body
         if path in (f"/api/models/{NAME}/revision/{revision}" for revision in ("main", TAG, COMMIT)):
             return 200, {}, json.dumps({"id": NAME, "sha": COMMIT}).encode()
         if path == f"/api/models/{NAME}/tree/{COMMIT}":
-            entries = [
-                {"type": "file", "path": name, "size": len(body), "oid": _oid(body)}
-                for name, body in self.files.items()
-            ]
-            return 200, {}, json.dumps(entries).encode()
+            return 200, {}, _tree(self.files)
         prefix = f"/{NAME}/resolve/{COMMIT}/"
         if path.startswith(prefix) and (body := self.files.get(path.removeprefix(prefix))) is not None:
             return 200, {"ETag": f'"{_oid(body)}"', "X-Repo-Commit": COMMIT}, body
@@ -114,6 +118,12 @@ class Hub:
                 branches[revision][value["path"]] = self.large[value["oid"]]
         answer = {"commitUrl": f"{self.url}/{owner}/{name}/commit/{COMMIT}", "commitOid": COMMIT}
         return 200, {}, json.dumps(answer).encode()
+
+
+def _tree(files: dict[str, bytes]) -> bytes:
+    """The hub's list of files."""
+    entries = [{"type": "file", "path": name, "size": len(body), "oid": _oid(body)} for name, body in files.items()]
+    return json.dumps(entries).encode()
 
 
 def _oid(body: bytes) -> str:

@@ -154,7 +154,7 @@ def test_an_estimate_sends_nothing_and_makes_nothing(options, tmp_path, capsys):
     assert line.startswith("12 prompts of about ") and f"answers of at most {12 * 100:,} tokens: " in line
     assert line.endswith(" USD in all\n") and not list(tmp_path.glob(".posgap-*")) and not (tmp_path / "out").exists()
     for odd in ("s3:/", "s3://", "http://u:hunter22@127.0.0.1:9/prices.json"):
-        with pytest.raises(ValueError, match=r"s3://bucket/key|fetch the file first"):
+        with pytest.raises(ValueError, match=r"s3://bucket/key|without a user"):
             SweepConfig(prices=odd, **options)
     prices.write_text('{"models": {"other": {"prompt": 1, "completion": 1}}}')
     with pytest.raises(PosgapError, match=r"prices.json: no price for served, only for other"):

@@ -1,4 +1,5 @@
-"""Locations of files: on this machine, as a `Path`, or in S3, as the text `s3://bucket/key`.
+"""Locations of files: on this machine, as a `Path`; in S3, as the text `s3://bucket/key`; or at an address that is only
+read, as the text `hf://datasets/owner/name/file`.
 
 Files in S3 are worked on in the cache, at a path that ends in the bucket and the key, so that the URI can be
 recovered from the path.
@@ -12,6 +13,16 @@ from typing import Any, TypeGuard
 
 Location = Path | str  # text is a URI
 SCHEME = "s3://"
+# Addresses of files that are read and never written, by their beginning, and the package that reads each for fsspec.
+READERS = {
+    "hf": "huggingface_hub",
+    "gs": "gcsfs",
+    "az": "adlfs",
+    "https": "aiohttp",
+    "http": "aiohttp",
+    "memory": "fsspec",  # what this process holds, under a name
+}
+_ADDRESS = re.compile(rf"({'|'.join(READERS)}):/{{1,2}}(.*)", re.DOTALL)
 MODELS = "models:/"  # in MLflow, before a registered model's name and version, or the id of a logged model
 
 
@@ -47,6 +58,11 @@ def merged_cache() -> Path:
     return cache_folder().absolute() / "merged"
 
 
+def addressed_cache() -> Path:
+    """The folder of files that were read at an address: `<mark>/<scheme>/<the rest of the address>`."""
+    return cache_folder().absolute() / "addressed"
+
+
 def is_registered(location: object) -> TypeGuard[str]:
     """Whether this names a model in MLflow's registry."""
     return isinstance(location, str) and location.startswith(MODELS)
@@ -55,6 +71,11 @@ def is_registered(location: object) -> TypeGuard[str]:
 def is_uri(location: object) -> TypeGuard[str]:
     """Whether this is an S3 URI; other text is the name of a model on the hub."""
     return isinstance(location, str) and location.startswith(SCHEME)
+
+
+def is_address(location: object) -> TypeGuard[str]:
+    """Whether this is the address of a file that can be read, and not be written."""
+    return isinstance(location, str) and bool(_ADDRESS.fullmatch(location))
 
 
 def is_hub_name(text: str) -> bool:
@@ -69,14 +90,21 @@ def is_hub_name(text: str) -> bool:
 
 
 def as_location(value: Any) -> Any:
-    """Returns an S3 URI as text without a slash at its end, and other text as a path.
+    """Returns an S3 URI or the address of a file as text without a slash at its end, and other text as a path.
 
     `Path("s3://bucket/key")`, which has lost a slash, is accepted as the URI. Raises `ValueError` if a URI names no
-    bucket.
+    bucket, and if an address has in it what is no part of a file's place: it is recorded in manifests, and so is no
+    place for a password.
     """
     if not isinstance(value, str | Path):
         return value
     text = str(value)
+    if address := _ADDRESS.fullmatch(text):
+        scheme, rest = address[1], address[2].strip("/")
+        parts = rest.split("/")
+        if not parts[0] or "@" in parts[0] or ".." in parts or re.search(r"[?#\s\0]|::", rest):
+            raise ValueError(f"write {scheme}://, and then the file's place, without a user, a password or a ?query")
+        return f"{scheme}://{rest}"
     if not text.startswith("s3:/"):
         return Path(value)
     bucket, _, key = text.removeprefix("s3:/").removeprefix("/").rstrip("/").partition("/")
@@ -104,4 +132,5 @@ def in_cache(kind: str, mark: str, uri: str) -> Path:
 def with_uris(text: str) -> str:
     """The text with paths in the cache replaced by the URIs that they stand for."""
     text = re.sub(re.escape(str(registered_cache())) + r"/[0-9a-f]{16}/", MODELS, str(text))
+    text = re.sub(re.escape(str(addressed_cache())) + r"/[0-9a-f]{16}/(\w+)/", r"\1://", text)
     return re.sub(re.escape(str(s3_cache())) + r"/\w+/[0-9a-f]{16}/", SCHEME, text)

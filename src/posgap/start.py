@@ -14,7 +14,7 @@ from posgap.choices import TASKS
 from posgap.config import InitConfig, SweepConfig
 from posgap.data.made import made_examples
 from posgap.errors import PosgapError, first_fault
-from posgap.locations import is_uri
+from posgap.locations import is_address, is_uri
 from posgap.tasks.examples import write_examples
 
 CONFIG_FILE = "posgap.yaml"
@@ -49,7 +49,7 @@ def init(config: InitConfig) -> None:
         raise PosgapError(f"init: {first_fault(error)}") from None
     if made:
         write_examples(MADE_FILE, list(made_examples(TASKS[answers["task"]], N_EXAMPLES, n_docs, SEED)))
-    elif not is_uri(checked.examples) and not checked.examples.exists():
+    elif not (is_uri(checked.examples) or is_address(checked.examples) or checked.examples.exists()):
         raise PosgapError(f"--examples: {checked.examples}: no such file or folder")
     section = yaml.safe_dump(
         {"sweep": {name.replace("_", "-"): value for name, value in swept.items()}}, sort_keys=False

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from posgap.choices import BASELINES, METRICS, PROMPT_MITIGATIONS, TASKS, Choices, split_commas, unset_if_empty
 from posgap.errors import PosgapError
 from posgap.json_text import parse
-from posgap.locations import Location, as_location, is_hub_name, is_uri, split_uri
+from posgap.locations import Location, as_location, is_address, is_hub_name, is_uri, split_uri
 from posgap.positions import parse_depths, parse_length, parse_positions, parse_shard
 
 
@@ -49,13 +49,19 @@ def _model(value: Any) -> Any:
 def _on_this_machine(location: Location | None) -> Location | None:
     if is_uri(location):
         raise ValueError("must be on this machine, not in S3")
-    return location
+    return _written(location)
 
 
 def in_s3(location: Location) -> Location:
     """The location itself; raises `ValueError` if it is not in S3."""
     if not is_uri(location):
         raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
+def _written(location: Location | None) -> Location | None:
+    if is_address(location):
+        raise ValueError("is an address that is only read: write to this machine or to s3://bucket/key")
     return location
 
 
@@ -209,8 +215,6 @@ def _day(text: str) -> str:
 
 
 def _file_if_any(text: str) -> str:
-    if "://" in text and not is_uri(text):
-        raise ValueError("is an address: fetch the file first")
     as_location(text)
     return text
 
@@ -237,8 +241,8 @@ def _shard(text: str) -> str:
     return text
 
 
-# Paths may be S3 URIs. Inside a stage they are local paths (work folders excepted), which is what the type checker
-# sees. Code that runs before inputs are fetched must check `is_uri`.
+# Paths may be S3 URIs, and those of inputs addresses too. Inside a stage they are local paths (work folders excepted),
+# which is what the type checker sees. Code that runs before inputs are fetched must check `is_uri` and `is_address`.
 if TYPE_CHECKING:
     Local = Path
 else:
@@ -250,8 +254,9 @@ ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Fac
 ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
 HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
 Place = Annotated[str, Role.PLACE]
-OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket)]
-WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any)]
+_Written = AfterValidator(_written)
+OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Written]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any), _Written]
 OnThisMachine = AfterValidator(_on_this_machine)
 OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
 TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError, faults
-from posgap.locations import is_uri
+from posgap.locations import is_address, is_uri
 
 C = TypeVar("C", bound=Config)
 
@@ -31,4 +31,4 @@ def _here(value: Any, is_input: bool) -> Any:
         return [_here(item, is_input) for item in value]
     path, uri = getattr(value, "path", value), getattr(value, "uri", "")
     # KFP's local runner does not download imported artifacts: then the stage gets the URI and fetches it itself.
-    return uri if is_input and is_uri(uri) and not Path(path).exists() else path
+    return uri if is_input and (is_uri(uri) or is_address(uri)) and not Path(path).exists() else path

@@ -11,10 +11,10 @@ from posgap.config import PreflightConfig, SweepConfig, TeacherConfig
 from posgap.distillation.methods import Method
 from posgap.errors import PosgapError
 from posgap.files import read_jsonl
-from posgap.locations import as_location, is_uri
+from posgap.locations import as_location, is_address, is_uri
 from posgap.preflight.form import as_config, settings
 from posgap.storage.cache import Snapshot, fetch, look
-from posgap.storage.inputs import ByName, OnDisk, source
+from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
 from posgap.storage.versions import newest
 
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
@@ -36,9 +36,11 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
 def _examples(location: str) -> str:
     from posgap.tasks.examples import EXAMPLES_FILE, examples_file
 
+    if is_address(location) and not location.startswith("gs://") and "KUBERNETES_SERVICE_HOST" in os.environ:
+        raise PosgapError(f"{location}: Kubeflow Pipelines imports from s3:// and gs:// alone; copy the file there")
     examples = source(as_location(location))
-    if isinstance(examples, OnDisk):
-        file = examples_file(examples.location)
+    if isinstance(examples, OnDisk | AtAddress):
+        file = examples_file(examples.fetch())
         if next(read_jsonl(file), None) is None:
             raise PosgapError(f"{file}: empty; write examples to it, or give the folder that holds {EXAMPLES_FILE}")
     elif examples.is_incomplete:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from posgap import files
 from posgap.errors import PosgapError
-from posgap.locations import Location, blobs, cache_folder, in_cache, is_uri, s3_cache
+from posgap.locations import Location, blobs, cache_folder, in_cache, is_address, is_uri, s3_cache
+from posgap.storage.addresses import brought
 from posgap.storage.client import client
 from posgap.storage.objects import Object, find, stated_sha256
 from posgap.storage.transfer import THREADS, download, require_sha256
@@ -108,6 +109,8 @@ def look(uri: str, must_exist: bool = True) -> Snapshot:
 
 def fetch(location: Location) -> Path:
     """The file or folder at a location, on this machine."""
+    if is_address(location):
+        return brought(location)
     return look(location).fetch() if is_uri(location) else Path(location)
 
 

@@ -1,4 +1,5 @@
-"""What a config's paths name, wherever it is: on this machine, in S3, or a model on the hub or in the registry."""
+"""What a config's paths name, wherever it is: on this machine, in S3, at an address, or a model on the hub or in the
+registry."""
 
 import functools
 import importlib
@@ -14,8 +15,9 @@ from posgap import files
 from posgap.config import Config, Role, role
 from posgap.errors import PosgapError
 from posgap.files import parsed
-from posgap.locations import Location, as_location, is_hub_name, is_registered, is_uri
+from posgap.locations import Location, as_location, is_address, is_hub_name, is_registered, is_uri
 from posgap.models import ADAPTER
+from posgap.storage.addresses import brought
 from posgap.storage.cache import MANIFEST, Snapshot, look
 from posgap.storage.folders import twin
 from posgap.storage.manifests import entries
@@ -120,6 +122,35 @@ class ByName:
         return self.location
 
 
+@dataclass(frozen=True)
+class AtAddress:
+    """A file at an address that is only read, as it was when it was brought to this machine."""
+
+    location: str
+    here: OnDisk
+    is_incomplete = False
+
+    def version(self) -> dict[str, str]:
+        return {}
+
+    def sizes(self) -> dict[str, int]:
+        return self.here.sizes()
+
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        return self.here.sha256s(names)
+
+    def digest(self) -> str:
+        return self.here.digest()
+
+    cache_key = digest
+
+    def read(self, name: str) -> None:
+        return None
+
+    def fetch(self) -> Path:
+        return self.here.location
+
+
 def source(location: Location, may_be_any_name: bool = False) -> Source:
     """What there is at a location; text that is neither a URI nor a path names a model on the hub.
 
@@ -129,6 +160,8 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     if is_uri(location):
         there = look(location)
         return _adapter(there) if any(stored.name == ADAPTER for stored in there.objects) else there
+    if is_address(location):
+        return AtAddress(location, OnDisk(brought(location)))
     if is_registered(location):
         # By its name: the registry's room rests on this one.
         registered: Source = importlib.import_module("posgap.registered").source_at(location)
@@ -148,7 +181,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
 
 
 def fetched(place: str | Path) -> Path:
-    """The file or folder of a path or S3 URI, on this machine. `PosgapError` where there is none."""
+    """The file or folder of a path, S3 URI or address, on this machine. `PosgapError` where there is none."""
     try:
         return Path(source(as_location(place)).fetch())
     except ValueError as error:

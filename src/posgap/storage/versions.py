@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 from posgap.errors import PosgapError
-from posgap.locations import Location, as_location, is_uri, split_uri
+from posgap.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.client import client, explained
 from posgap.storage.objects import head
@@ -63,9 +63,12 @@ def newest(prefix: str) -> Version:
     """The newest complete version whose place begins with `prefix`, or the one released, on this machine or in S3.
 
     `prefix` is a folder, a folder and the beginning of names in it, or a file or complete folder
-    that holds no versions and so is the one there is. `PosgapError` where there is none, or where
-    names of several series, dates beside numbers, or two of one version leave open which is newest.
+    that holds no versions and so is the one there is, as is the file at an address. `PosgapError`
+    where there is none, or where names of several series, dates beside numbers, or two of one
+    version leave open which is newest.
     """
+    if is_address(prefix):
+        return _itself(prefix)
     names, beginning = list(_entries(prefix)), prefix.rpartition("/")[2]
     if beginning and f"{beginning}/" in names:
         return newest(f"{prefix}/")
