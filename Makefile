@@ -30,8 +30,8 @@ REGISTRY ?= ../pipelines-components
 EXTRAS = mlflow,kfp,s3,tables,validate
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
-# On all cores, where pip takes one. Packages carry a few files that no Python of ours can compile.
-COMPILE = @$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib || true
+# uv installs several times as quickly; pip, which takes over where it fails, knows settings of a machine that uv does not.
+UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --constraint constraints.txt
 
 .PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect screenshots clean
 
@@ -151,15 +151,13 @@ $(VENV)/.torch: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("posgap needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, then posgap; this takes about two minutes"
-	$(PIP) torch $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	$(PIP) torch uv $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch
-	$(PIP) --editable '.[$(EXTRAS)]'
-	$(COMPILE)
+	$(UV) --editable '.[$(EXTRAS)]' || $(PIP) --editable '.[$(EXTRAS)]'
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch
-	$(PIP) --editable '.[test]'
-	$(COMPILE)
+	$(UV) --editable '.[test]' || $(PIP) --editable '.[test]'
 	@touch $(VENV)/.installed $@
