@@ -33,6 +33,9 @@ PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no
 # uv installs several times as quickly; pip, which takes over where it fails, knows settings of a machine that uv does not.
 UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --constraint constraints.txt
 
+# Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect screenshots clean
 
 demo: $(VENV)/.installed
