@@ -6,7 +6,7 @@
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
 # make s3 S3=ceph   the tests of S3 against a real server in place of moto's (ceph, or rclone; tests/s3_servers.py)
-# make package   builds the wheel and the source distribution, and tries the wheel in an empty environment
+# make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
 # make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
@@ -78,10 +78,15 @@ mutants: $(VENV)/.installed-test
 chaos: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
 
-# The wheel and the source distribution, in build/dist/; and the wheel's demo where there is nothing else.
+# The wheel and the source distribution, in build/dist/, and whether PyPI would take them; and the wheel's demo where there
+# is nothing else. The two checks have an environment of their own, since nothing else here needs what they need.
 package: $(VENV)/.installed-test
 	rm -rf build/dist build/empty
 	$(VENV)/bin/python -m build --quiet --outdir build/dist .
+	test -x build/checks/bin/python || $(PYTHON) -m venv build/checks
+	build/checks/bin/python -m pip install --disable-pip-version-check --quiet twine check-wheel-contents
+	build/checks/bin/twine check --strict build/dist/*
+	build/checks/bin/check-wheel-contents build/dist/*.whl
 	$(PYTHON) -m venv build/empty
 	build/empty/bin/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt torch \
 		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
