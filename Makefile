@@ -9,7 +9,8 @@
 # make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
-# make screenshots   the pictures of pages in docs/, of the demo's, by a headless Chromium
+# make results   every figure of docs/results.md and docs/benchmarks.md, by the commands of docs/figures.md (ONLY, TIMES, DATA)
+# make screenshots   the pictures of pages in docs/, of the demo's and of the site itself, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -36,7 +37,7 @@ UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --constra
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect screenshots clean
+.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -147,9 +148,14 @@ build/inspect/.installed: pyproject.toml setup.py constraints.txt
 	build/inspect/bin/python -m pip install --quiet --constraint build/inspect/constraints.txt --editable '.[test,inspect]'
 	@touch $@
 
-screenshots: $(VENV)/.installed-test
+# ONLY: some of the sections, like "benchmarks/weights results/demo"; TIMES: how often each is run; DATA: the public files.
+results: $(VENV)/.installed-test
+	$(VENV)/bin/python benchmarks/results.py $(if $(TIMES),--times $(TIMES)) $(if $(DATA),--data $(DATA)) $(ONLY)
+
+screenshots: docs
 	test -f runs/demo/curves.html || $(MAKE) demo
 	$(VENV)/bin/python benchmarks/screenshots.py
+	$(VENV)/bin/python benchmarks/screenshots.py --site
 
 clean:
 	rm -rf $(VENV) runs build

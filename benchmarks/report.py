@@ -1,6 +1,8 @@
-"""What the scripts that write sections of the pages in docs/ share: sections and tables."""
+"""What the scripts that write sections of the pages in docs/ share: sections, their rows in docs/figures.md, tables."""
 
 import json
+import os
+import platform
 import re
 from collections.abc import Sequence
 from datetime import date
@@ -10,6 +12,8 @@ from statistics import mean, stdev
 from posgap.files import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures.md"
+_COLUMNS = ("section", "command", "takes", "date", "machine", "spread")
 _HEADS = {
     "results": """\
 # Results
@@ -39,7 +43,32 @@ def write_section(page: str, name: str, text: str) -> None:
     new = old[: place.start()] + section + old[place.end() :] if place else f"{old}\n{section}"
     with atomic(path) as partial:
         partial.write_text(new)
+    if f"{page}/{name}" in listed():
+        note(f"{page}/{name}", date=str(date.today()), machine=machine())
     print(text.strip())
+
+
+def listed() -> dict[str, dict[str, str]]:
+    """The rows of docs/figures.md: the cells of each section by their columns."""
+    found = {}
+    for line in FIGURES.read_text().splitlines():
+        if name := re.match(r"\| \[([^\]]+)\]", line):
+            found[name[1]] = dict(zip(_COLUMNS, line.strip("| ").split(" | "), strict=True))
+    return found
+
+
+def note(section: str, **cells: str) -> None:
+    """Puts cells into the row of a section in docs/figures.md."""
+    old = listed()[section]
+    row = [f"| {' | '.join(each.values())} |" for each in (old, old | cells)]
+    with atomic(FIGURES) as partial:
+        partial.write_text(FIGURES.read_text().replace(*row))
+
+
+def machine() -> str:
+    """The processor, its cores, and how many programs wanted one of them in the last minutes."""
+    models = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return f"{os.cpu_count()} cores, {models[0] if models else platform.machine()}, load {os.getloadavg()[2]:.1f}"
 
 
 def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool, page: str = "benchmarks") -> None:

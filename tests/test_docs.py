@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from chromium import browser, program
 
 from posgap import cli
 from posgap.errors import PosgapError
@@ -101,14 +102,44 @@ def test_there_are_messages_to_look_for(said):
     assert len(QUOTED) > 10 and "a message that nothing prints" not in said
 
 
-def test_the_site_is_built_without_a_broken_link(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site's folder, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    assert "--max-new-tokens" in (tmp_path / "site/commands.html").read_text(encoding="utf-8")
-    for page in (tmp_path / "site").glob("*.html"):
+    return folder
+
+
+def test_the_site_is_built_without_a_broken_link(site):
+    assert "--max-new-tokens" in (site / "commands.html").read_text(encoding="utf-8")
+    for page in site.glob("*.html"):
         taken = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?:[^>]*", page.read_text(encoding="utf-8"))
         assert taken == [], page.name  # it works without a network
+
+
+@pytest.mark.skipif(not program(), reason="there is no Chromium on PATH")
+def test_the_site_fits_a_phone_and_can_be_searched_from_a_disk(site):
+    too_wide = """[...document.querySelectorAll('article *')].filter((element) => {
+        if (element.getBoundingClientRect().right <= innerWidth + 1) return false;
+        for (let above = element.parentElement; above !== document.body; above = above.parentElement)
+            if (getComputedStyle(above).overflowX !== 'visible') return false;
+        return true;
+    }).map((element) => element.outerHTML.slice(0, 80))"""
+    with browser() as page:
+        for file in sorted(set(site.glob("*.html")) - {site / "404.html"}):  # which a server alone can show
+            page.open(file.as_uri(), 390, 844)
+            assert page.js(too_wide) == [], file.name
+        page.open((site / "index.html").as_uri())
+        page.js("document.getElementById('__search').click()")
+        page.js(
+            "(() => { const field = document.querySelector('input.md-search__input'); field.value = 'gold';"
+            "field.dispatchEvent(new Event('input')); field.dispatchEvent(new KeyboardEvent('keyup')); })()"
+        )
+        page.wait("document.querySelectorAll('.md-search-result__item').length > 3")
+        assert [address for address in page.asked_for if not address.startswith(("file:", "data:"))] == []
+        assert page.complaints == []
 
 
 def test_links_of_the_readme_lead_into_the_repository():
@@ -118,3 +149,37 @@ def test_links_of_the_readme_lead_into_the_repository():
     assert len(linked) > 20 and [link for link in linked if not link.startswith("https://")] == []
     ours = [re.split(r"[?#]", link.partition("/blob/main/")[2])[0] for link in linked if "/posgap/posgap/" in link]
     assert [path for path in ours if not (ROOT / path).is_file()] == []
+
+
+def test_every_section_of_figures_has_a_command_and_no_other(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from report import listed
+
+    sections = []
+    for page in ("results", "benchmarks"):
+        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+        sections += [f"{page}/{name}" for name in re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE)]
+        assert text.count("\n## ") == text.count("<!-- /")  # no figures outside of such a section
+    assert list(listed()) == sections
+    for cells in listed().values():
+        for script, *options in map(str.split, cells["command"].strip("`").split(" && ")):
+            code = (ROOT / "benchmarks" / script).read_text(encoding="utf-8")
+            assert [option for option in options if option.startswith("--") and f'"{option}"' not in code] == []
+
+
+def test_a_section_that_is_written_again_has_the_day_and_the_machine_in_its_row(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import report
+    import results
+
+    (tmp_path / "docs").mkdir()
+    row = "| [benchmarks/one](benchmarks.md#one) | `one.py` | 1 min | 2020-01-01 | a machine | one run |\n"
+    other = row.replace("/one]", "/other]")
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "FIGURES", tmp_path / "docs/figures.md")
+    report.FIGURES.write_text(f"# Figures\n\n{row}{other}", encoding="utf-8")
+    report.write_section("benchmarks", "one", "## One")
+    report.note("benchmarks/one", spread=results.spread([{"ratio": 1.5, "same": True}, {"ratio": 1.25, "same": True}]))
+    assert report.listed()["benchmarks/one"]["date"] != "2020-01-01"
+    assert report.listed()["benchmarks/one"]["spread"] == "2 runs: ratio 1.25 to 1.5"
+    assert report.FIGURES.read_text(encoding="utf-8").endswith(other)

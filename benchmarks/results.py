@@ -1,0 +1,70 @@
+"""Runs the commands of docs/figures.md, each of which writes a section of docs/results.md or docs/benchmarks.md.
+
+    python benchmarks/results.py                                     all of them, one after another: about a day
+    python benchmarks/results.py benchmarks/weights results/demo     these alone
+    python benchmarks/results.py --times 3 benchmarks/scale-search   three times, to see how far its figures spread
+
+`make results` calls it. The page is the list: this script reads the commands there, and the sections that they write
+bring its days and machines up to date (benchmarks/report.py). One that fails does not stop the others.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from report import ROOT, listed, note
+
+DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
+
+
+def main() -> None:
+    commands = {name: cells["command"].strip("`") for name, cells in listed().items()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", metavar="page/section", help="only these; by default all of docs/figures.md"
+    )
+    parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the public files ({DATA})")
+    parser.add_argument("--times", type=int, default=1, help="how often each is run (1)")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in commands]:
+        parser.error(f"{', '.join(unknown)}: not in docs/figures.md, which has {', '.join(commands)}")
+    failed = [
+        name
+        for name in options.names or commands
+        if not run(name, commands[name].replace("DATA", str(options.data.resolve())), options.times)
+    ]
+    if failed:
+        raise SystemExit(f"not written: {', '.join(failed)}")
+
+
+def run(name: str, command: str, times: int) -> bool:
+    """Whether a command wrote its section; where it ran several times, its row says how far the figures spread."""
+    print(f"\n== {name}: {command}", flush=True)
+    seen = []
+    for _ in range(times):
+        for part in command.split(" && "):
+            program, *rest = part.split()
+            call = [sys.executable, str(ROOT / "benchmarks" / program), *rest]
+            done = subprocess.run(call, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            print(done.stdout, flush=True)
+            if done.returncode:
+                return False
+        seen.append(done.stdout.strip().rpartition("\n")[2])
+    if times > 1:
+        note(name, spread=spread([json.loads(line) for line in seen]))
+    return True
+
+
+def spread(runs: Sequence[Mapping[str, object]]) -> str:
+    """The range of each number over several runs."""
+    numbers = [name for name, value in runs[0].items() if type(value) in (int, float)]
+    ranges = [f"{name} {min(run[name] for run in runs):g} to {max(run[name] for run in runs):g}" for name in numbers]
+    return f"{len(runs)} runs: {', '.join(ranges)}"
+
+
+if __name__ == "__main__":
+    main()
