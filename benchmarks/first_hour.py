@@ -42,7 +42,7 @@ WAYS = {
     "A laptop and a small model": [
         "posgap doctor",
         "posgap data make kv --n-examples 40 --out made.jsonl.gz",
-        "posgap data import --format litm-kv --input made.jsonl.gz --out kv.jsonl.gz",
+        "posgap data import --format litm-kv --input made.jsonl.gz --key-digits 2 --value-digits 1 --out kv.jsonl.gz",
         "posgap sweep --task kv --examples kv.jsonl.gz --n-docs 20 --model small --label small --out run/small",
         "posgap sweep --task kv --examples kv.jsonl.gz --n-docs 20 --model small --label small --out run/small",
         "posgap plan sweep --detect 3",
@@ -80,7 +80,8 @@ def page(folder: Path, wheel: Path, model: Path) -> Iterator[str]:
 Written by `benchmarks/first_hour.py` on {date.today()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}:
 the [three ways in](index.md), walked with the wheel in an environment that has nothing else. `small` is a tiny model
 that was trained to look up values by keys, in place of one from the hub. It cannot answer questions in words, so the
-retrieval log shows how the command goes and not what it finds. A few lines of long outputs are kept.
+retrieval log shows how the command goes and not what it finds. A few lines of long outputs are kept. Of the packages, two
+are pip and setuptools, which every environment has.
 
 ## Installation
 """

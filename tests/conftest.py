@@ -1,5 +1,6 @@
 """Fixtures: public data, hand-made examples and tiny untrained models."""
 
+import functools
 import importlib.metadata
 import itertools
 import logging
@@ -7,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import tempfile
 import threading
 from collections import Counter, defaultdict
@@ -95,7 +97,19 @@ def pytest_sessionfinish(session):
 @pytest.fixture(scope="session")
 def empty_store() -> Path:
     """A new MLflow database, which takes seconds to make and is kept between sessions."""
+    from mlflow.store.db import utils
+    from sqlalchemy import Engine, event
+
     from posgap.tracking.server import make_ready
+
+    @event.listens_for(Engine, "connect")
+    def quickly(connection, _):
+        """No test is there to see what is left when the machine itself fails, for which a third of the time is spent."""
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    # Which schema is the newest is the same for every test's database; to find it out, MLflow imports each that ever was.
+    utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
 
     name = f"mlflow-{importlib.metadata.version('mlflow')}.db"
     file = Path(tempfile.gettempdir()) / f"posgap-tests-{os.getuid()}" / name

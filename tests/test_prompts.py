@@ -1,5 +1,7 @@
 """Prompts word for word, chat templates, and the model's context."""
 
+import logging
+
 import pytest
 from conftest import kv_example, qa_example
 from hypothesis import given
@@ -9,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from posgap.choices import TASKS
 from posgap.data.two_hop import two_hop_examples
+from posgap.demo import tiny_model
 from posgap.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement
@@ -210,3 +213,14 @@ def test_prompts_say_where_their_documents_stand_where_they_are_asked_to(tokeniz
         assert not any(other.title in text for other in documents if other != document)
     ends = [0, *(end for _, end in prompt.spans)]
     assert all(end <= first < stop for end, (first, stop) in zip(ends, prompt.spans))
+
+
+def test_a_prompt_beyond_the_tokenizer_s_length_is_judged_by_the_model_s_alone(monkeypatch, caplog):
+    """A tokenizer warns of it once, in words that name neither the example nor what to do."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    read = tiny_model.tokenizer()
+    build = PromptBuilder(TASKS["kv"], read, 1024, 4)
+    assert len(build(kv_example(0, 150), Placement((1,), 150))) > read.model_max_length
+    assert not caplog.records
+    read("a" * 600)
+    assert "longer than the specified maximum" in caplog.text

@@ -205,8 +205,8 @@ class PromptBuilder(TextPromptBuilder):
     def token_ids(self, text: str) -> list[int]:
         """The token ids of a prompt's text, in the chat template if there is one."""
         if self.chat:
-            return self.tokenizer(self.chat(text), add_special_tokens=False)["input_ids"]
-        return self.tokenizer(text)["input_ids"]
+            return self.tokenizer(self.chat(text), add_special_tokens=False, verbose=False)["input_ids"]
+        return self.tokenizer(text, verbose=False)["input_ids"]
 
     def response_ids(self, example: AnyExample, placement: Placement, text: str) -> list[int]:
         """The token ids of `text` as the model would write it after that prompt, with the end token.
@@ -214,7 +214,7 @@ class PromptBuilder(TextPromptBuilder):
         Raises `PosgapError` if the tokenizer joins the end of the prompt with the beginning of the response.
         """
         if self.chat:
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         else:
             before = self.text(example, placement)
             prompt, together = self.token_ids(before), self.token_ids(f"{before} {text}")
