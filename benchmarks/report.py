@@ -18,18 +18,21 @@ _HEADS = {
     "results": """\
 # Results
 
-Every section is written by the script it names; do not edit. Accuracy is in points. The gap is the
-best minus the worst of all placements swept. Where several seeds ran, cells are mean ± standard
-deviation over seeds; each seed is another base model, trained from scratch, with data of its own.
+What posgap finds and mends, measured on models that were trained from scratch for it. Every section is written by the
+script that it names; do not edit. [One page](figures.md) lists command, time, day, machine and spread of each.
 
-Sections of 21 November 2026 (distillation, scaling, the tiny model in the rollout) are of the training engine before it
-was rewritten on the 22nd, and were not run again since: methods, losses and numbers of updates are the same.
+Accuracy is in points. The gap is the best minus the worst of all placements swept. Where several seeds ran, cells are
+mean ± standard deviation over seeds. Each seed is another base model, trained from scratch, with data of its own.
+
+Sections of 21 November 2026 (distillation, scaling, the tiny model in the rollout) are of the training engine before
+it was rewritten on the 22nd, and were not run again since: methods, losses and numbers of updates are the same.
 """,
     "benchmarks": """\
 # Benchmarks
 
-Every section is written by the script it names; do not edit. Ratios are of two runs side by side on
-one machine, each in a process of its own where memory is compared.
+What posgap costs in time and memory. Every section is written by the script that it names; do not edit. [One
+page](figures.md) lists command, time, day, machine and spread of each. Ratios are of two runs side by side on one
+machine, each in a process of its own where memory is compared.
 """,
 }
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from report import ROOT, listed, note
 
+FILES = {"KV75": "kv-retrieval-75_keys.jsonl.gz", "KV140": "kv-retrieval-140_keys.jsonl.gz", "DATA": "."}
 DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
 
 
@@ -35,10 +36,15 @@ def main() -> None:
     failed = [
         name
         for name in options.names or commands
-        if not run(name, commands[name].replace("DATA", str(options.data.resolve())), options.times)
+        if not run(name, in_full(commands[name], options.data), options.times)
     ]
     if failed:
         raise SystemExit(f"not written: {', '.join(failed)}")
+
+
+def in_full(command: str, data: Path) -> str:
+    """A command with the public files in place of their short names."""
+    return " ".join(str((data / FILES[word]).resolve()) if word in FILES else word for word in command.split())
 
 
 def run(name: str, command: str, times: int) -> bool:
