@@ -80,8 +80,8 @@ def page(folder: Path, wheel: Path, model: Path) -> Iterator[str]:
 Written by `benchmarks/first_hour.py` on {date.today()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}:
 the [three ways in](index.md), walked with the wheel in an environment that has nothing else. `small` is a tiny model
 that was trained to look up values by keys, in place of one from the hub. It cannot answer questions in words, so the
-retrieval log shows how the command goes and not what it finds. A few lines of long outputs are kept. Of the packages, two
-are pip and setuptools, which every environment has.
+retrieval log shows how the command goes and not what it finds. A few lines of long outputs are kept. Of the packages,
+two are pip and setuptools, which every environment has.
 
 ## Installation
 """

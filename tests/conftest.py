@@ -104,11 +104,11 @@ def empty_store() -> Path:
 
     @event.listens_for(Engine, "connect")
     def quickly(connection, _):
-        """No test is there to see what is left when the machine itself fails, for which a third of the time is spent."""
+        """A third of the time goes into what is left when the machine itself fails, which no test looks at."""
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
 
-    # Which schema is the newest is the same for every test's database; to find it out, MLflow imports each that ever was.
+    # The newest schema is the same for every test's database; to find it, MLflow imports each that ever was.
     utils._get_latest_schema_revision = functools.cache(utils._get_latest_schema_revision)
 
     name = f"mlflow-{importlib.metadata.version('mlflow')}.db"
