@@ -11,7 +11,8 @@ from mlflow.server import get_app_client
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow_server import serving
 from test_gate import copy_of, write_sweep
-from warm import SERVER, command
+from warm import SERVER
+from warm_forks import command
 
 from posgap import registered
 from posgap.config import GateConfig

@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import yaml
 from conftest import ROOT, kv_example, qa_example
+from warm import posgap_on_path  # noqa: F401  a fixture
 
 from posgap.choices import Choices
 from posgap.files import read_json, read_jsonl, write_jsonl
@@ -21,34 +21,29 @@ PACKAGE = ROOT / "tests" / "extension"
 
 @pytest.fixture(scope="module")
 def posgap(tmp_path_factory):
-    """Runs commands of posgap, one after the other in one process, where the package is installed."""
+    """Runs commands of posgap, one after the other, each in a process that sees the package as installed."""
     site = tmp_path_factory.mktemp("site")
     shutil.copytree(PACKAGE, site, dirs_exist_ok=True)
 
-    def run(*commands: list[object], entry_points: str = "") -> subprocess.CompletedProcess:
+    def run(*commands: list[object], entry_points: str = "") -> list[subprocess.CompletedProcess]:
         if entry_points:
             shutil.copytree(site, other := site.with_name("other"), dirs_exist_ok=True)
             (other / "acme_posgap-1.0.dist-info" / "entry_points.txt").write_text(entry_points)
-        program = (
-            "import sys, json; from posgap.cli import main\n"
-            "for words in json.loads(sys.argv[1]):\n"
-            "    try: main(words)\n"
-            "    except SystemExit as stopped: print('exit code', stopped.code, flush=True)\n"
-        )
-        words = json.dumps([[str(word) for word in command] for command in commands])
-        path = str(other if entry_points else site)
-        environment = os.environ | {"PYTHONPATH": path, "MLFLOW_TRACKING_URI": f"sqlite:///{site}/mlflow.db"}
-        return subprocess.run(
-            [sys.executable, "-c", program, words], env=environment, capture_output=True, text=True, timeout=300
-        )
+        environment = os.environ | {"PYTHONPATH": str(other if entry_points else site)}
+        return [
+            subprocess.run(["posgap", *map(str, words)], env=environment, capture_output=True, text=True, timeout=300)
+            for words in commands
+        ]
 
     return run
 
 
-def codes(done: subprocess.CompletedProcess) -> list[int]:
-    codes = [int(code) for code in re.findall(r"^exit code (\d+)$", done.stdout, re.MULTILINE)]
-    assert codes, done.stderr
-    return codes
+def codes(done: list[subprocess.CompletedProcess]) -> list[int]:
+    return [each.returncode for each in done]
+
+
+def said(done: list[subprocess.CompletedProcess]) -> str:
+    return "".join(each.stderr for each in done)
 
 
 def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_path):
@@ -58,8 +53,8 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     sweep += ["--examples", tmp_path / "e.jsonl", "--model", "none", "--n-docs", 3, "--out", tmp_path / "swept"]
     sweep += ["--baselines", "misled"]
     done = posgap(["sweep", "--help"], sweep)
-    assert codes(done) == [0, 0], done.stderr
-    shown = " ".join(done.stdout.split())
+    assert codes(done) == [0, 0], said(done)
+    shown = " ".join(done[0].stdout.split())
     assert all(words in shown for words in ("notes: the label of a note", "begins: the response begins", "--said TEXT"))
     swept = read_json(tmp_path / "swept" / "sweep.json")
     right = [qa_example(i).answers[0] == answer for i in range(3)]
@@ -80,8 +75,8 @@ def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_pat
         return [*words, "--model", model_folder, "--out", tmp_path / f"at-{temperature:g}"]
 
     done = posgap(distill(1.0), distill(100.0), distill(-1.0))
-    assert codes(done) == [0, 0, 2], done.stderr
-    assert "--kl-temperature: Input should be greater than 0" in done.stderr
+    assert codes(done) == [0, 0, 2], said(done)
+    assert "--kl-temperature: Input should be greater than 0" in done[2].stderr
     first = [next(read_jsonl(tmp_path / folder / "history.jsonl"))[1]["loss"] for folder in ("at-1", "at-100")]
     assert first[0] > 100 * first[1] > 0  # hot distributions are nearly the same
     config = read_json(tmp_path / "at-1" / "manifest.json")["config"]
@@ -106,7 +101,7 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
         *([*predict, "--bend", bend, "--out", tmp_path / f"bend-{bend}"] for bend in (1, 9)),
         [*search, "--out", tmp_path / "search"],
     )
-    assert codes(done)[:4] == [0, 3, 0, 0], done.stderr
+    assert codes(done)[:4] == [0, 3, 0, 0], said(done)
     rulings = {rule["name"]: rule for rule in read_json(tmp_path / "gate" / "gate.json")["rules"]}
     assert not rulings["floor"]["passed"] and rulings["floor"]["threshold"] == 99
     slow, quick = (read_json(tmp_path / f"bend-{bend}" / "prediction.json")["distribution"] for bend in (1, 9))
@@ -116,8 +111,8 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
         assert scaling["curve"]["kind"] == "knee" and len(scaling["control_points"]) == 4
     else:
         # An untrained model: the search says so at once, runs, and says so again.
-        assert "the search fails unless some factors change that" in done.stderr
-        assert "answers none of the questions correctly" in done.stderr.splitlines()[-1]
+        assert "the search fails unless some factors change that" in done[4].stderr
+        assert "answers none of the questions correctly" in done[4].stderr.splitlines()[-1]
 
 
 def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_parameters(posgap, tmp_path, model_folder):
@@ -127,7 +122,7 @@ def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_paramete
     form += ["--model", model_folder, "--n-docs", 4, "--backend", "transformers", "--methods", "r1+reverse-kl"]
     form += ["--settings", json.dumps({"kl_temperature": 2.0, "least_worst": 50}), "--out", tmp_path / "form"]
     done = posgap(["pipeline", "compile", "--out", tmp_path / "pipeline.yaml"], form)
-    assert codes(done) == [0, 0], done.stderr
+    assert codes(done) == [0, 0], said(done)
     plan = read_json(tmp_path / "form" / "preflight.json")
     assert plan["candidates"] == ["r1", "reverse-kl"]
     assert plan["settings"]["distill"]["kl_temperature"] == 2 and plan["settings"]["gate"]["least_worst"] == 50
@@ -147,10 +142,8 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out_with_a_warning(pos
     entries = "[posgap.metrics]\nmissing = acme_posgap.nothing:HERE\n[posgap.tasks]\nkv = posgap.tasks.retrieval:QA\n"
     done = posgap(["sweep", "--help"], entry_points=entries)
     assert codes(done) == [0]
-    assert (
-        "metric missing of acme_posgap.nothing:HERE is left out: No module named 'acme_posgap.nothing'" in done.stderr
-    )
-    assert "task kv of posgap.tasks.retrieval:QA is left out: the name 'qa' is taken" in done.stderr
+    assert "metric missing of acme_posgap.nothing:HERE is left out: No module named 'acme_posgap.nothing'" in said(done)
+    assert "task kv of posgap.tasks.retrieval:QA is left out: the name 'qa' is taken" in said(done)
 
 
 def test_every_kind_has_an_example_and_the_docs_say_how_long_it_is():

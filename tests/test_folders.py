@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from test_cli import fails, run
 from test_stage import CopyConfig
+from warm import SERVER
+from warm_forks import command
 
 from posgap import files
 from posgap.cli import main
@@ -537,23 +537,28 @@ def test_the_run_that_a_killed_command_left_open_is_closed(config, tmp_path, mon
 
 
 def test_a_command_killed_at_any_time_is_healed_by_the_next(config, tmp_path):
-    """The command itself, with all that it starts; stdout and stderr closed, so that nothing but it is killed."""
-    words = [sys.executable, "-m", "posgap", "rollout", "predict", "--sequence-length", "16", "--layers", "2"]
-    words += ["--heads", "1", "--out", str(config.out), "--force"]
+    """The command itself, with all that it starts, at moments within the time that it takes."""
+    words = ["rollout", "predict", "--sequence-length", "16", "--layers", "2", "--heads", "1", "--force"]
+    words += ["--out", str(config.out)]
+
+    def ended(log: Path, seconds: float | None = None) -> int:
+        process = SERVER.Process(target=command, args=(words, log, dict(os.environ)))
+        process.start()
+        process.join(seconds)
+        process.kill()
+        process.join()
+        return process.exitcode
+
+    assert ended(tmp_path / "first.log") == 0  # with the time that it may take until processes can be started
+    began = time.monotonic()
+    assert ended(tmp_path / "second.log") == 0
+    before, seconds = tree(config.out).keys(), time.monotonic() - began
     draw, killed = random.Random(0), 0
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    before = tree(config.out).keys()
-    seconds = 3.0
     for _ in range(4):
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            process.wait(timeout=draw.uniform(0, seconds))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            killed += process.wait() == -signal.SIGKILL
+        killed += ended(tmp_path / "killed.log", draw.uniform(0, seconds)) == -signal.SIGKILL
         assert config.out.exists() or (files.home(config.out) / "old-out").exists()
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "done in" in done.stderr and killed
+    assert ended(tmp_path / "last.log") == 0
+    assert "done in" in (tmp_path / "last.log").read_text() and killed
     assert tree(config.out).keys() == before and names(config.out.parent) == {"out"}
     assert json.loads((config.out / "manifest.json").read_text())["files"].keys() == before - {"manifest.json"}
 

@@ -15,7 +15,8 @@ import mlflow
 import pytest
 from conftest import but_for_seconds, kv_example
 from endpoint import Endpoint, retrieve, served
-from warm import SERVER, command
+from warm import SERVER
+from warm_forks import command
 
 from posgap import files
 from posgap.tasks.examples import write_examples

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from conftest import kv_example
 from test_generation import llama
+from warm import SERVER, STEPS
 
 from posgap.config import SweepConfig
 from posgap.errors import PosgapError
@@ -25,6 +27,17 @@ from posgap.tasks.placements import Placement
 
 pytestmark = pytest.mark.slow
 N, DOCS = 14, 4
+
+
+@pytest.fixture(autouse=True)
+def warm(monkeypatch):
+    """Processes of this one begin where the libraries are imported; those of commands, as they do for users."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: SERVER)
+
+
+def generating() -> list[BaseProcess]:
+    """The processes of this one that generate; beside them there may be one for other tests."""
+    return [process for process in multiprocessing.active_children() if process.name != STEPS]
 
 
 @pytest.fixture
@@ -44,7 +57,7 @@ def test_two_processes_give_the_predictions_of_one(options, tmp_path):
     one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, **options)) for n in (1, 2))
     assert predictions(one) == predictions(two)
     assert len({row["response"] for row in predictions(one)}) > N
-    assert not multiprocessing.active_children()
+    assert not generating()
 
 
 def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, monkeypatch):
@@ -54,13 +67,13 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
     def keep(self, example, number, completion):
         add(self, example, number, completion)
         kept.append((example, number))
-        if len(kept) == 4 and (running := multiprocessing.active_children()):
+        if len(kept) == 4 and (running := generating()):
             running[0].kill()
 
     monkeypatch.setattr(Unfinished, "add", keep)
     with pytest.raises(PosgapError, match="a generating process was killed, perhaps for memory"):
         sweep(config)
-    assert 4 <= len(kept) < N * DOCS and not multiprocessing.active_children()
+    assert 4 <= len(kept) < N * DOCS and not generating()
     before, kept[:] = list(kept), []
     swept = sweep(config.model_copy(update={"processes": 1}))
     assert sorted(before + kept) == [(example, number) for example in range(N) for number in range(DOCS)]
@@ -86,7 +99,7 @@ def test_the_processes_end_with_a_killed_parent(options, tmp_path):
     verb = ["-c", "from posgap.cli import main; main()", "sweep", "--processes=2", f"--out={tmp_path / 'out'}"]
     quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     parent = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
-    children, deadline = [], time.monotonic() + 120
+    children, deadline = [], time.monotonic() + 300
     while len(children) < 2 and time.monotonic() < deadline:
         assert parent.poll() is None
         pids = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()

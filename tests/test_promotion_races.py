@@ -21,7 +21,8 @@ import pytest
 from fault_proxy import FAULTS, FINE, Fault, FaultProxy, faulty
 from mlflow_server import serving
 from test_gate import copy_of, write_sweep
-from warm import SERVER, command
+from warm import SERVER
+from warm_forks import command
 
 from posgap.config import GateConfig
 from posgap.measurement.sweeps import read_sweep

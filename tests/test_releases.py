@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 
 import boto3
 import pytest
 from fault_proxy import FAULTS, FINE, faulty
 from s3 import keys, put
+from warm import posgap_on_path  # noqa: F401  a fixture
 
 from posgap.cli import main
 from posgap.errors import PosgapError
@@ -93,19 +93,11 @@ def test_of_processes_at_once_the_latest_version_wins_and_the_others_are_told_so
     days = [f"{day:02d}" for day in (4, 7, 1, 6, 2, 5, 3)]
     for day in days:
         put(f"{bucket}/train-2026-11-{day}.jsonl")
-    program = "from posgap.cli import main; import sys; sys.stdin.readline(); main(sys.argv[1:])"
+    verb = ["posgap", "data", "release"]
     writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, "data", "release", f"{bucket}/train-2026-11-{day}.jsonl"],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*verb, f"{bucket}/train-2026-11-{day}.jsonl"], stderr=subprocess.PIPE, text=True)
         for day in days
     ]
-    for writer in writers:
-        writer.stdin.write("\n")
-        writer.stdin.flush()
     ends = {day: (writer.communicate(timeout=300)[1], writer.returncode) for day, writer in zip(days, writers)}
     assert newest(f"{bucket}/train-").name == "2026-11-07" and ends["07"][1] == 0, ends
     for said, code in ends.values():

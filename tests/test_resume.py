@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from zlib import crc32
 
@@ -12,6 +10,8 @@ import pytest
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
 from test_gate import write_sweep
+from warm import SERVER
+from warm_forks import command
 
 from posgap.config import SweepConfig, TeacherConfig
 from posgap.errors import PosgapError
@@ -51,15 +51,16 @@ def interrupted(endpoint: Endpoint, options: dict, number: signal.Signals) -> tu
     """Sends a signal to a sweep's process when four prompts are answered; returns its exit code and last line."""
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    verb = ["-c", "from posgap.cli import main; main()", "sweep", f"--base-url={endpoint.url}"]
-    process = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.PIPE, text=True)
+    verb, log = ["sweep", f"--base-url={endpoint.url}"], options["out"].with_suffix(".log")
+    process = SERVER.Process(target=command, args=([*verb, *words], log, quiet))
+    process.start()
     work, deadline = work_folder(options["out"]), time.monotonic() + 120
     while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in work.glob("*")) < 4:
-        assert process.poll() is None
+        assert process.is_alive()
         time.sleep(0.02)
-    process.send_signal(number)
-    _, shown = process.communicate()
-    return process.returncode, shown.splitlines()[-1]
+    os.kill(process.pid, number)
+    process.join()
+    return process.exitcode, log.read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

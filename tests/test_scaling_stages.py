@@ -2,17 +2,15 @@
 
 import json
 import logging
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from conftest import kv_example
-from test_cli import fails
+from huggingface_hub import constants
+from test_cli import fails, run
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.cli import main
@@ -22,7 +20,7 @@ from posgap.errors import PosgapError
 from posgap.files import digest, read_json, work_folder, write_json
 from posgap.locations import below
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import CONFIG_KEY
+from posgap.models import CONFIG_KEY, loading
 from posgap.models.loading import save_model
 from posgap.scaling.fitness import TeacherForced, position_weights
 from posgap.scaling.scaling_file import read_scaling
@@ -262,33 +260,30 @@ COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 @pytest.fixture
-def hub(tmp_path, model_folder):
-    """Runs posgap where the hub's cache holds a model named someone/tiny, and no network is asked."""
+def hub(tmp_path, model_folder, monkeypatch):
+    """The hub's cache holds a model named someone/tiny, and no network is asked."""
     cached = tmp_path / "hub" / "models--someone--tiny"
     shutil.copytree(model_folder, cached / "snapshots" / COMMIT)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(COMMIT)
-    offline = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-
-    def run(*words) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "posgap", *map(str, words)]
-        return subprocess.run(command, env=os.environ | offline, capture_output=True, text=True)
-
-    return run
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    loading._snapshot.cache_clear()
+    yield
+    loading._snapshot.cache_clear()
 
 
-@pytest.mark.slow
-def test_a_model_on_the_hub_is_searched_and_scaled(config, hub, tmp_path):
+@pytest.mark.usefixtures("hub")
+def test_a_model_on_the_hub_is_searched_and_scaled(capsys, config, tmp_path):
     words = search_words(config.model_copy(update={"model": "someone/tiny"}), "--n-docs", 4, "--max-new-tokens", 1)
-    done = hub(*words, "--generations", 1, "--population", 4)
-    assert done.returncode == 0, done.stderr
+    assert run(capsys, *words, "--generations", 1, "--population", 4)[0] == 0
     assert read_scaling(config.out).model_digest == COMMIT
-    done = hub("scale", "apply", "--model", "someone/tiny", "--scaling", config.out, "--out", tmp_path / "scaled")
-    assert done.returncode == 0, done.stderr
+    words = ["scale", "apply", "--scaling", config.out, "--model"]
+    assert run(capsys, *words, "someone/tiny", "--out", tmp_path / "scaled")[0] == 0
     assert read_json(tmp_path / "scaled" / "config.json")[CONFIG_KEY] == read_scaling(config.out).factors
     assert not (tmp_path / "scaled" / "model.safetensors").is_symlink()
-    done = hub("scale", "apply", "--model", "someone/other", "--scaling", config.out, "--out", tmp_path / "other")
-    assert done.returncode == 2 and "someone/other: no such folder, nor a model on the hub" in done.stderr
+    complaint = fails(capsys, *words, "someone/other", "--out", tmp_path / "other")
+    assert "someone/other: no such folder, nor a model on the hub" in complaint
 
 
 @pytest.mark.parametrize("in_s3", [False, True])

@@ -5,7 +5,6 @@ They are forks of a server that has imported these libraries, and nothing of pos
 
 import contextlib
 import functools
-import importlib
 import json
 import multiprocessing
 import os
@@ -15,46 +14,34 @@ import threading
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from warm_forks import asked, steps
 
 from posgap.pipelines import forked_steps
 from posgap.pipelines.forked_steps import StepServer
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(list(forked_steps.LIBRARIES))
+STEPS = "server of steps"
 
 
-def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
-    """What a process of its own does: a command of posgap, with what it shows in a file.
+class WarmStepServer(StepServer):
+    """One that needs to import nothing."""
 
-    The server may have begun in the middle of another test, so that nothing of its environment is taken over.
-    """
-    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    _main(words, environment, {1: stream, 2: stream})
-
-
-def _main(words: list[str], environment: dict[str, str], streams: dict[int, int]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
-    for standard, stream in streams.items():
-        os.dup2(stream, standard)
-    if "PYTHONPATH" in environment:
-        sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-        with contextlib.suppress(ImportError):
-            importlib.import_module("sitecustomize")
-    sys.argv = ["posgap", *words]
-    from posgap.cli import main
-
-    main(words)
+    def __enter__(self) -> StepServer:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = SERVER.Process(target=steps, args=(DupFd(theirs.fileno()),), name=STEPS, daemon=True)
+            self.process.start()
+        return self
 
 
 @functools.cache
 def step_server() -> StepServer:
     """The server of steps of this process's tests, which ends with it."""
-    return StepServer().__enter__()
+    return WarmStepServer().__enter__()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -99,9 +86,9 @@ def _follow(client: socket.socket) -> None:
     """Begins the command of tests/warm_client.py, hands on its signals, and tells it how the command ended."""
     with client:
         _, streams, *_ = socket.recv_fds(client, 1, 3)
-        with client.makefile("rb", buffering=0) as asked:
-            words, environment, folder = json.loads(asked.readline())
-        process = SERVER.Process(target=_asked, args=(words, environment, folder, [DupFd(each) for each in streams]))
+        with client.makefile("rb", buffering=0) as request:
+            words, environment, folder = json.loads(request.readline())
+        process = SERVER.Process(target=asked, args=(words, environment, folder, [DupFd(each) for each in streams]))
         process.start()
         for stream in streams:
             os.close(stream)
@@ -114,8 +101,3 @@ def _follow(client: socket.socket) -> None:
         process.join()
         with contextlib.suppress(OSError):
             client.sendall(str(process.exitcode).encode())
-
-
-def _asked(words: list[str], environment: dict[str, str], folder: str, streams: list) -> None:
-    os.chdir(folder)
-    _main(words, environment, dict(enumerate(stream.detach() for stream in streams)))

@@ -1,0 +1,46 @@
+"""What the forks of tests/warm.py do. They import this, so that it imports nothing that looks at the environment,
+which is another test's until it is replaced: not posgap, which reads there which packages extend it."""
+
+import contextlib
+import importlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+
+def command(words: list[str], log: Path, environment: dict[str, str]) -> None:
+    """What a process of its own does: a command of posgap, with what it shows in a file.
+
+    The server may have begun in the middle of another test, so that nothing of its environment is taken over.
+    """
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    _main(words, environment, {1: stream, 2: stream})
+
+
+def asked(words: list[str], environment: dict[str, str], folder: str, streams: list) -> None:
+    """The same with these streams, in a folder."""
+    os.chdir(folder)
+    _main(words, environment, dict(enumerate(stream.detach() for stream in streams)))
+
+
+def steps(control) -> None:
+    """Begins the steps of pipelines, as `posgap.pipelines.forked_steps` says, which are asked for at a socket."""
+    from posgap.pipelines.forked_steps import serve
+
+    serve(socket.socket(fileno=control.detach()))
+
+
+def _main(words: list[str], environment: dict[str, str], streams: dict[int, int]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for standard, stream in streams.items():
+        os.dup2(stream, standard)
+    if "PYTHONPATH" in environment:
+        sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("sitecustomize")
+    sys.argv = ["posgap", *words]
+    from posgap.cli import main
+
+    main(words)
