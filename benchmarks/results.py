@@ -60,8 +60,8 @@ def run(name: str, command: str, times: int) -> bool:
             if done.returncode:
                 return False
         seen.append(done.stdout.strip().rpartition("\n")[2])
-    if times > 1:
-        note(name, spread=spread([json.loads(line) for line in seen]))
+    if times > 1 and (ranges := spread([json.loads(line) for line in seen])):
+        note(name, spread=f"{times} runs: {ranges}")
     return True
 
 
@@ -69,7 +69,7 @@ def spread(runs: Sequence[Mapping[str, object]]) -> str:
     """The range of each number over several runs."""
     numbers = [name for name, value in runs[0].items() if type(value) in (int, float)]
     ranges = [f"{name} {min(run[name] for run in runs):g} to {max(run[name] for run in runs):g}" for name in numbers]
-    return f"{len(runs)} runs: {', '.join(ranges)}"
+    return ", ".join(ranges)
 
 
 if __name__ == "__main__":
