@@ -1,5 +1,6 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs every test
+# make test-all   the same, with the tests of endurance that run each night
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make community REGISTRY=../pipelines-components   the components as the community's registry wants them, and its checks
@@ -37,7 +38,7 @@ UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --constra
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
+.PHONY: demo smoke test test-all check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -46,9 +47,10 @@ demo: $(VENV)/.installed
 smoke: $(VENV)/.installed
 	$(VENV)/bin/posgap demo --smoke --out runs/smoke
 
-test: $(VENV)/.installed-test
+test test-all: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		$(if $(filter test-all,$@),-m '')
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build

@@ -81,6 +81,7 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
         "-p",
         "no:xdist",
         f"--junit-xml={report}",
+        *("-m", ""),  # also those of each night
         "-k",
         " or ".join(TRIED),
     ]

@@ -1,5 +1,8 @@
 """Candidates of one pipeline run promoted side by side, by processes of their own, against MLflow servers that fail.
 
+tests/test_promotion.py, which is quick, breaks a change of champion off at each of its writes, and lets several want
+the lease.
+
 `CHAOS_SEED` chooses the faults. With `POSGAP_CHAOS_SECONDS` there are more rounds, of more processes; `POSGAP_RACES`
 says how many rounds.
 """
@@ -29,7 +32,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.stages.gate import gate
 from posgap.tracking import champions, leases, registry
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "POSGAP_CHAOS_SECONDS" in os.environ
 ROUNDS = int(os.environ.get("POSGAP_RACES", "3" if LONG else "1"))

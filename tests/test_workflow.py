@@ -10,8 +10,9 @@ from conftest import ROOT
 from posgap.config import ClusterConfig
 
 FILES = {file.name: file for file in (ROOT / ".github" / "workflows").iterdir()}
-CI, MUTANTS, INFRA = (yaml.safe_load(FILES[name].read_text()) for name in ("ci.yml", "mutants.yml", "infra.yml"))
-JOBS = {name: job for workflow in (CI, MUTANTS, INFRA) for name, job in workflow["jobs"].items()}
+WORKFLOWS = {name: yaml.safe_load(file.read_text()) for name, file in FILES.items()}
+CI, INFRA = WORKFLOWS["ci.yml"], WORKFLOWS["infra.yml"]
+JOBS = {name: job for workflow in WORKFLOWS.values() for name, job in workflow["jobs"].items()}
 STEPS = [step for job in JOBS.values() for step in job["steps"]]
 
 
@@ -31,7 +32,7 @@ def test_actions_are_pinned_by_commit_with_their_version_beside():
 
 
 def test_only_the_images_job_may_write_and_no_checkout_keeps_its_token():
-    assert CI["permissions"] == MUTANTS["permissions"] == INFRA["permissions"] == {"contents": "read"}
+    assert all(workflow["permissions"] == {"contents": "read"} for workflow in WORKFLOWS.values())
     writing = {name: job["permissions"] for name, job in JOBS.items() if "permissions" in job}
     assert writing == {
         "images": {"contents": "read", "packages": "write", "id-token": "write", "attestations": "write"}
@@ -53,14 +54,14 @@ def test_images_wait_for_everything_else_and_are_built_on_tags():
 def test_every_job_has_a_time_limit_and_calls_targets_that_the_makefile_has():
     assert all(job["timeout-minutes"] <= 350 for job in JOBS.values())
     text = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
-    targets = set(re.findall(r"^([\w./-]+):", text, re.MULTILINE))
+    targets = {each for line in re.findall(r"^([\w./ -]+):", text, re.MULTILINE) for each in line.split()}
     calls = [
         line
         for step in STEPS
         for line in re.findall(r"^(?:sudo env .*)?\bmake (.*)", step.get("run", ""), re.MULTILINE)
     ]
     made = {word for line in calls for word in line.split() if "=" not in word}
-    assert {"types", "test", "smoke", "pipeline", "mlproject", "mutants", "community", "containers"} <= made
+    assert {"types", "test", "test-all", "smoke", "pipeline", "mlproject", "mutants", "community", "containers"} <= made
     assert {"images", "images-check", "images-scan"} <= made <= targets
 
 
@@ -84,7 +85,8 @@ def test_the_steps_on_a_cluster_are_those_that_the_script_has_and_its_settings_a
     assert labels == [getattr(ClusterConfig(), pool).nodes for pool in ("cpu", "train", "inference")]
 
 
-def test_mutants_run_on_a_schedule_and_not_for_every_push():
-    # YAML reads the key `on` as a truth value.
-    assert MUTANTS[True].keys() == {"schedule", "workflow_dispatch"}
-    assert "mutants" not in CI["jobs"]
+def test_what_takes_long_runs_on_a_schedule_and_not_for_every_push():
+    for name in ("mutants.yml", "nightly.yml"):
+        # YAML reads the key `on` as a truth value.
+        assert WORKFLOWS[name][True].keys() == {"schedule", "workflow_dispatch"}
+        assert not WORKFLOWS[name]["jobs"].keys() & CI["jobs"].keys()
