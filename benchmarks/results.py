@@ -1,6 +1,6 @@
 """Runs the commands of docs/figures.md, each of which writes a section of docs/results.md or docs/benchmarks.md.
 
-    python benchmarks/results.py                                     all of them, one after another: about a day
+    python benchmarks/results.py                                     all of them, one after another: some fifteen hours
     python benchmarks/results.py benchmarks/weights results/demo     these alone
     python benchmarks/results.py --times 3 benchmarks/scale-search   three times, to see how far its figures spread
 
