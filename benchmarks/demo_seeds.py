@@ -38,7 +38,7 @@ def run(seed: int, out: Path, data: Path | None) -> dict[str, Any]:
     began = time.monotonic()
     train, held_out = examples(DemoConfig(out=out, seed=seed, data=data), out)
     model, _ = tiny_model.base_model(out, seed, tiny_model.STANDARD)
-    paths = {"train_data": str(train), "eval_data": str(held_out), "model": str(model)}
+    paths = {"data_train": str(train), "data_eval": str(held_out), "base_model": str(model)}
     given = settings(PreflightConfig(**smoke.PARAMETERS, **paths, seed=seed, out=out / "preflight"))
     asked = {"examples": held_out, **given["sweep"]}
     base = sweep(SweepConfig(model=str(model), label="base", out=out / "base", **asked))

@@ -33,7 +33,7 @@ from posgap.preflight.form import commonly
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     """The pipeline as compiled for a cluster. Its form is `PreflightConfig`."""
 
-    @dropdowns({"task": TASKS.names(), "backend": LOCAL_BACKENDS.names(), "methods": commonly()})
+    @dropdowns({"task": TASKS.names(), "inference_backend": LOCAL_BACKENDS.names(), "methods": commonly()})
     @dsl.pipeline(
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",
@@ -41,12 +41,12 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
     @form(PreflightConfig, gpus_train=cluster.train.accelerators)
     def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
-        model, name = parameters["model"], parameters["registered_name"]
+        model, name = parameters["base_model"], parameters["registered_name"]
         pools = Pools(cluster, parameters["gpus_train"])
         ending = pools.small(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="mitigation"):
             plan = pools.small(preflight(trainer=cluster.trainer, **parameters)).set_caching_options(False)
-            source = {"data": parameters["train_data"], "eval_data": parameters["eval_data"], "model": model}
+            source = {"data": parameters["data_train"], "data_eval": parameters["data_eval"], "model": model}
             seed, made = plan.outputs["seed"], {each: plan.outputs[each] for each in ("recipe", "only_new")}
             data = pools.small(data_version(name=name, seed=seed, **source, **made)).set_caching_options(False)
             # The loop below reads a step's output; KFP's local runner resolves that only from an enclosing group, hence

@@ -19,7 +19,7 @@ OVERRIDES = {
 PARAMETERS: dict[str, Any] = {
     "task": "kv",
     "n_docs": 20,
-    "backend": "transformers",
+    "inference_backend": "transformers",
     "registered_name": "posgap-demo",
     "settings": OVERRIDES,
 }

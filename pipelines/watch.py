@@ -28,7 +28,7 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         pools = Pools(cluster)
         ending = pools.small(report(registered_name=name)).set_caching_options(False)
         with dsl.ExitHandler(ending, name="watch"):
-            data = pools.small(data_version(data=parameters["eval_data"], name=name, only_new=False, seed=seed))
+            data = pools.small(data_version(data=parameters["data_eval"], name=name, only_new=False, seed=seed))
             data.set_caching_options(False)
             fresh = dsl.importer(artifact_uri=data.outputs["uri"], artifact_class=dsl.Dataset)
             fresh = fresh.set_display_name("fresh data").output

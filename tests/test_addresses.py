@@ -130,15 +130,15 @@ def test_the_file_at_an_address_is_the_one_version_there_is():
 
 
 def test_the_form_takes_an_address_where_the_run_can_import_it(form, memory, monkeypatch):  # noqa: F811
-    there = form.model_copy(update={"train_data": "memory://train.jsonl"})
-    memory(there.train_data, Path(form.train_data).read_bytes())
+    there = form.model_copy(update={"data_train": "memory://train.jsonl"})
+    memory(there.data_train, Path(form.data_train).read_bytes())
     check = prerequisites(there)["training examples"]
-    assert check() == there.train_data
+    assert check() == there.data_train
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(PosgapError, match="imports from s3:// and gs:// alone"):
         check()
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    memory(there.train_data, b"")
+    memory(there.data_train, b"")
     with pytest.raises(PosgapError, match=r"train\.jsonl: empty; write examples to it"):
         check()
 

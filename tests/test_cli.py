@@ -201,8 +201,8 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
         ("rollout predict --out o --head-weights 1,-1", "--head-weights.1: Input should be greater than 0"),
         ("rollout predict --out o --slope nan", "--slope: Input should be a finite number"),
         ("rollout predict --out o --sequence-length 4000000000", "--sequence-length: Input should be less than"),
-        ("preflight --train-data t --eval-data e --model m --out o --settings " + "[" * 9999, "nested too deep"),
-        ("preflight --train-data t --eval-data e --model m --out o --settings [NaN]", "must be like {shards: 4"),
+        ("preflight --data-train t --data-eval e --base-model m --out o --settings " + "[" * 9999, "nested too deep"),
+        ("preflight --data-train t --data-eval e --base-model m --out o --settings [NaN]", "must be like {shards: 4"),
     ],
 )  # fmt: skip
 def test_values_that_no_run_survives_are_refused_before_it(capsys, tmp_path, monkeypatch, words, complaint):

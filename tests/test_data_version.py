@@ -150,7 +150,7 @@ def test_keys_change_with_the_content_behind_a_place_and_with_nothing_else(bucke
     write_examples(tmp_path / "eval.jsonl", [kv_example(9)])
     config = DataVersionConfig(
         data=first,
-        eval_data=str(tmp_path / "eval.jsonl"),
+        data_eval=str(tmp_path / "eval.jsonl"),
         model=str(model),
         name="tiny",
         only_new=False,

@@ -118,9 +118,16 @@ def test_the_gate_the_theory_and_the_search_know_a_package_s_rule_encoding_and_c
 def test_the_compiled_pipeline_and_its_form_know_a_package_s_method_and_parameters(posgap, tmp_path, model_folder):
     for name, first in {"train": 0, "eval": 9}.items():
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(first + i) for i in range(3)])
-    form = ["preflight", "--train-data", tmp_path / "train.jsonl", "--eval-data", tmp_path / "eval.jsonl"]
-    form += ["--model", model_folder, "--n-docs", 4, "--backend", "transformers", "--methods", "r1+reverse-kl"]
-    form += ["--settings", json.dumps({"kl_temperature": 2.0, "least_worst": 50}), "--out", tmp_path / "form"]
+    form = ["preflight", "--data-train", tmp_path / "train.jsonl", "--data-eval", tmp_path / "eval.jsonl"]
+    form += ["--base-model", model_folder, "--n-docs", 4, "--inference-backend", "transformers"]
+    form += [
+        "--methods",
+        "r1+reverse-kl",
+        "--settings",
+        json.dumps({"kl_temperature": 2.0, "least_worst": 50}),
+        "--out",
+        tmp_path / "form",
+    ]
     done = posgap(["pipeline", "compile", "--out", tmp_path / "pipeline.yaml"], form)
     assert codes(done) == [0, 0], said(done)
     plan = read_json(tmp_path / "form" / "preflight.json")

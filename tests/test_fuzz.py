@@ -51,8 +51,9 @@ def verbs(group: click.Group, above: str = "") -> dict[str, click.Command]:
 
 VERBS = verbs(build())
 # Parameters that are paths, and of which of the valid ones they want.
-PATHS = {"examples": "examples", "input": "examples", "exclude": "examples", "train_data": "examples",
-         "eval_data": "examples", "targets": "examples", "data": "examples", "texts": "text", "model": "model",
+PATHS = {"examples": "examples", "input": "examples", "exclude": "examples", "data_train": "examples",
+         "data_eval": "examples", "targets": "examples", "data": "examples", "texts": "text", "model": "model",
+         "base_model": "model",
          "sweep": "sweep", "sweeps": "sweep", "base": "sweep", "candidate": "sweep", "champion": "sweep",
          "folder": "gate", "folders": "sweep", "gate": "gate", "responses": "responses", "scaling": "scaling",
          "measurement": "measurement", "prediction": "prediction", "work": "sweep", "prefix": "sweep",

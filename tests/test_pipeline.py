@@ -30,7 +30,7 @@ PARAMETERS = {
     "methods": "r1+lpes then linear",
     "task": "kv",
     "n_docs": 4,
-    "backend": "transformers",
+    "inference_backend": "transformers",
     "shards": 2,
     "max_gap": 100.0,
     "registered_name": "tiny",
@@ -55,8 +55,8 @@ def runs(tmp_path_factory):
     save_model(model, tiny_model.tokenizer(), work / "model")
     write_examples(work / "train.jsonl", [kv_example(i, 6) for i in range(24)])
     write_examples(work / "eval.jsonl", [kv_example(100 + i, 7) for i in range(24)])
-    places = {f"{name}_data": str(work / f"{name}.jsonl") for name in ("train", "eval")}
-    places["model"] = str(work / "model")
+    places = {f"data_{name}": str(work / f"{name}.jsonl") for name in ("train", "eval")}
+    places["base_model"] = str(work / "model")
     store = f"sqlite:///{work}/mlflow.db"
     count = 0
 

@@ -59,7 +59,7 @@ def test_a_run_is_sent_as_the_api_wants_it(capsys, submit):
 
 def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
     with served(Server()) as server:
-        uris = [w for name in ("train_data", "eval_data", "model") for w in ("--param", f"{name}=s3://b/{name}")]
+        uris = [w for name in ("data_train", "data_eval", "base_model") for w in ("--param", f"{name}=s3://b/{name}")]
         code, *_ = posgap(capsys, "submit", "--host", server.url, "--smoke", "--param", "n_docs=4", *uris)
     (run,) = server.runs.values()
     values = run["runtime_config"]["parameters"]

@@ -25,8 +25,10 @@ from posgap.tasks.examples import Document, Example, write_examples
 def form(tmp_path, model_folder):
     for name in ("train", "eval"):
         write_examples(tmp_path / f"{name}.jsonl", [kv_example(i) for i in range(3)])
-    data = {"train_data": str(tmp_path / "train.jsonl"), "eval_data": str(tmp_path / "eval.jsonl")}
-    return PreflightConfig(**data, model=str(model_folder), n_docs=4, backend="transformers", out=tmp_path / "out")
+    data = {"data_train": str(tmp_path / "train.jsonl"), "data_eval": str(tmp_path / "eval.jsonl")}
+    return PreflightConfig(
+        **data, base_model=str(model_folder), n_docs=4, inference_backend="transformers", out=tmp_path / "out"
+    )
 
 
 def refused(form, **more) -> str:
@@ -81,42 +83,44 @@ def test_all_that_is_wrong_is_said_at_once(form, tmp_path):
         form,
         task="kw",
         methods="r1+r3",
-        backend="tgi",
+        inference_backend="tgi",
         max_gap=101.0,
         shards=9,
-        eval_data=str(tmp_path / "none.jsonl"),
+        data_eval=str(tmp_path / "none.jsonl"),
         gpus_train="many",
-        settings="epocs: 2\ngate.seed: 1\nlearning_rate: -1e-5\nmodel: m\nonly_new: perhaps",
+        settings="epocs: 2\ngate.seed: 1\nlearning_rate: -1e-5\nbase_model: m\nsweep.model: m\nonly_new: perhaps",
     )
     assert complaint.startswith(
-        "11 things to correct before the run can start: (1) methods: unknown method 'r3': choose from "
+        "12 things to correct before the run can start: (1) methods: unknown method 'r3': choose from "
     )
     for fault in (
         "settings: epocs: no stage has such a parameter; did you mean epochs?",
         "settings: gate.seed: is set by the form or the pipeline, and cannot be set here",
         f"task: unknown task 'kw': choose {TASKS.listed()}, got 'kw'",
-        "backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
+        "inference_backend: unknown backend 'tgi': choose transformers or vllm, got 'tgi'",
         "max_gap: Input should be less than or equal to 100, got 101.0",
         "settings: learning_rate: Input should be greater than 0, got -1e-05",
-        "settings: model: is a field of the form; fill it in there",
+        "settings: base_model: is a field of the form; fill it in there",
+        "settings: sweep.model: is set by the form or the pipeline, and cannot be set here",
         "settings: only_new: Input should be a valid boolean, unable to interpret input, got 'perhaps'",
         "gpus_train: String should match pattern",
         f"{tmp_path}/none.jsonl: no data version",
     ):
         assert fault in complaint
     assert "\n" not in complaint
-    assert len(read_plan(tmp_path / "out.rejected")["wrong"]) == 11 and not (tmp_path / "out").exists()
+    assert len(read_plan(tmp_path / "out.rejected")["wrong"]) == 12 and not (tmp_path / "out").exists()
 
 
 def test_the_verb_ends_with_code_2_and_one_line(form, tmp_path, capsys):
-    options = ["--train-data", form.train_data, "--eval-data", form.train_data, "--model", form.model, "--n-docs", "4"]
+    options = ["--data-train", form.data_train, "--data-eval", form.data_train, "--base-model", form.base_model]
+    options += ["--n-docs", "4"]
     with pytest.raises(SystemExit) as stopped:
         main(["preflight", *options, "--settings", '{"k": 0.5}', "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("posgap: error: 2 things to correct before the run can start: (1) settings: k: ")
     assert line.endswith(
-        f"(2) {form.train_data}: is train_data, too; evaluate a model on examples it was not trained on"
+        f"(2) {form.data_train}: is data_train, too; evaluate a model on examples it was not trained on"
     )
 
 
@@ -177,11 +181,11 @@ def test_prompts_that_are_too_long_or_have_too_few_documents_are_refused(form):
 
 def test_a_model_without_weights_or_with_another_s_tokenizer_is_refused(form, model_folder, tmp_path):
     shutil.copytree(model_folder, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
-    assert "no weights in safetensors" in refused(form, model=str(tmp_path / "empty"))
+    assert "no weights in safetensors" in refused(form, base_model=str(tmp_path / "empty"))
     tokenizer = tiny_model.tokenizer()
     tokenizer.add_tokens([f"more-{i}" for i in range(60)])
     save_model(tiny_model.untrained(0), tokenizer, tmp_path / "other")
-    assert "they do not belong together" in refused(form, model=str(tmp_path / "other"))
+    assert "they do not belong together" in refused(form, base_model=str(tmp_path / "other"))
 
 
 def test_the_registry_must_answer(form, monkeypatch):
@@ -203,14 +207,14 @@ def test_data_and_model_in_s3_are_looked_at_without_the_weights(form, bucket, mo
     for file in model_folder.iterdir():
         client.upload_file(str(file), name, f"model/{file.name}")
     for day in ("2026-11-13", "2026-11-20"):
-        client.upload_file(form.train_data, name, f"data/train-{day}.jsonl")
+        client.upload_file(form.data_train, name, f"data/train-{day}.jsonl")
     s3_calls.clear()
-    there = {"train_data": f"{bucket}/data/train-", "model": f"{bucket}/model"}
+    there = {"data_train": f"{bucket}/data/train-", "base_model": f"{bucket}/model"}
     results = read_plan(preflight(form.model_copy(update=there)))["found"]
     assert results["training examples"] == f"{bucket}/data/train-2026-11-20.jsonl"
     assert results["model"].startswith("llama, 2 layers")
     assert not [key for key in s3_calls.keys("GetObject") if key.endswith((".safetensors", ".jsonl"))]
-    assert f"{bucket}/nothing" in refused(form, eval_data=f"{bucket}/nothing")
+    assert f"{bucket}/nothing" in refused(form, data_eval=f"{bucket}/nothing")
 
 
 def test_methods_and_parts():
@@ -241,7 +245,7 @@ def test_methods_and_parts():
 def test_what_then_cannot_join_is_one_line(form, methods, complaint):
     complaints_on_it = [
         each
-        for each in complaints(form.model_copy(update={"methods": methods, "backend": "vllm"}))
+        for each in complaints(form.model_copy(update={"methods": methods, "inference_backend": "vllm"}))
         if each.startswith("methods: ")
     ]
     assert len(complaints_on_it) == 1 and complaint in complaints_on_it[0]

@@ -90,7 +90,8 @@ def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_pat
     assert "has left its policy" in registry.numbered("tiny", "1").tags["posgap.watched"]
     kept = read_json(tmp_path / "watch.rejected" / "watch.json")
     assert kept["outcome"] == "refused" and kept["verdict"]["policy"]["min_mean"] == 99
-    form = {"train_data": "s3://lab/t", "eval_data": "s3://lab/e", "model": "s3://lab/m", "only_new": True, "shards": 2}
+    form = {"data_train": "s3://lab/t", "data_eval": "s3://lab/e", "base_model": "s3://lab/m"}
+    form |= {"only_new": True, "shards": 2}
     with pytest.raises(LeftPolicy) as left:
         watch(watched(tmp_path, mitigate=form))
     assert left.value.__notes__[0].startswith(
@@ -102,7 +103,7 @@ def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_pat
             watch(watched(tmp_path, mitigate=form))
     assert left.value.__notes__ == ["the mitigation pipeline was started"]
     (run,) = server.runs.values()
-    fields = {name: form[name] for name in ("train_data", "eval_data", "model")}
+    fields = {name: form[name] for name in ("data_train", "data_eval", "base_model")}
     assert run["runtime_config"]["parameters"] == fields | {"settings": '{"only_new": true, "shards": 2}'}
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "posgap-mitigation"
 
@@ -142,7 +143,7 @@ def test_the_pipeline_sweeps_the_champion_alone_and_fails_when_that_has_left_its
     registry.set_policy("tiny", HIGH.model_dump_json())
 
     def run(name):
-        form = {"eval_data": str(tmp_path / "new.jsonl"), "registered_name": name}
+        form = {"data_eval": str(tmp_path / "new.jsonl"), "registered_name": name}
         root, error = tmp_path / f"run-{name}", ""
         try:
             run_locally(pipeline, form, root, tmp_path / "cache", tmp_path / "pipeline.log")

@@ -35,8 +35,8 @@ def weeks(tmp_path_factory, model_folder, empty_store):
     write_examples(work / "eval.jsonl", [kv_example(0)])
     (work / "server").mkdir()
     pipeline, played = weekly.pipeline(), []
-    form = {"train_data": f"{data}/train-", "eval_data": str(work / "eval.jsonl"), "model": str(base), "n_docs": 5}
-    form |= {"task": "kv", "backend": "transformers", "registered_name": "weekly", "only_new": True}
+    form = {"data_train": f"{data}/train-", "data_eval": str(work / "eval.jsonl"), "base_model": str(base), "n_docs": 5}
+    form |= {"task": "kv", "inference_backend": "transformers", "registered_name": "weekly", "only_new": True}
 
     def arrives(day: str, skill: float) -> None:
         (data / f"train-{day}.jsonl").write_text(json.dumps({"skill": skill}) + "\n")

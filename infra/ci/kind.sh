@@ -109,8 +109,8 @@ print("\n".join(f"--param={name}={value if isinstance(value, str) else json.dump
     mapfile -t smallest <<< "$smallest"
     kfp
     POSGAP_CLUSTER=infra/ci/cluster.yaml posgap pipeline submit --smoke --namespace posgap --wait --timeout 3600 \
-        --param train_data=s3://posgap/data/train.jsonl.gz --param eval_data=s3://posgap/data/eval.jsonl.gz \
-        --param model=s3://posgap/models/tiny "${smallest[@]}"
+        --param data_train=s3://posgap/data/train.jsonl.gz --param data_eval=s3://posgap/data/eval.jsonl.gz \
+        --param base_model=s3://posgap/models/tiny "${smallest[@]}"
 }
 
 form() { # the pipeline's form, in Chromium, as a colleague with rights in the namespace sees it

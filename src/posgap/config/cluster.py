@@ -122,7 +122,7 @@ class PlacedConfig(StageConfig):
 class WatchFormConfig(PlacedConfig):
     """The form of the pipeline that watches the champion."""
 
-    eval_data: str = Field(
+    data_eval: str = Field(
         description="examples to sweep the champion on; if it is the beginning of the names of several versions, the "
         "newest is taken"
     )
@@ -140,14 +140,15 @@ class PreflightConfig(PlacedConfig):
     The parameters that the form passes to a stage are checked by that stage's config.
     """
 
-    train_data: str = Field(
-        description="examples to train on; if it is the beginning of the names of several versions, the newest is taken"
-    )
-    eval_data: str = Field(
+    # KFP's UI sorts the fields by name: these three, which have no default, come first.
+    base_model: str = Field(description="folder of the Hugging Face model whose gap is to be closed")
+    data_eval: str = Field(
         description="examples to evaluate on, or the beginning of their versions' names; none of them may be among the "
         "training examples"
     )
-    model: str = Field(description="folder of the Hugging Face model")
+    data_train: str = Field(
+        description="examples to train on; if it is the beginning of the names of several versions, the newest is taken"
+    )
     task: Annotated[str, TASKS] = Field(SweepConfig.default("task"), description=WORDED)
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
@@ -156,7 +157,7 @@ class PreflightConfig(PlacedConfig):
         "or mitigations like lpes, of which the best is tried; joined like r1+lpes; mitigations after `then` are tried "
         "on top of what was trained, like r1 then lpes; the best admitted model wins",
     )
-    backend: Annotated[str, LOCAL_BACKENDS] = Field(
+    inference_backend: Annotated[str, LOCAL_BACKENDS] = Field(
         "vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}"
     )
     max_gap: float = Field(GateConfig.default("max_gap"), description="largest gap that the gate admits, in points")

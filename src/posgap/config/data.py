@@ -37,7 +37,7 @@ class DataVersionConfig(StageConfig):
         description="beginning of the data versions' names, like s3://bucket/data/ or s3://bucket/data/train-; or a "
         "single file or folder",
     )
-    eval_data: Place = Field("", description="the same of the evaluation data; empty: none")
+    data_eval: Place = Field("", description="the same of the evaluation data; empty: none")
     model: Place = Field("", description="base model: Hugging Face folder, s3:// URI or hub name; empty: none")
     recipe: str = Field("", description="digest of how models are made, from `preflight`; empty: any way")
     name: RegisteredName = Field("posgap", description="registered model whose champion is compared with")

@@ -44,17 +44,17 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
     # Results are reused only while the code that made them is unchanged.
     work = out / f"{'smoke' if config.smoke else 'seed'}-{config.seed}-{_code_digest()[:8]}"
     parameters = smoke.PARAMETERS | (smoke.SMALLEST if config.smoke else {})
-    train_data, eval_data = examples(config, work)
+    data_train, data_eval = examples(config, work)
     recipe = tiny_model.QUICK if config.smoke else tiny_model.STANDARD
     model, seconds = tiny_model.base_model(work, config.seed, recipe)
+    places = {"data_train": str(data_train), "data_eval": str(data_eval), "base_model": str(model)}
     with start_run("demo", {"posgap.seed": config.seed}, out) as run:
         if run.id:
             os.environ[PARENT_VARIABLE] = run.id
             os.environ.pop("MLFLOW_RUN_ID", None)  # else a stage would join this run instead of opening a child
         ran = run_locally(
             smoke.pipeline,
-            parameters
-            | {"train_data": str(train_data), "eval_data": str(eval_data), "model": str(model), "seed": config.seed},
+            parameters | places | {"seed": config.seed},
             root=work / "pipeline",
             cache=work / "cache",
             log=out / "pipeline.log",
@@ -66,7 +66,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         candidate.sweep = candidate.sweep.model_copy(update={"label": "Pos2Distill-R1"})
         sweeps, title = [base.sweep, candidate.sweep], "Position gap before and after Pos2Distill-R1"
         write_report(sweeps, out / "curves.png", out / "curves.html", title, explored_folders([base, candidate]))
-        for data, use in ((train_data, "training"), (eval_data, "evaluation")):
+        for data, use in ((data_train, "training"), (data_eval, "evaluation")):
             run.dataset(dataset_at(data, use))
         log_sweep(sweeps[1], run)
         for name in SHOWN:

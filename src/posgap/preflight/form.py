@@ -41,12 +41,12 @@ STAGES: dict[str, type[Config]] = {
     "gate": GateConfig,
 }
 JUDGING = ("compare", "gate")  # stages that change no model
-# The form's fields that are passed on to stages.
-FORM_FIELDS = ("task", "n_docs", "backend", "seed", "max_gap")
+# The form's fields that are passed on to stages, by the stages' names for them.
+FORM_FIELDS = {name: name for name in ("task", "n_docs", "seed", "max_gap")} | {"backend": "inference_backend"}
 # What `settings` may say of the run itself, rather than of a stage: methods that no dropdown offers, too.
 OF_RUN = [*(name for name, field in PreflightConfig.model_fields.items() if IN_SETTINGS in field.metadata), "methods"]
 # An adapter names its base by a path of the step that trained it, which other steps do not have.
-_OWN = {*FORM_FIELDS, "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
+_OWN = {*FORM_FIELDS, "model", "method", "label", "shard", "name", "gpus_per_node", "lora_export", "methods"}
 _ELSEWHERE = {name for name in PreflightConfig.model_fields if name not in OF_RUN}
 
 
@@ -155,13 +155,13 @@ def settings(form: PreflightConfig) -> dict[str, dict[str, Any]]:
     Nothing is checked here; `complaints` does that.
     """
     form, said = decided(form), given(form.settings)
-    from_form = {name: getattr(form, name) for name in FORM_FIELDS}
+    from_form = {name: getattr(form, field) for name, field in FORM_FIELDS.items()}
     from_form["gpus_per_node"] = form.gpus_train
     tried, layered = dict[str, list[str]](), False
     with suppress(ValueError):  # which `complaints` reports
         layered = has_on_top(form.methods)
-        tried["mitigate"] = remedies(form.methods, form.backend)
-        tried["on_top"] = remedies(form.methods, form.backend, on_top=True)
+        tried["mitigate"] = remedies(form.methods, form.inference_backend)
+        tried["on_top"] = remedies(form.methods, form.inference_backend, on_top=True)
     by_stage = {}
     for stage, config in STAGES.items():
         if stage == "on_top" and not layered:
@@ -198,7 +198,7 @@ def complaints(form: PreflightConfig) -> Iterator[str]:
     form = decided(form)
     try:
         for on_top in (False, True):
-            remedies(form.methods, form.backend, on_top)
+            remedies(form.methods, form.inference_backend, on_top)
     except ValueError as error:
         yield str(error)
     yield from unknown(said)
@@ -250,6 +250,6 @@ def _refused(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     by_name = {}
     for stage, values in by_stage.items():
         for fault in faults(partial(as_config, stage, values)):
-            name = fault.partition(":")[0]
-            by_name[name] = fault if name in FORM_FIELDS else f"settings: {fault}"
+            name, _, reason = fault.partition(":")
+            by_name[name] = f"{FORM_FIELDS[name]}:{reason}" if name in FORM_FIELDS else f"settings: {fault}"
     return list(by_name.values())

@@ -23,7 +23,7 @@ _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's fi
 def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
     """The checks by name. Each returns its result in a few words, or raises `PosgapError`."""
     return {
-        "training examples": lambda: _examples(str(newest(form.train_data).location)),
+        "training examples": lambda: _examples(str(newest(form.data_train).location)),
         "evaluation examples": lambda: _apart(form),
         "model": lambda: _model(form),
         "sweeps": lambda: _sweeps(form),
@@ -49,9 +49,9 @@ def _examples(location: str) -> str:
 
 
 def _apart(form: PreflightConfig) -> str:
-    if form.eval_data.rstrip("/") == form.train_data.rstrip("/"):
-        raise PosgapError(f"{form.eval_data}: is train_data, too; evaluate a model on examples it was not trained on")
-    return _examples(str(newest(form.eval_data).location))
+    if form.data_eval.rstrip("/") == form.data_train.rstrip("/"):
+        raise PosgapError(f"{form.data_eval}: is data_train, too; evaluate a model on examples it was not trained on")
+    return _examples(str(newest(form.data_eval).location))
 
 
 def _model(form: PreflightConfig) -> str:
@@ -59,18 +59,18 @@ def _model(form: PreflightConfig) -> str:
     from posgap.models.factors import require_rope
     from posgap.models.loading import load_config, load_tokenizer
 
-    folder, names = _without_weights(form.model)
+    folder, names = _without_weights(form.base_model)
     config, tokenizer = load_config(folder).get_text_config(), load_tokenizer(folder)
     if names and not any(name.endswith(".safetensors") for name in names):
-        raise PosgapError(f"{form.model}: no weights in safetensors; convert the model with save_pretrained")
+        raise PosgapError(f"{form.base_model}: no weights in safetensors; convert the model with save_pretrained")
     if len(tokenizer) > config.vocab_size:
         raise PosgapError(
-            f"{form.model}: its tokenizer has {len(tokenizer)} tokens, but its model only {config.vocab_size}; they do "
-            "not belong together"
+            f"{form.base_model}: its tokenizer has {len(tokenizer)} tokens, but its model only {config.vocab_size}; "
+            "they do not belong together"
         )
     rotary = [method.name for method in _methods(form) if method.needs_rope]
     if rotary:
-        require_rope(config, f"method {rotary[0]}: {form.model}")
+        require_rope(config, f"method {rotary[0]}: {form.base_model}")
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
 
 
@@ -113,8 +113,8 @@ def _prompts(form: PreflightConfig) -> str:
     from posgap.tasks.examples import first_example
     from posgap.tasks.setup import builder_of
 
-    (folder, _), longest = _without_weights(form.model), 0
-    example = first_example(fetch(as_location(str(newest(form.eval_data).location))))
+    (folder, _), longest = _without_weights(form.base_model), 0
+    example = first_example(fetch(as_location(str(newest(form.data_eval).location))))
     for stage in ("sweep", "teacher"):
         try:
             config = as_config(stage, settings(form)[stage])

@@ -32,7 +32,7 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     for KFP's cache, which knows artifacts by their names only: `eval` of evaluation data and base model, `train` of
     these and the training data, `champion` of evaluation data, base model, recipe and champion.
     """
-    version, held_out = newest(config.data), newest(config.eval_data) if config.eval_data else None
+    version, held_out = newest(config.data), newest(config.data_eval) if config.data_eval else None
     champion, to_beat = registry.champion(config.name), registry.to_beat(config.name)
     places = {"data": version.location, "base model": config.model} if config.only_new else {}
     digests = {what: _digest(place) for what, place in places.items() if place}
