@@ -43,7 +43,10 @@ def mlflow_server(images, tmp_path_factory):
     ports = {"PGPORT": str(postgres), "S3_PORT": str(s3)}
     deployments = of_kind(overlay("local"), "Deployment")
     below = [as_pod(deployments[name], ports, image=f"localhost/posgap-test-{name}") for name in ("postgres", "s3")]
-    above = as_pod(deployments["mlflow"], ports, words={"--port=5000": f"--port={server}"})
+    above = [
+        as_pod(of_kind(overlay("local"), "Job")["mlflow-migrate"], ports),
+        as_pod(deployments["mlflow"], ports, words={"--port=5000": f"--port={server}"}),
+    ]
     with (
         secret("posgap-mlflow-db", PGUSER="mlflow", PGPASSWORD="p@ss/wo%rd"),
         secret("posgap-mlflow-auth", MLFLOW_AUTH_ADMIN_PASSWORD=PASSWORD, MLFLOW_FLASK_SERVER_SECRET_KEY="a key"),
@@ -55,7 +58,7 @@ def mlflow_server(images, tmp_path_factory):
     ):
         wait_for(postgres, "PostgreSQL")
         wait_for(s3, "S3")
-        with played(folder / "mlflow.yaml", maps, [above]):
+        with played(folder / "mlflow.yaml", maps, above):
             wait_for(server, "MLflow")
             yield SimpleNamespace(url=f"http://localhost:{server}", database=str(postgres))
 

@@ -64,6 +64,10 @@ def bucket_server():
     server.stop()
 
 
+def process(container: dict, variables: dict, folder: Path) -> subprocess.Popen:
+    return subprocess.Popen(container["command"], env=variables, cwd=folder)
+
+
 @contextmanager
 def running(command: list[str], variables: dict, url: str):
     """A server, once it answers at `url`."""
@@ -83,7 +87,7 @@ def running(command: list[str], variables: dict, url: str):
         process.wait()
 
 
-def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_bucket(
+def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_bucket(
     database, bucket_server, tmp_path, monkeypatch
 ):
     objects = overlay("local")
@@ -99,8 +103,10 @@ def test_the_deployment_migrates_the_database_and_serves_artifacts_from_the_buck
         for name, text in held.items():
             (folder / name).write_text(text)
     here |= {"MLFLOW_AUTH_CONFIG_PATH": f"{tmp_path}/{mounted['auth']}/basic_auth.ini"}
-    for container in 2 * pod["initContainers"]:  # the second time is a restart
-        subprocess.run(container["command"], env=environment(container, maps) | here, cwd=tmp_path, check=True)
+    (migrate,) = pod_templates(objects)["Job mlflow-migrate"]["spec"]["containers"]
+    waiting = [process(container, environment(container, maps) | here, tmp_path) for container in pod["initContainers"]]
+    assert process(migrate, environment(migrate, maps) | here, tmp_path).wait() == 0
+    assert [each.wait() for each in waiting] == [0, 0]
 
     port = free_port()
     elsewhere = {"--port=5000": f"--port={port}", "--host=0.0.0.0": "--host=127.0.0.1"}
