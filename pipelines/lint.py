@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 from tabulate import tabulate
@@ -13,10 +14,11 @@ from posgap.config import PipelineLintConfig
 from posgap.errors import LintFindings
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
-from posgap.pipelines.resources import Resources, most_accelerators, resources
+from posgap.pipelines.resources import Resources, most_accelerators, resources, secret_name
 from posgap.pipelines.steps import Group, Step, tree
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
+_MOST_FIELDS = 12
 _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
@@ -25,11 +27,25 @@ def lint(config: PipelineLintConfig) -> None:
     compiled = load(config.file, config.pipeline)
     group = tree(compiled, checked(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
-    warnings = [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
+    warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
+    warnings += [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
     totals = _totals(steps, group)
     print(_json(steps, totals, warnings) if config.format == "json" else _table(steps, totals, warnings))
     if warnings:
         raise LintFindings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
+
+
+def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What makes the form hard to fill in, which KFP's UI draws from the parameters in the order of their names."""
+    names, faults = sorted(parameters), []
+    required = [name for name in names if "defaultValue" not in parameters[name]]
+    if behind := [name for name in required if name not in names[: len(required)]]:
+        faults.append(f"{', '.join(behind)}: without a default, but not among the first in the alphabet's order")
+    if len(names) > _MOST_FIELDS:
+        faults.append(f"{len(names)} fields, which are more than {_MOST_FIELDS}: one of YAML could take the rest")
+    if silent := [name for name in names if not parameters[name].get("description")]:
+        faults.append(f"{', '.join(silent)}: not described")
+    return faults
 
 
 def complaints(step: Step) -> list[str]:
@@ -42,9 +58,27 @@ def complaints(step: Step) -> list[str]:
     if missing := [name for name in ("cpu", "memory") if not getattr(requested, name)]:
         faults.append(f"requests no {' and no '.join(missing)}")
     faults += _image_complaints(requested.image)
+    if not step.settings.get("activeDeadlineSeconds"):
+        faults.append("has no time limit: if it hangs, it holds its nodes for ever")
+    if not step.settings.get("securityContext", {}).get("runAsNonRoot"):
+        faults.append("may run as root, which a namespace with restricted pods refuses")
+    faults += _credential_complaints(step.settings)
     if names := ", ".join(name.removeprefix("pipelinechannel--") for name in step.unpassed):
         faults.append(f"uses {names}, which KFP does not pass into the group around it: the step would not start")
     return faults
+
+
+def _credential_complaints(settings: dict[str, Any]) -> list[str]:
+    """A log-in in the place of another, like promotion's, is one only if the other is not there as well."""
+    sources: dict[str, list[str]] = defaultdict(list)
+    for secret in settings.get("secretAsEnv", []):
+        for key in secret.get("keyToEnv", []):
+            sources[key["envVar"]].append(secret_name(secret))
+    return [
+        f"takes {variable} from the secrets {' and '.join(names)}, of which Kubernetes uses the last"
+        for variable, names in sources.items()
+        if len(names) > 1
+    ]
 
 
 def _image_complaints(image: str) -> list[str]:

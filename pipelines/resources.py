@@ -144,5 +144,11 @@ def _needs(settings: dict[str, Any]) -> dict[str, list[str]]:
     return needs
 
 
+def secret_name(use: dict[str, Any]) -> str:
+    """The name of the secret that a setting uses."""
+    _, parameter, plain = _KINDS["secrets"]
+    return _name(use, parameter, plain)
+
+
 def _name(use: dict[str, Any], parameter: str, plain: str = "constant") -> str:
     return str(use.get(parameter) or use.get(plain) or UNKNOWN)

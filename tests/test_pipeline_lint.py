@@ -4,11 +4,11 @@ import json
 
 import pytest
 from kfp import dsl, kubernetes
-from toy_pipeline import TAINT, fails, on_gpus, posgap, small, step, toy
+from toy_pipeline import TAINT, bounded, fails, on_gpus, posgap, small, step, toy
 
 from posgap import __version__
 from posgap.pipelines.compilation import compiled_text, load, parse
-from posgap.pipelines.lint import complaints
+from posgap.pipelines.lint import complaints, form_complaints
 from posgap.pipelines.resources import most_accelerators
 from posgap.pipelines.steps import Group, tree
 
@@ -109,6 +109,12 @@ def by_affinity() -> None:
     kubernetes.add_node_affinity(task, match_expressions=[{"key": "pool", "operator": "In", "values": ["gpu"]}])
 
 
+def with_secrets(*names: str) -> None:
+    task = small(bare())
+    for name in names:
+        kubernetes.use_secret_as_env(task, name, {"password": "MLFLOW_TRACKING_PASSWORD"})
+
+
 @pytest.mark.parametrize(
     ("task_of", "warnings"),
     [
@@ -116,9 +122,24 @@ def by_affinity() -> None:
         (by_affinity, []),
         (untolerated, ["requests an accelerator, but tolerates no taint: nodes with accelerators usually have one"]),
         (unselected, ["requests an accelerator, but selects no nodes"]),
-        (bare, ["requests no cpu and no memory"]),
-        (lambda: bare().set_cpu_request("1"), ["requests no memory"]),
-        (lambda: bare().set_cpu_limit("1").set_memory_limit("1Gi"), []),  # a limit alone is the request too
+        (lambda: bounded(bare()), ["requests no cpu and no memory"]),
+        (lambda: bounded(bare()).set_cpu_request("1"), ["requests no memory"]),
+        (lambda: bounded(bare()).set_cpu_limit("1").set_memory_limit("1Gi"), []),  # a limit alone is the request too
+        (
+            lambda: bare().set_cpu_limit("1").set_memory_limit("1Gi"),
+            [
+                "has no time limit: if it hangs, it holds its nodes for ever",
+                "may run as root, which a namespace with restricted pods refuses",
+            ],
+        ),
+        (
+            lambda: with_secrets("posgap-mlflow", "posgap-mlflow-promote"),
+            [
+                "takes MLFLOW_TRACKING_PASSWORD from the secrets posgap-mlflow and posgap-mlflow-promote, of which "
+                "Kubernetes uses the last"
+            ],
+        ),
+        (lambda: with_secrets("posgap-mlflow-promote"), []),
         (lambda: small(bare("python")), ["image python is not pinned to a version"]),
         (lambda: small(bare("reg:5000/x/python")), ["image reg:5000/x/python is not pinned to a version"]),
         (lambda: small(bare("python:latest")), ["image python:latest is not pinned to a version"]),
@@ -132,6 +153,19 @@ def by_affinity() -> None:
 )
 def test_what_looks_wrong_is_warned_of(task_of, warnings):
     assert warnings_of(task_of) == warnings
+
+
+def test_a_form_that_is_hard_to_fill_in_is_warned_of():
+    given, wanted = {"description": "d", "defaultValue": 1}, {"description": "d"}
+    twelve = {f"option_{number:02}": given for number in range(11)} | {"data": wanted}
+    assert form_complaints(twelve) == []
+    assert form_complaints({"data": wanted, "epochs": given, "model": wanted, "seed": {"defaultValue": 1}}) == [
+        "model: without a default, but not among the first in the alphabet's order",
+        "seed: not described",
+    ]
+    assert form_complaints(twelve | {"more": given}) == [
+        "13 fields, which are more than 12: one of YAML could take the rest"
+    ]
 
 
 def test_a_parameter_that_kfp_does_not_pass_into_a_group_is_found():

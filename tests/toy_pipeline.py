@@ -33,7 +33,12 @@ def report(state: dsl.PipelineTaskFinalStatus):
 
 
 def small(task: dsl.PipelineTask) -> dsl.PipelineTask:
-    return task.set_cpu_request("2").set_memory_request("4Gi")
+    return bounded(task).set_cpu_request("2").set_memory_request("4Gi")
+
+
+def bounded(task: dsl.PipelineTask) -> dsl.PipelineTask:
+    kubernetes.set_security_context(task, run_as_non_root=True)
+    return kubernetes.set_timeout(task, 3600)
 
 
 def on_gpus(task: dsl.PipelineTask, gpus: int, pool: dict, tolerations: list) -> dsl.PipelineTask:
