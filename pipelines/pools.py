@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from posgap.components.wrapper import image
 from posgap.config import ClusterConfig, PoolConfig
-from posgap.config.cluster import MLFLOW_LOGIN
+from posgap.config.cluster import AUTHORITY, MLFLOW_LOGIN
 from posgap.errors import PosgapError, first_fault
 from posgap.gating import signature
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
@@ -164,6 +164,8 @@ def _environment(task: PipelineTask, cluster: ClusterConfig, login: str) -> None
     """
     kubernetes.set_security_context(task, cluster.user, cluster.user, run_as_non_root=True)
     kubernetes.use_config_map_as_env(task, cluster.environment, {key: key for key in cluster.variables}, optional=True)
+    if cluster.mlflow_authority:
+        kubernetes.use_config_map_as_volume(task, cluster.mlflow_authority, AUTHORITY, optional=True)
     secrets = cluster.secrets
     if login:
         # Never both: Kubernetes would take the one that stands last.

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,8 @@ CLUSTER_SCOPED = {"Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBindi
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="kubectl is not on PATH: infra/kubernetes is neither rendered nor checked"
 )
-each_overlay = pytest.mark.parametrize("name", ["local", "aws"])
+SECURED = ", secured"  # an overlay with the components tls and oidc
+each_overlay = pytest.mark.parametrize("name", ["local", "aws", f"local{SECURED}", f"aws{SECURED}"])
 
 
 def render(folder: Path) -> list[dict]:
@@ -32,7 +34,15 @@ def render(folder: Path) -> list[dict]:
 @cache
 def overlay(name: str) -> list[dict]:
     """The objects of an overlay, which are not to be changed."""
-    return render(KUBERNETES / "overlays" / name)
+    place = name.removesuffix(SECURED)
+    if place == name:
+        return render(KUBERNETES / "overlays" / place)
+    with tempfile.TemporaryDirectory() as folder:
+        there = shutil.copytree(KUBERNETES, Path(folder) / "kubernetes") / "overlays" / place
+        file = there / "kustomization.yaml"
+        images = "  - ../../images\n"
+        file.write_text(file.read_text().replace(images, f"  - ../../tls\n  - ../../oidc\n{images}"))
+        return render(there)
 
 
 def of_kind(objects: list[dict], kind: str) -> dict[str, dict]:

@@ -11,6 +11,7 @@ import yaml
 from manifests import (
     CLUSTER_SCOPED,
     KUBERNETES,
+    SECURED,
     containers,
     custom_kinds,
     each_overlay,
@@ -166,12 +167,13 @@ def test_what_pods_refer_to_exists(name):
             assert mounted <= {volume["name"] for volume in spec["volumes"]}
 
 
-def test_mlflow_serves_the_name_that_clients_use():
-    for name in ("local", "aws"):
-        server = pod_templates(overlay(name))["Deployment mlflow"]["spec"]["containers"][0]
-        (hosts,) = [word.split("=")[1].split(",") for word in server["command"] if word.startswith("--allowed-hosts=")]
-        uri = of_kind(overlay(name), "ConfigMap")["posgap-env"]["data"]["MLFLOW_TRACKING_URI"]
-        assert uri.removeprefix("http://") in hosts
+@each_overlay
+def test_mlflow_serves_the_name_that_clients_use_by_tls_or_without(name):
+    server = pod_templates(overlay(name))["Deployment mlflow"]["spec"]["containers"][0]
+    (hosts,) = [word.split("=")[1].split(",") for word in server["command"] if word.startswith("--allowed-hosts=")]
+    scheme, _, host = of_kind(overlay(name), "ConfigMap")["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].partition("://")
+    asked = {server[probe]["httpGet"].get("scheme", "HTTP").lower() for probe in server if probe.endswith("Probe")}
+    assert host in hosts and asked == {scheme} == {"https" if name.endswith(SECURED) else "http"}
 
 
 def test_settings_of_an_account_reach_every_place(tmp_path):

@@ -1,6 +1,7 @@
 """The commands of the MLflow Deployment, as rendered, against a real PostgreSQL and an S3 server."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import mlflow
 import postgres
 import psycopg
 import pytest
-from manifests import containers, needs_kubectl, of_kind, overlay, pod_templates
+from manifests import KUBERNETES, SECURED, containers, needs_kubectl, of_kind, overlay, pod_templates
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
@@ -68,15 +69,22 @@ def process(container: dict, variables: dict, folder: Path) -> subprocess.Popen:
     return subprocess.Popen(container["command"], env=variables, cwd=folder)
 
 
+def make_certificate(folder: Path) -> str:
+    """Makes the server's certificate by the line of README.md; the file by which clients know it."""
+    line = re.search(r"^openssl req .*$", (KUBERNETES / "README.md").read_text(), re.MULTILINE)[0]
+    subprocess.run(line, shell=True, check=True, cwd=folder, capture_output=True)
+    return str(folder / "tls.crt")
+
+
 @contextmanager
-def running(command: list[str], variables: dict, url: str):
+def running(command: list[str], variables: dict, url: str, authority: str | bool):
     """A server, once it answers at `url`."""
     process = subprocess.Popen(command, env=variables, start_new_session=True)
     try:
         deadline = time.monotonic() + 180  # what the startup probe allows
         while True:
             try:
-                httpx2.get(url, timeout=1).raise_for_status()
+                httpx2.get(url, timeout=5, verify=authority).raise_for_status()
                 break
             except httpx2.HTTPError:
                 assert process.poll() is None and time.monotonic() < deadline
@@ -87,10 +95,11 @@ def running(command: list[str], variables: dict, url: str):
         process.wait()
 
 
+@pytest.mark.parametrize("name", ["local", f"local{SECURED}"])
 def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_bucket(
-    database, bucket_server, tmp_path, monkeypatch
+    database, bucket_server, tmp_path, monkeypatch, name
 ):
-    objects = overlay("local")
+    objects = overlay(name)
     maps, pod = of_kind(objects, "ConfigMap"), pod_templates(objects)["Deployment mlflow"]["spec"]
     here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
     here |= {"PATH": f"{Path(sys.executable).parent}:{postgres.BINARIES}:{os.environ['PATH']}"}
@@ -98,10 +107,10 @@ def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_b
     mounted = {each["name"]: each["mountPath"].lstrip("/") for each in server["volumeMounts"]}
     for volume in pod["volumes"]:
         (folder := tmp_path / mounted[volume["name"]]).mkdir(parents=True, exist_ok=True)
-        held = SECRETS[volume["secret"]["secretName"]] if "secret" in volume else {}
+        held = SECRETS.get(volume["secret"]["secretName"], {}) if "secret" in volume else {}
         held = maps[volume["configMap"]["name"]]["data"] if "configMap" in volume else held
-        for name, text in held.items():
-            (folder / name).write_text(text)
+        for file, text in held.items():
+            (folder / file).write_text(text)
     here |= {"MLFLOW_AUTH_CONFIG_PATH": f"{tmp_path}/{mounted['auth']}/basic_auth.ini"}
     (migrate,) = pod_templates(objects)["Job mlflow-migrate"]["spec"]["containers"]
     waiting = [process(container, environment(container, maps) | here, tmp_path) for container in pod["initContainers"]]
@@ -110,30 +119,40 @@ def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_b
 
     port = free_port()
     elsewhere = {"--port=5000": f"--port={port}", "--host=0.0.0.0": "--host=127.0.0.1"}
-    command = [elsewhere.get(word, word) for word in server["command"]]
-    url = f"http://localhost:{port}"
-    variables = environment(server, maps) | here
-    with running(command, variables, url + server["startupProbe"]["httpGet"]["path"]):
+    command = [
+        elsewhere.get(word, word).replace("/etc/mlflow-tls", f"{tmp_path}/etc/mlflow-tls") for word in server["command"]
+    ]
+    scheme, _, clients_host = maps["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].partition("://")
+    url, authority = f"{scheme}://localhost:{port}", True
+    variables, trusting = environment(server, maps) | here, {"MLFLOW_TRACKING_URI": url}
+    if scheme == "https":
+        trusting["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority = make_certificate(tmp_path / mounted["tls"])
+    with running(command, variables, url + server["startupProbe"]["httpGet"]["path"], authority):
         allow = [sys.executable, "-m", "posgap.tracking.access", "guarded", "--users", f"{tmp_path}{access.FOLDER}"]
-        subprocess.run(allow, env=variables | {"MLFLOW_TRACKING_URI": url}, cwd=tmp_path, check=True)
-        assert httpx2.get(f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0").status_code == 401
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        subprocess.run(allow, env=variables | trusting, cwd=tmp_path, check=True)
+        experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
+        with httpx2.Client(verify=authority) as client:
+            assert client.get(experiment).status_code == 401
+            login = tuple(SECRETS["posgap-mlflow"].values())
+            assert client.get(experiment, headers={"Host": clients_host}, auth=login).status_code == 200
+            assert client.get(experiment, headers={"Host": "elsewhere.example"}, auth=login).status_code == 403
+        for variable, value in trusting.items():
+            monkeypatch.setenv(variable, value)
         monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", maps["posgap-env"]["data"]["MLFLOW_EXPERIMENT_NAME"])
-        for name, value in SECRETS["posgap-mlflow"].items():
-            monkeypatch.setenv(name, value)
+        for variable, value in SECRETS["posgap-mlflow"].items():
+            monkeypatch.setenv(variable, value)
         with mlflow.start_run() as run:
             mlflow.log_text("kept", "note.txt")
         assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/note.txt") == "kept"
-        experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
-        clients_host = maps["posgap-env"]["data"]["MLFLOW_TRACKING_URI"].removeprefix("http://")
-        login = tuple(SECRETS["posgap-mlflow"].values())
-        assert httpx2.get(experiment, headers={"Host": clients_host}, auth=login).status_code == 200
-        assert httpx2.get(experiment, headers={"Host": "elsewhere.example"}, auth=login).status_code == 403
+        if scheme == "https":
+            with pytest.raises(httpx2.ConnectError, match="certificate"):
+                httpx2.get(url)  # who does not know who signed it
 
     keys = {name.lower(): value for name, value in SECRETS["posgap-s3"].items()}
     store = boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1", **keys)
-    (stored,) = store.list_objects_v2(Bucket="posgap")["Contents"]
-    assert stored["Key"].startswith("mlflow/") and stored["Key"].endswith("/note.txt")
+    stored = [each["Key"] for each in store.list_objects_v2(Bucket="posgap")["Contents"]]
+    (note,) = [key for key in stored if run.info.run_id in key]
+    assert note.startswith("mlflow/") and note.endswith("/note.txt")
 
 
 def test_a_backup_is_restored_as_it_was_or_not_at_all(database, bucket_server, tmp_path):

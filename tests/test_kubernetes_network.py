@@ -1,7 +1,7 @@
 """Who may reach whom in the cluster, as infra/kubernetes' NetworkPolicies say: a table, worked out from them."""
 
 import pytest
-from manifests import each_overlay, needs_kubectl, of_kind, overlay, pod_templates
+from manifests import SECURED, each_overlay, needs_kubectl, of_kind, overlay, pod_templates
 from network_rules import Peer, reaches
 
 RUN = {"workflows.argoproj.io/workflow": "posgap-mitigation-x7k2p"}
@@ -15,6 +15,7 @@ ELSEWHERE = {
 # Of SeaweedFS, the master (9333) and the filer (8888) ask for no keys.
 PORTS = {
     "mlflow": [5000],
+    "oauth2-proxy": [4443],
     "postgres": [5432],
     "s3": [8333, 8888, 9333],
     "training": [29500],
@@ -53,6 +54,12 @@ MAY_REACH = {
         "any other pod": {"DNS 53"},
     },
 }
+
+
+KNOCKING = {source: {"oauth2-proxy 4443"} for source in [*ELSEWHERE, *OUTSIDE]}
+BY_COMPANY_LOG_IN = {"oauth2-proxy": {"DNS 53", "mlflow 5000"} | ANY_443} | KNOCKING
+for place in ("local", "aws"):
+    MAY_REACH[f"{place}{SECURED}"] = MAY_REACH[place] | BY_COMPANY_LOG_IN
 
 
 def peers(objects: list[dict]) -> dict[str, Peer]:

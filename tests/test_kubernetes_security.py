@@ -5,6 +5,7 @@ import copy
 import pytest
 from manifests import (
     KUBERNETES,
+    SECURED,
     containers,
     each_overlay,
     env_from,
@@ -19,7 +20,8 @@ from posgap.config import ClusterConfig
 
 pytestmark = needs_kubectl
 PROMOTE = ClusterConfig().promote_secret
-SECRETS = {"posgap-mlflow-db", "posgap-mlflow-auth", "posgap-mlflow", "posgap-s3", "posgap-hub"}
+SECRETS = {"posgap-mlflow-db", "posgap-mlflow-auth", "posgap-mlflow", "posgap-s3", "posgap-hub", "posgap-oidc"}
+KEYS = {("posgap-mlflow-tls", "mlflow"), ("posgap-oidc-tls", "oauth2-proxy")}  # of certificates
 
 
 @each_overlay
@@ -111,9 +113,10 @@ def test_secrets_are_referred_to_and_never_contained(name):
     mounted = {
         (each["secret"]["secretName"], who) for who, all_ in volumes.items() for each in all_ if "secret" in each
     }
-    assert mounted == {("posgap-mlflow", "mlflow"), (PROMOTE, "mlflow")}
+    logins = {("posgap-mlflow", "mlflow"), (PROMOTE, "mlflow")}
+    assert mounted == logins | (KEYS if name.endswith(SECURED) else set())
     described = (KUBERNETES / "README.md").read_text()
-    assert all(f"`{secret}`" in described for secret in {*SECRETS, PROMOTE})
+    assert all(f"`{secret}`" in described for secret in {*SECRETS, PROMOTE, *dict(KEYS)})
 
 
 @each_overlay

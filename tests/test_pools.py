@@ -5,7 +5,7 @@ import yaml
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 from posgap.config import ClusterConfig
-from posgap.config.cluster import MLFLOW_LOGIN
+from posgap.config.cluster import AUTHORITY, MLFLOW_LOGIN
 from posgap.errors import PosgapError
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
@@ -78,6 +78,8 @@ def test_every_step_has_user_environment_secrets_and_the_run_s_id(steps):
         assert settings["securityContext"] == {"runAsUser": "10001", "runAsGroup": "10001", "runAsNonRoot": True}, name
         (environment,) = settings["configMapAsEnv"]
         assert environment["configMapName"] == "posgap-env" and environment["optional"]
+        (authority,) = settings["configMapAsVolume"]
+        assert (authority["mountPath"], authority["optional"]) == (AUTHORITY, True), name
         assert {"MLFLOW_TRACKING_URI", "AWS_ENDPOINT_URL"} <= {entry["envVar"] for entry in environment["keyToEnv"]}
         secrets = {entry["secretName"]: [k["envVar"] for k in entry["keyToEnv"]] for entry in settings["secretAsEnv"]}
         signing = {"posgap-signing": ["POSGAP_SIGNING_KEY"]} if name in GATES else {}

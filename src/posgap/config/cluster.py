@@ -11,6 +11,7 @@ from posgap.config.fields import IN_SETTINGS, SettingsText, Values
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 
+AUTHORITY = "/etc/mlflow-ca"  # the folder of the file that MLFLOW_TRACKING_SERVER_CERT_PATH names
 MLFLOW_LOGIN = ["MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"]
 
 
@@ -88,8 +89,9 @@ class ClusterConfig(Config):
     environment: str = Field("posgap-env", description="config map with the environment of every step")
     variables: list[str] = Field(
         [
-            *("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_DISABLE_TELEMETRY", "GX_ANALYTICS_ENABLED"),
-            *("DO_NOT_TRACK", "AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI", "KFP_HOST"),
+            *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_EXPERIMENT_NAME"),
+            *("MLFLOW_DISABLE_TELEMETRY", "GX_ANALYTICS_ENABLED", "DO_NOT_TRACK"),
+            *("AWS_REGION", "AWS_ENDPOINT_URL", "POSGAP_KFP_UI", "KFP_HOST"),
         ],
         description="keys of that config map that become environment variables; missing ones are left unset",
     )
@@ -101,6 +103,11 @@ class ClusterConfig(Config):
             "posgap-webhook": ["POSGAP_WEBHOOK_URL"],
         },
         description="secrets, with the keys that become environment variables of every step; each may be missing",
+    )
+    mlflow_authority: str = Field(
+        "posgap-mlflow-ca",
+        description=f"config map with the certificate of who signed MLflow's, a file in {AUTHORITY} of every step; may "
+        "be missing; empty: none",
     )
     signing_secret: str = Field(
         "posgap-signing",
