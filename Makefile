@@ -3,6 +3,8 @@
 # make test-all   the same, with the tests of endurance that run each night
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
+# make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)
+# make hashes   hashes.txt, after a change of constraints.txt
 # make community REGISTRY=../pipelines-components   the components as the community's registry wants them, and its checks
 # make containers   builds the cpu image, and runs it and the manifests of MLflow (root, podman; ten minutes)
 # make manifests   checks infra/kubernetes and renders it to build/manifests/ (needs kubectl)
@@ -32,13 +34,16 @@ REGISTRY ?= ../pipelines-components
 EXTRAS = mlflow,kfp,s3,tables,validate
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
-# uv installs several times as quickly; pip, which takes over where it fails, knows settings of a machine that uv does not.
-UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip install --quiet --constraint constraints.txt
+# uv installs several times as quickly, and only files that hashes.txt knows. Pip takes over where uv fails for any other
+# reason: it knows settings of a machine that uv does not.
+UV = VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/uv pip
+install = $(UV) install --quiet --constraint constraints.txt --constraint hashes.txt $(1) 2> $(VENV)/uv.log \
+	|| { cat $(VENV)/uv.log >&2; ! grep -q 'Hash mismatch' $(VENV)/uv.log && $(PIP) $(1); }
 
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test test-all check types docs mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
+.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -60,6 +65,13 @@ check: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder --seconds $(CHECK_SECONDS)
+
+# ARGS: a part of the suite, like "tests/test_gate.py", or "--seconds 120" for that of `make check`.
+coverage: $(VENV)/.installed-test
+	rm -rf build/coverage && mkdir -p build/coverage
+	$(VENV)/bin/coverage run -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/coverage report
 
 lint: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check --fix .
@@ -159,21 +171,27 @@ screenshots: docs
 	$(VENV)/bin/python benchmarks/screenshots.py
 	$(VENV)/bin/python benchmarks/screenshots.py --site
 
+# After every change of constraints.txt: the sha256s of all files that PyPI has of these versions.
+hashes: $(VENV)/.torch
+	grep -v '^torch==' constraints.txt | $(UV) compile --quiet --no-deps --no-annotate --generate-hashes \
+		--custom-compile-command 'make hashes' --output-file hashes.txt -
+
 clean:
 	rm -rf $(VENV) runs build
 
-# torch comes first: what is installed after it finds its build and brings no other.
+# torch comes first: what is installed after it finds its build and brings no other. What it needs comes with the rest, by
+# hashes; its own are in no list, since its builds are many and may come from a disk.
 $(VENV)/.torch: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("posgap needs Python 3.11 or newer, found " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch, then posgap; this takes about two minutes"
-	$(PIP) torch uv $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
+	$(PIP) --no-deps torch uv $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch
-	$(UV) --editable '.[$(EXTRAS)]' || $(PIP) --editable '.[$(EXTRAS)]'
+	$(call install,--editable '.[$(EXTRAS)]')
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.torch
-	$(UV) --editable '.[test]' || $(PIP) --editable '.[test]'
+	$(call install,--editable '.[test]')
 	@touch $(VENV)/.installed $@

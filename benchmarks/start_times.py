@@ -5,7 +5,8 @@
 Each command is a process of its own, of which the least seconds of CPU of `times` runs count; with `--before` the same
 commands run with the sources of another checkout as well.
 
-- refused: an input is missing, which is the first that a stage has to say.
+- help: of every verb.
+- refused: of every verb that must be given something to read or a name: there is no such file, or it can be no name.
 - reused: an output that is complete. What is in it plays no part, and so each stage's work was replaced by none here.
 - an endpoint: three prompts to a server on this machine, without tracking; and with it, into an MLflow database that
   exists. The difference is what MLflow costs.
@@ -26,15 +27,17 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import click
 from report import conclude
 
 from posgap import stage
-from posgap.cli import STAGES, words
+from posgap.cli import STAGES, build, words
 from posgap.tables import markdown
 from posgap.tasks.examples import KVExample, write_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.server import make_ready
 
+LIMIT = 1.5  # seconds of CPU that help, a refusal and a reused output may take
 LARGE = ("torch", "transformers", "mlflow", "matplotlib", "pandas", "kfp", "boto3")
 # Some stages that are reused, with their inputs.
 REUSED = {
@@ -93,20 +96,29 @@ def main() -> None:
                 *(each[name][1] for each in versions.values()),
             ]
             for name in measured
+            if not arguments.write or slow(name, versions) or name.partition(":")[0] not in ("help", "refused")
         ],
     )
     of_kind = {name: name.partition(":")[0] for name in measured}
     seconds = {kind: max(measured[name][0] for name in measured if of_kind[name] == kind) for kind in of_kind.values()}
-    figures = {kind: round(most, 2) for kind, most in seconds.items()}
+    figures = {"verbs": sum(kind == "help" for kind in of_kind.values())}
+    figures |= {kind: round(most, 2) for kind, most in seconds.items()}
     text = """
 ## What a command costs before it does anything
 
 Written by `benchmarks/start_times.py --write` on {date}: seconds of CPU, the least of several runs, each a process of
-its own; other programs kept the machine busy. *Before* is the commit before a stage was reused without the import of
-what its work needs. The tracked sweep writes into an MLflow database on this machine, which exists: what it takes
-beyond the other is MLflow's.
+its own; other programs kept the machine busy. *Before* is the commit before verbs that are no stages looked for their
+inputs first. Help was asked of all {verbs} verbs, a refusal of those that must be given something to read or a name; of
+both, those stand here that took more than {limit} s. The tracked sweep writes into an MLflow database on this machine,
+which exists: what it takes beyond the other is MLflow's.
 """
+    text = text.replace("{verbs}", str(figures["verbs"])).replace("{limit}", str(LIMIT))
     conclude("start-times", text, [table], figures, arguments.write)
+
+
+def slow(name: str, versions: dict[str, dict[str, tuple[float, str]]]) -> bool:
+    """Whether a command took more than it may, by one of the versions."""
+    return any(measured[name][0] > LIMIT for measured in versions.values())
 
 
 def rows(said: str) -> dict[str, tuple[float, str]]:
@@ -117,11 +129,10 @@ def rows(said: str) -> dict[str, tuple[float, str]]:
 
 def commands(folder: Path, address: str) -> Iterator[tuple[str, str, list[str], bool]]:
     """Kind, name, words and whether it goes without tracking, of each command that is measured."""
-    for verb in ("", "sweep"):
-        yield "help", f"{verb} --help".strip(), [*verb.split(), "--help"], False
-    for name in ("distill",):
-        given = [word for field in REUSED[name] for word in (f"--{field}", "nothing-here")]
-        yield "refused", name, [name, *given, "--out", "refused"], False
+    for path, verb in verbs(build()):
+        yield "help", " ".join([*path, "--help"]), [*path, "--help"], False
+        if given := refusable(verb):
+            yield "refused", " ".join(path), [*path, *given], False
     examples = folder / "examples.jsonl"
     records = [(f"{i:02x}", f"{i:x}") for i in range(6)]
     write_examples(examples, [KVExample(id="1", question="03", answers=["3"], key="03", value="3", records=records)])
@@ -137,6 +148,25 @@ def commands(folder: Path, address: str) -> Iterator[tuple[str, str, list[str], 
     yield "an endpoint", "sweep, without tracking", asked, True
     yield "an endpoint, tracked", "sweep", asked, False
     yield "reused", "sweep", asked[:-1], False
+
+
+def verbs(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command and all below it, each with the words that call it."""
+    yield path, command
+    for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        yield from verbs(inner, (*path, name))
+
+
+def refusable(verb: click.Command) -> list[str]:
+    """What a verb must be given, with a file or name that cannot be; empty where it would have nothing to refuse."""
+    words, nowhere = [], "nothing/at/all"
+    for option in verb.params:
+        if option.required:
+            value = f"refused-{verb.name}" if option.name == "out" else nowhere
+            if isinstance(option.type, click.Choice):
+                value = option.type.choices[0]
+            words += [value] if isinstance(option, click.Argument) else [option.opts[0], value]
+    return words if nowhere in words else []
 
 
 def complete(name: str, values: dict[str, str]) -> None:

@@ -156,6 +156,10 @@ def _function(target: str) -> Callable[[Any], Any]:
 
         return stage_at(target)
     module, function = target.split(":")
+    if target in _AFTER_INPUTS:
+        from posgap.storage.inputs import with_local_paths
+
+        return with_local_paths(lambda config: getattr(importlib.import_module(module), function).__wrapped__(config))
     return getattr(importlib.import_module(module), function)
 
 
@@ -225,6 +229,8 @@ RESULTS: dict[type[Config], tuple[str, ...]] = {
 
 # Those that do no more than the stage of their name; the others ask first what goes before it, or about its output.
 _WITH_MORE = {"preflight", "train_job", "sweep", "gate", "promote", "watch", "report"}
+# Verbs that are no stages, and whose work imports torch: what they read is looked for before.
+_AFTER_INPUTS = {"posgap.distillation.planning:plan_distill", "posgap.scaling.serve_check:serve_check"}
 FRAMED = {target for name, (_, target) in STAGES.items() if name not in _WITH_MORE}
 
 PLAN: Verbs = {

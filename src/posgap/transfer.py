@@ -19,8 +19,7 @@ from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
 from posgap.scaling.scaling_file import Scaling, read_scaling
-from posgap.stages.compare import compare
-from posgap.stages.scale_apply import scale_apply
+from posgap.stage import stage_at
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
 from posgap.storage.folders import publish_file
@@ -29,6 +28,8 @@ from posgap.tasks.placements import spaced_positions
 from posgap.tracking.runs import PARENT_VARIABLE, start_run
 
 log = logging.getLogger(__name__)
+# By their names, since they need torch, which is imported when there is work to do.
+compare, scale_apply = stage_at("posgap.stages.compare:compare"), stage_at("posgap.stages.scale_apply:scale_apply")
 TRANSFER_FILE = "transfer.json"
 
 
