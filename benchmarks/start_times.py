@@ -31,11 +31,12 @@ import click
 from report import conclude
 
 from posgap import stage
-from posgap.cli import STAGES, build, words
+from posgap.cli import build
 from posgap.tables import markdown
 from posgap.tasks.examples import KVExample, write_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.server import make_ready
+from posgap.verbs import STAGES, words
 
 LIMIT = 1.5  # seconds of CPU that help, a refusal and a reused output may take
 LARGE = ("torch", "transformers", "mlflow", "matplotlib", "pandas", "kfp", "boto3")
@@ -178,7 +179,7 @@ def complete(name: str, values: dict[str, str]) -> None:
     work.__name__ = name
     tracked = stage.start_run
     stage.start_run = lambda *_: contextlib.nullcontext(Run())
-    stage.stage(work)(STAGES[name][0](**values))
+    stage.stage(work)(STAGES[name].config(**values))
     stage.start_run = tracked
 
 

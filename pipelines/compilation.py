@@ -1,7 +1,6 @@
 """Compiles posgap's pipelines to YAML, which KFP's UI accepts and `submit` and `lint` read."""
 
 import importlib
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
 from posgap.config import PipelineCompileConfig
 from posgap.errors import PosgapError
+from posgap.printing import keep, show
 from posgap.storage.outputs import File
 
 
@@ -34,11 +34,13 @@ def compile_pipeline(config: PipelineCompileConfig) -> None:
             return False
 
     if config.out is None:
-        sys.stdout.write(compiled_text(compiled))
+        text = compiled_text(compiled)
+        show(text.rstrip("\n"), {"pipeline": compiled.name, "documents": list(yaml.safe_load_all(text))})
         return
     with File(config, config.force, may_replace=is_older) as output:
         output.partial.write_text(compiled_text(compiled), encoding="utf-8")
         output.place()
+    keep({"pipeline": compiled.name, "out": str(config.out)})
 
 
 def pipeline(name: str) -> Any:

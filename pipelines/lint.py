@@ -1,7 +1,6 @@
 """`posgap pipeline lint`: the resources a run would request from the cluster, and warnings about them."""
 
 import dataclasses
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
 from posgap.pipelines.resources import Resources, most_accelerators, resources, secret_name
 from posgap.pipelines.steps import Group, Step, tree
+from posgap.printing import show
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
 _MOST_FIELDS = 12
@@ -30,7 +30,8 @@ def lint(config: PipelineLintConfig) -> None:
     warnings = [f"form: {complaint}" for complaint in form_complaints(compiled.parameters)]
     warnings += [f"{step.name}: {complaint}" for step in group.steps() for complaint in complaints(step)]
     totals = _totals(steps, group)
-    print(_json(steps, totals, warnings) if config.format == "json" else _table(steps, totals, warnings))
+    result = {"steps": [dataclasses.asdict(step) for step in steps], "totals": totals, "warnings": warnings}
+    show(_table(steps, totals, warnings), result)
     if warnings:
         raise LintFindings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
 
@@ -132,11 +133,6 @@ def _table(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warn
     parts.append(tabulate(sums, tablefmt="plain", disable_numparse=True))
     parts += ["\n".join(f"warning: {warning}" for warning in warnings)] if warnings else []
     return "\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
-
-
-def _json(steps: list[Resources], totals: dict[str, dict[str, list[str]]], warnings: list[str]) -> str:
-    as_dicts = [dataclasses.asdict(step) for step in steps]
-    return json.dumps({"steps": as_dicts, "totals": totals, "warnings": warnings}, indent=2)
 
 
 def _labels(pool: dict[str, str]) -> str:

@@ -19,6 +19,7 @@ from posgap.config import PipelineRunConfig
 from posgap.errors import PosgapError
 from posgap.interruption import goes_on
 from posgap.pipelines.forked_steps import forked_steps
+from posgap.printing import is_quiet, show
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PIPELINE_VARIABLE
 from posgap.tracking.server import track_at
@@ -77,9 +78,8 @@ def run(config: PipelineRunConfig) -> None:
         # Promotion needs a registry, and the next run the champion that is in it.
         track_at(f"sqlite:///{Path.cwd()}/mlflow.db")
         folder = run_locally(chosen, values, root=out / "steps", cache=out / "cache", log=out / "pipeline.log")
-    for report in folder.glob("report/out/report.md"):
-        print(report.read_text(encoding="utf-8"))
-    print(folder)
+    reports = [report.read_text(encoding="utf-8") for report in folder.glob("report/out/report.md")]
+    show("\n".join([*reports, str(folder)]), {"folder": str(folder), "report": "\n".join(reports)})
 
 
 def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Path, log: Path) -> Path:
@@ -103,7 +103,7 @@ def run_locally(pipeline: Any, arguments: dict[str, Any], root: Path, cache: Pat
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "a", encoding="utf-8") as kept, warnings.catch_warnings(), _as_pipeline_run(), _as_before():
         warnings.simplefilter("ignore")
-        digest = _Digest(kept, lambda line: terminal.write(f"{line}\n"))
+        digest = _Digest(kept, lambda line: is_quiet() or terminal.write(f"{line}\n"))
         try:
             with forked_steps(), contextlib.redirect_stdout(digest), contextlib.redirect_stderr(digest):
                 _once(pipeline)(**arguments)

@@ -11,8 +11,9 @@ from posgap.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleLis
 from posgap.errors import PosgapError
 from posgap.pipelines.client import Client, ensure_experiment, find_experiment
 from posgap.pipelines.submission import ENDED, to_run
-from posgap.pipelines.timetable import RecurringRun, enabled, next_run, ours, table, timetable
+from posgap.pipelines.timetable import RecurringRun, enabled, listed, next_run, ours, table, timetable
 from posgap.pipelines.transport import once
+from posgap.printing import show as show_result
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,10 @@ def create(config: ScheduleCreateConfig) -> None:
         )
     done = "unchanged" if same else "replaced" if before else "created"
     then = f"next run {next_run(current)}" if enabled(current) else "paused"
-    print(f"{config.name}: {done} ({current.recurring_run_id}); {then}", flush=True)
+    show_result(
+        f"{config.name}: {done} ({current.recurring_run_id}); {then}",
+        {"name": config.name, "outcome": done, "id": current.recurring_run_id, "next": then},
+    )
     for old in before:
         if old is same:
             continue
@@ -74,7 +78,9 @@ def show(config: ScheduleListConfig) -> None:
     client = Client(config)
     experiment = find_experiment(client, config)
     schedules = client.find_recurring_runs(experiment) if experiment else []
-    print(table(schedules) if schedules else f"no schedules in experiment {config.experiment}")
+    rows = listed(schedules)
+    text = table(rows) if rows else f"no schedules in experiment {config.experiment}"
+    show_result(text, {"experiment": config.experiment, "schedules": rows})
 
 
 def pause(config: NamedScheduleConfig) -> None:
@@ -82,7 +88,7 @@ def pause(config: NamedScheduleConfig) -> None:
     client = Client(config)
     for schedule in _named(client, config):
         client.disable_recurring_run(schedule.recurring_run_id)
-        print(f"{config.name}: paused ({schedule.recurring_run_id})")
+        _say(config, "paused", schedule)
 
 
 def resume(config: NamedScheduleConfig) -> None:
@@ -90,7 +96,7 @@ def resume(config: NamedScheduleConfig) -> None:
     client = Client(config)
     for schedule in _named(client, config):
         client.enable_recurring_run(schedule.recurring_run_id)
-        print(f"{config.name}: resumed ({schedule.recurring_run_id}); next run {next_run(schedule)}")
+        _say(config, "resumed", schedule, f"; next run {next_run(schedule)}")
 
 
 def delete(config: NamedScheduleConfig) -> None:
@@ -100,7 +106,12 @@ def delete(config: NamedScheduleConfig) -> None:
         if run := _retire(client, schedule):
             hint = "delete it when that has ended"
             raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is still running; {hint}")
-        print(f"{config.name}: deleted ({schedule.recurring_run_id})")
+        _say(config, "deleted", schedule)
+
+
+def _say(config: NamedScheduleConfig, done: str, schedule: RecurringRun, more: str = "") -> None:
+    said = {"name": config.name, "outcome": done, "id": schedule.recurring_run_id}
+    show_result(f"{config.name}: {done} ({schedule.recurring_run_id}){more}", said)
 
 
 def _named(client: Client, config: NamedScheduleConfig) -> list[RecurringRun]:

@@ -15,6 +15,7 @@ from posgap.pipelines.compilation import Compiled, load
 from posgap.pipelines.steps import task_names
 from posgap.pipelines.transport import Unanswered, once
 from posgap.pipelines.uploading import uploaded
+from posgap.printing import keep, show
 
 log = logging.getLogger(__name__)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -39,7 +40,8 @@ def submit(config: PipelineSubmitConfig) -> None:
             lambda: {run.run_id: run for run in client.find_runs(experiment, display_name=name)},
             config.retries,
         )
-    print(f"run {run.run_id}\n{client.run_url(run.run_id)}", flush=True)
+    url = client.run_url(run.run_id)
+    show(f"run {run.run_id}\n{url}", {"run": run.run_id, "url": url, "state": None})
     if config.wait:
         try:
             _wait(client, run.run_id, compiled, config)
@@ -81,6 +83,7 @@ def _wait(client: Client, run_id: str, compiled: Compiled, config: PipelineSubmi
 
 
 def _report(run: kfp_server_api.V2beta1Run, compiled: Compiled, url: str) -> None:
+    keep({"run": run.run_id, "url": url, "state": run.state})
     if run.state == "SUCCEEDED":
         return
     if run.state != "FAILED":

@@ -67,9 +67,13 @@ def next_run(schedule: RecurringRun) -> str:
     return f"{times.next(datetime.now(UTC)).astimezone(zone):%Y-%m-%d %H:%M %Z}"
 
 
-def table(schedules: list[RecurringRun]) -> str:
-    """A table of schedules in aligned columns, sorted by name."""
-    rows = [_row(schedule) for schedule in sorted(schedules, key=lambda schedule: schedule.display_name)]
+def listed(schedules: list[RecurringRun]) -> list[dict[str, str]]:
+    """What there is to say of each schedule, sorted by name."""
+    return [_row(schedule) for schedule in sorted(schedules, key=lambda schedule: schedule.display_name)]
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """A table of these rows in aligned columns."""
     lines = tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 

@@ -9,6 +9,7 @@ from posgap.files import digest_of
 from posgap.pipelines.client import Client, Version, ensure_pipeline, find_pipeline
 from posgap.pipelines.compilation import Compiled, load, parse
 from posgap.pipelines.transport import once
+from posgap.printing import show
 
 LATEST = "latest"
 
@@ -39,7 +40,10 @@ def upload(config: PipelineUploadConfig) -> None:
             existing,
             config.retries,
         )
-    print(f"{name} version {version}: {'unchanged' if there else 'uploaded'}\n{client.version_url(held)}")
+    done, url = "unchanged" if there else "uploaded", client.version_url(held)
+    show(
+        f"{name} version {version}: {done}\n{url}", {"pipeline": name, "version": version, "outcome": done, "url": url}
+    )
 
 
 def uploaded(config: PipelineOnCluster) -> Compiled:

@@ -7,14 +7,18 @@ import pytest
 import yaml
 
 from posgap import cli, config_file
-from posgap.cli import build, main, words
+from posgap.cli import build, main
+from posgap.config import ConfigFileConfig
+from posgap.verbs import words
 
 
 @pytest.fixture
 def taken(monkeypatch):
     """The configs that verbs were called with, instead of doing their work."""
-    configs = []
-    monkeypatch.setattr(cli, "_function", lambda target: configs.append)
+    configs, function = [], cli._function
+    monkeypatch.setattr(
+        cli, "_function", lambda verb: function(verb) if verb.config is ConfigFileConfig else configs.append
+    )
     return configs
 
 

@@ -15,7 +15,7 @@ from endpoint import Endpoint, served
 from kfp import dsl
 from pydantic import Field
 
-from posgap.cli import FRAMED, HUB, PIPELINE, PLAN, SCHEDULE, STAGES, build, main, words
+from posgap.cli import build, main
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
@@ -23,6 +23,7 @@ from posgap.config.base import NO_PARAMETERS
 from posgap.pipelines import forms
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 from posgap.tasks.examples import write_examples
+from posgap.verbs import STAGES, VERBS, Kind, words
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
@@ -31,13 +32,13 @@ VERSION = re.compile(r"(>=|<=|==)?(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[\w.
 
 @pytest.mark.parametrize("name", STAGES)
 def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
-    config, _ = STAGES[name]
+    config = STAGES[name].config
     command = build()
     for word in words(name):
         command = command.commands[word]
     options = {p.name: p for p in command.params}
     of_hub = {"revision"} if any(ON_HUB in info.metadata for info in config.model_fields.values()) else set()
-    assert options.keys() - {"json"} == config.model_fields.keys() | of_hub | {"config"}
+    assert options.keys() == config.model_fields.keys() | of_hub | {"config", "json", "quiet"}
     inputs = load(name).component_spec.inputs
     for field, info in config.parameters().items():
         if field in MADE.get(name, ()):
@@ -50,11 +51,10 @@ def test_verb_and_component_take_the_config_s_parameters_and_defaults(name):
     assert all(inputs[field].default is not None for field in optional - {*NO_PARAMETERS} - MADE.get(name, set()))
 
 
-@pytest.mark.parametrize("verbs", [PLAN, PIPELINE, SCHEDULE, HUB])
-def test_every_option_of_other_verbs_says_what_it_is(verbs):
-    for config, _ in verbs.values():
-        assert config.__doc__
-        assert all(info.description for info in config.model_fields.values())
+@pytest.mark.parametrize("words", VERBS)
+def test_every_verb_and_each_of_its_options_say_what_they_are(words):
+    config = VERBS[words].config
+    assert config.__doc__ and all(info.description for info in config.model_fields.values())
 
 
 def test_every_stage_has_a_folder_with_its_component():
@@ -196,8 +196,9 @@ def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
 
 
 def test_what_is_complete_is_looked_for_before_a_stage_s_module_is_imported_where_its_verb_does_no_more():
-    for _, target in STAGES.values():
-        module, function = target.split(":")
+    for verb in STAGES.values():
+        module, function = verb.work.split(":")
         tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8"))
         (defined,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
-        assert (target in FRAMED) == ("stage" in map(ast.unparse, defined.decorator_list)), target
+        framed = "stage" in map(ast.unparse, defined.decorator_list)
+        assert (verb.kind is Kind.STAGE) == framed, verb.work

@@ -15,6 +15,7 @@ from chromium import browser, program
 
 from posgap import cli
 from posgap.errors import PosgapError
+from posgap.verbs import VERBS
 
 ROOT = Path(__file__).parents[1]
 QUOTED = re.findall(r"^`(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -51,13 +52,14 @@ def commands(text: str) -> list[list[str]]:
 
 COMMANDS = functools.cache(cli.build)
 CALLS = [(page, call) for page in PAGES for call in commands((ROOT / page).read_text(encoding="utf-8"))]
+CALLS += [("--help", call) for words in VERBS for call in commands(f"```sh\n{cli.example(words)}\n```")]
 
 
 @pytest.mark.parametrize(("page", "call"), CALLS, ids=[f"{page} {' '.join(call)[:60]}" for page, call in CALLS])
 def test_a_command_on_a_page_is_one_that_posgap_takes(page, call, monkeypatch):
     """Its verb, options and values: all but the work itself. `...` stands for what was said before on the page."""
     asked = []
-    monkeypatch.setattr(cli, "_function", lambda target: asked.append)
+    monkeypatch.setattr(cli, "_work", lambda verb, parsed: asked.append(parsed))
     rest = [word for word, after in pairwise([*call, ""]) if "..." not in (word, after if word == "--param" else "")]
     try:
         COMMANDS().main(rest, prog_name="posgap", standalone_mode=False)
@@ -71,8 +73,8 @@ def test_commands_are_found_and_a_wrong_one_would_be_noticed(monkeypatch):
     text = "```sh\nA=1 posgap sweep \\\n  --n-docs 3 # so\npip install posgap\n```\n"
     text += "```console\n$ posgap x && posgap y\nposgap: z\n```"
     assert commands(text) == [["sweep", "--n-docs", "3"], ["x"], ["y"]]
-    assert len(CALLS) > 60
-    monkeypatch.setattr(cli, "_function", lambda target: lambda parsed: None)
+    assert len(CALLS) > 60 + len(VERBS)
+    monkeypatch.setattr(cli, "_work", lambda verb, parsed: None)
     for wrong in (["sweep", "--ndocs", "3"], ["sweeep"], ["plan", "sweep", "--detect", "x"]):
         with pytest.raises((click.ClickException, PosgapError)):
             COMMANDS().main(wrong, prog_name="posgap", standalone_mode=False)

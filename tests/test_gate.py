@@ -161,7 +161,8 @@ def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_o
     assert shown == json.loads((tmp_path / "gate" / "gate.json").read_text()) and not shown["passed"]
     with pytest.raises(SystemExit) as stopped:
         main([*common, "--candidate", str(tmp_path / "nowhere")])
-    assert stopped.value.code == 2 and capsys.readouterr().out == ""
+    shown = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == shown["exit_code"] == 2 and "nowhere: no such file or folder" in shown["error"]
 
 
 def promotion(tmp_path, name, model, base, probability=0.995, again=""):

@@ -49,7 +49,18 @@ def test_no_room_depends_on_itself_through_others():
     assert not [name for name in below if name in reached(name, set())]
 
 
-GROUND = ["errors", "locations", "progress", "tables", "positions", "redaction", "json_text", "choices", "config"]
+GROUND = [
+    "printing",
+    "errors",
+    "locations",
+    "progress",
+    "tables",
+    "positions",
+    "redaction",
+    "json_text",
+    "choices",
+    "config",
+]
 
 
 @pytest.mark.parametrize("name", GROUND)

@@ -16,7 +16,7 @@ OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
 
 
 def linted(capsys, toy_file, *more) -> dict:
-    code, out, err = posgap(capsys, "lint", "--file", toy_file, "--format", "json", *more)
+    code, out, err = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
     assert code == 0, err
     return json.loads(out)
 
@@ -47,7 +47,7 @@ def test_every_step_s_requests_are_listed_in_an_order_they_can_run_in(capsys, to
 
 def test_parameters_are_followed_to_where_they_are_used(capsys, toy_file):
     more = ("--param", 'pool={"node": "h100"}', "--param", "secret=mine", "--param", "tolerations=[]")
-    code, out, _ = posgap(capsys, "lint", "--file", toy_file, "--format", "json", *more)
+    code, out, _ = posgap(capsys, "lint", "--file", toy_file, "--json", *more)
     train = next(step for step in json.loads(out)["steps"] if step["step"] == "train R1")
     assert code == 1 and train["pool"] == {"node": "h100"} and train["needs"]["secrets"] == ["mine"]
     warnings = json.loads(out)["warnings"]
@@ -204,7 +204,7 @@ def test_one_warning_ends_it_with_code_1(capsys, tmp_path, toy_file):
 
 
 def test_the_mitigation_pipeline_is_read_whole(capsys):
-    code, out, _ = posgap(capsys, "lint", "--format", "json", "--smoke")
+    code, out, _ = posgap(capsys, "lint", "--json", "--smoke")
     steps = {step["step"] for step in json.loads(out)["steps"]}
     compiled = load(None)
     importers = {name for name, executor in compiled.executors.items() if "importer" in executor}

@@ -21,6 +21,7 @@ from posgap.gating.policy import policy_of
 from posgap.gating.verdict import Verdict, judge, log_verdict
 from posgap.locations import below, with_uris
 from posgap.measurement.sweeps import read_sweep
+from posgap.printing import show
 from posgap.stages.grade import grade
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
@@ -47,8 +48,8 @@ def check(config: CheckConfig) -> Verdict:
             reports.write(Checked(config.model, complaint=with_uris(str(error))))
             raise
     reports.write(checked)
-    print(text(checked))
     assert checked.verdict
+    show(text(checked), checked.verdict.model_dump(mode="json"))
     if not checked.verdict.passed:
         raise checked.verdict.error(config.model)
     return checked.verdict

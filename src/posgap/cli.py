@@ -1,4 +1,4 @@
-"""The command line: one verb per stage, its options read off the verb's config.
+"""The command line: the verbs of posgap.verbs, their options read off their configs.
 
 Exit codes: 0 done, 1 `pipeline lint`, `verify` or `doctor` found something, or a fault of posgap itself (its line names
 the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a
@@ -12,24 +12,35 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 import click
+from click.shell_completion import CompletionItem
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from posgap import __version__, config, config_file
+from posgap import __version__, config_file, printing
 from posgap.choices import SECRET
-from posgap.config import ON_HUB, POSITIONAL, Config, plain_type
+from posgap.config import ON_HUB, POSITIONAL, Config, GateConfig, plain_type, role
 from posgap.config.fields import choices_of
-from posgap.errors import GateFailed, NotEnoughEvidence, OfAll, PosgapError, complaint_of, place_of_fault, shortened
+from posgap.errors import (
+    GateFailed,
+    NotEnoughEvidence,
+    OfAll,
+    PosgapError,
+    Rejected,
+    complaint_of,
+    place_of_fault,
+    shortened,
+)
 from posgap.extras import how_to_install
 from posgap.internal_errors import told
 from posgap.interruption import stop_on_termination
 from posgap.launch import end, end_together, is_main_process
-from posgap.locations import is_hub_name, with_uris
+from posgap.locations import as_location, is_hub_name, with_uris
 from posgap.redaction import redacted
+from posgap.verbs import GROUPS, SECTIONS, VERBS, Kind, Verb
 
 
 def _kind(info: FieldInfo) -> dict[str, Any]:
@@ -48,7 +59,7 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     kind = plain_type(info)
-    return {"type": kind if kind in (int, float) else config_file.Text()}
+    return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
 
 
 def is_argument(field: FieldInfo) -> bool:
@@ -58,7 +69,21 @@ def is_argument(field: FieldInfo) -> bool:
 
 class _Verb(click.Command):
     """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
-    programs that write command lines have no way to leave an option out."""
+    programs that write command lines have no way to leave an option out.
+
+    Another verb may stand `below` it, like `gate replay`, which then takes what follows.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.below: dict[str, click.Command] = {}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] and args[0] in self.below:
+            return self.below[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = {
@@ -77,13 +102,17 @@ class _Verb(click.Command):
 
         return super().parse_args(ctx, [word for arg in args for word in words(arg)])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        below = [CompletionItem(word) for word in self.below if word.startswith(incomplete)]
+        return below + super().shell_complete(ctx, incomplete)
 
-def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] | None" = None) -> click.Command:
-    """A command whose options are the config's fields and whose work is `module:function`.
 
-    The module is imported when the verb runs, so that `--help` stays quick.
+def command(words: str, verb: Verb) -> click.Command:
+    """The command of a verb: its options are the config's fields, and its work is `module:function`.
+
+    The module is imported when the command runs, so that `--help` stays quick.
     """
-    options: list[click.Parameter] = []
+    config_type, options = verb.config, list[click.Parameter]()
     for field, info in config_type.model_fields.items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
@@ -104,16 +133,7 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
         if ON_HUB in info.metadata:
             options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
 
-    options.append(config_file.option())
-    has_format = "json" in get_args(getattr(config_type.model_fields.get("format"), "annotation", None))
-    if has_format or config_type in RESULTS:
-        said = "print the result as JSON to standard output, and nothing else"
-        options.append(click.Option(["--json"], is_flag=True, help=said))
-
     def run(**given: Any) -> None:
-        as_json = given.pop("json", False)
-        if as_json and has_format:
-            given["format"] = "json"
         # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
         revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
         values = {k: v for k, v in given.items() if v is not None and v != ()}
@@ -123,40 +143,59 @@ def verb(name: str, config_type: type[Config], target: str, kind: "type[_Verb] |
                 parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
         except ValidationError as error:
             raise PosgapError(_misuse(config_type, error)) from None
-        if as_json and not has_format:
-            _print_result(_function(target), parsed)
-        else:
-            _function(target)(parsed)
+        _work(verb, parsed)
 
-    return (kind or _Verb)(name, params=options, callback=run, help=config_type.__doc__)
+    return _Verb(
+        words.rpartition(" ")[2],
+        params=[*options, config_file.option(), *printing.options()],
+        callback=run,
+        help=config_type.__doc__,
+        epilog=f"\b\nExample:\n  {example(words)}",
+    )
 
 
-def _print_result(work: Callable[[Any], Any], parsed: Any) -> None:
-    """Does a verb's work and prints the file of its result, also of a refusal, which is then raised."""
-    refusal = None
-    with redirect_stdout(sys.stderr):
+def example(words: str) -> str:
+    """The whole of a verb's example."""
+    return f"posgap {words} {VERBS[words].example}".rstrip()
+
+
+def _work(verb: Verb, parsed: Config) -> None:
+    """Does a verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
+    refusal, which is then raised."""
+    place = str(getattr(parsed, "out", ""))
+    with printing.result_alone():
         try:
-            work(parsed)
-        except (GateFailed, NotEnoughEvidence) as error:
-            refusal = error
-    if is_main_process() and not getattr(parsed, "estimate", False):
-        from posgap.storage.inputs import source
+            _function(verb)(parsed)
+        except (GateFailed, NotEnoughEvidence):
+            _keep_result(verb, place)
+            raise
+        except Rejected:
+            with suppress(PosgapError):  # nothing was written
+                _keep_result(verb, f"{place}.rejected")
+            raise
+        if not getattr(parsed, "estimate", False):
+            _keep_result(verb, place)
 
-        out = source(parsed.out)
-        for file in filter(None, map(out.read, RESULTS[type(parsed)])):
-            click.echo(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
-    if refusal:
-        raise refusal
+
+def _keep_result(verb: Verb, place: str) -> None:
+    if not printing.is_json() or not verb.results or not is_main_process():
+        return
+    from posgap.storage.inputs import source
+
+    there = source(as_location(place))
+    for file in filter(None, map(there.read, verb.results)):
+        printing.keep(json.loads(file.read_text(encoding="utf-8")))
+        return
 
 
-def _function(target: str) -> Callable[[Any], Any]:
+def _function(verb: Verb) -> Callable[[Any], Any]:
     """What a verb calls. Of a stage alone the frame is enough, until it finds that there is work to do."""
-    if target in FRAMED:
+    if verb.kind is Kind.STAGE:
         from posgap.stage import stage_at
 
-        return stage_at(target)
-    module, function = target.split(":")
-    if target in _AFTER_INPUTS:
+        return stage_at(verb.work)
+    module, function = verb.work.split(":")
+    if verb.kind is Kind.READER:
         from posgap.storage.inputs import with_local_paths
 
         return with_local_paths(lambda config: getattr(importlib.import_module(module), function).__wrapped__(config))
@@ -184,88 +223,7 @@ def _misuse(config_type: type[Config], error: ValidationError) -> str:
     return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
 
 
-Verbs = dict[str, tuple[type[Config], str]]  # each with its config, and where its work is
-STAGES: Verbs = {
-    "preflight": (config.PreflightConfig, "posgap.stages.preflight:preflight"),
-    "validate": (config.ValidateConfig, "posgap.stages.validate:validate"),
-    "teacher": (config.TeacherConfig, "posgap.stages.teacher:teacher"),
-    "distill": (config.DistillConfig, "posgap.stages.distill:distill"),
-    "train_job": (config.TrainJobConfig, "posgap.stages.train_job:train_job"),
-    "scale_search": (config.ScaleSearchConfig, "posgap.stages.scale_search:scale_search"),
-    "scale_apply": (config.ScaleApplyConfig, "posgap.stages.scale_apply:scale_apply"),
-    "mitigate": (config.MitigateConfig, "posgap.stages.mitigate:mitigate"),
-    "apply": (config.ApplyConfig, "posgap.stages.apply:apply"),
-    "sweep": (config.SweepConfig, "posgap.stages.sweep:sweep"),
-    "merge": (config.MergeConfig, "posgap.stages.merge:merge"),
-    "grade": (config.GradeConfig, "posgap.stages.grade:grade"),
-    "compare": (config.CompareConfig, "posgap.stages.compare:compare"),
-    "diagnose": (config.DiagnoseConfig, "posgap.stages.diagnose:diagnose"),
-    "champion": (config.ChampionConfig, "posgap.champion_sweep:champion"),
-    "gate": (config.GateConfig, "posgap.cli:_gate"),
-    "promote": (config.PromoteConfig, "posgap.admission:promote"),
-    "watch": (config.WatchConfig, "posgap.watching:watch"),
-    "data_version": (config.DataVersionConfig, "posgap.stages.data_version:data_version"),
-    "report": (config.ReportConfig, "posgap.stages.report:report"),
-    "rollout_predict": (config.RolloutPredictConfig, "posgap.stages.rollout_predict:rollout_predict"),
-    "rollout_measure": (config.RolloutMeasureConfig, "posgap.stages.rollout_measure:rollout_measure"),
-    "rollout_compare": (config.RolloutCompareConfig, "posgap.stages.rollout_compare:rollout_compare"),
-    "rollout_advise": (config.RolloutAdviseConfig, "posgap.stages.rollout_advise:rollout_advise"),
-    "rollout_experiment": (config.RolloutExperimentConfig, "posgap.stages.rollout_experiment:rollout_experiment"),
-}
-
-# The file in the folder of a verb that is its result, as `--json` prints it; a map over lengths has one of its own.
-RESULTS: dict[type[Config], tuple[str, ...]] = {
-    config.SweepConfig: ("sweep.json", "lengths.json"),
-    config.MergeConfig: ("sweep.json",),
-    config.GradeConfig: ("sweep.json",),
-    config.CompareConfig: ("comparison.json", "lengths_comparison.json"),
-    config.DiagnoseConfig: ("diagnosis.json",),
-    config.MitigateConfig: ("mitigate.json",),
-    config.ScaleSearchConfig: ("scaling.json",),
-    config.CheckConfig: ("check.json",),
-    config.GateConfig: ("gate.json",),
-    config.PromoteConfig: ("promotion.json",),
-}
-
-# Those that do no more than the stage of their name; the others ask first what goes before it, or about its output.
-_WITH_MORE = {"preflight", "train_job", "sweep", "gate", "promote", "watch", "report"}
-# Verbs that are no stages, and whose work imports torch: what they read is looked for before.
-_AFTER_INPUTS = {"posgap.distillation.planning:plan_distill", "posgap.scaling.serve_check:serve_check"}
-FRAMED = {target for name, (_, target) in STAGES.items() if name not in _WITH_MORE}
-
-PLAN: Verbs = {
-    "sweep": (config.PlanConfig, "posgap.measurement.power:plan"),
-    "gate": (config.PlanGateConfig, "posgap.gating.planning:plan_gate"),
-    "distill": (config.PlanDistillConfig, "posgap.distillation.planning:plan_distill"),
-}
-
-POLICY: Verbs = {
-    "default": (config.PolicyDefaultConfig, "posgap.gating.policy:show_default"),
-    "set": (config.PolicySetConfig, "posgap.gating.policy:set_policy"),
-    "show": (config.PolicyShowConfig, "posgap.gating.policy:show_policy"),
-    "keygen": (config.PolicyKeygenConfig, "posgap.gating.signature:keygen"),
-}
-
-HUB: Verbs = {"push": (config.HubPushConfig, "posgap.peers.hub:push")}
-
-PIPELINE: Verbs = {
-    "compile": (config.PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline"),
-    "run": (config.PipelineRunConfig, "posgap.pipelines.local:run"),
-    "upload": (config.PipelineUploadConfig, "posgap.pipelines.uploading:upload"),
-    "submit": (config.PipelineSubmitConfig, "posgap.pipelines.submission:submit"),
-    "lint": (config.PipelineLintConfig, "posgap.pipelines.lint:lint"),
-}
-
-SCHEDULE: Verbs = {
-    "create": (config.ScheduleCreateConfig, "posgap.pipelines.schedules:create"),
-    "list": (config.ScheduleListConfig, "posgap.pipelines.schedules:show"),
-    "pause": (config.SchedulePauseConfig, "posgap.pipelines.schedules:pause"),
-    "resume": (config.ScheduleResumeConfig, "posgap.pipelines.schedules:resume"),
-    "delete": (config.ScheduleDeleteConfig, "posgap.pipelines.schedules:delete"),
-}
-
-
-def _gate(parsed: config.GateConfig) -> None:
+def _gate(parsed: GateConfig) -> None:
     from posgap.admission import admit
     from posgap.gating.verdict import read_verdict
     from posgap.storage.cache import fetch
@@ -275,93 +233,42 @@ def _gate(parsed: config.GateConfig) -> None:
         raise verdict.error(str(parsed.candidate))
 
 
-class _Gate(_Verb):
-    """`gate`, which as `gate replay FOLDER` judges again, and then takes that verb's options."""
+class _Group(click.Group):
+    """A group that lists its commands in the order in which they were added; the root lists them under headings."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        hint = "Does a verdict follow from what it rests on? posgap gate replay FOLDER says so, offline."
-        super().__init__(*arguments, **options | {"epilog": hint})
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] != ["replay"]:
-            return super().make_context(info_name, args, parent, **extra)
-        replay = verb("gate replay", config.GateReplayConfig, "posgap.gating.replay:replay")
-        return replay.make_context(replay.name, args[1:], parent, **extra)
-
-
-class _InOrder(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
-
-def _group(name: str, help: str, verbs: Verbs) -> click.Group:
-    group = _InOrder(name, help=help)
-    for word, (config_type, target) in verbs.items():
-        group.add_command(verb(word, config_type, target))
-    return group
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.parent:
+            return super().format_commands(ctx, formatter)
+        width = max(map(len, self.commands))
+        for heading, verbs in SECTIONS.items():
+            names = dict.fromkeys(words.partition(" ")[0] for words in verbs)
+            with formatter.section(heading):
+                room = formatter.width - width - 6
+                formatter.write_dl([(n.ljust(width), self.commands[n].get_short_help_str(room)) for n in names])
 
 
 def build() -> click.Group:
     """The whole command line."""
-    root = _InOrder("posgap", help=ROOT_HELP)
+    root = _Group("posgap", help=ROOT_HELP)
     # A variable POSGAP_VERSION is nobody's wish to be told the version.
     click.version_option(__version__, allow_from_autoenv=False)(root)
-    root.add_command(verb("init", config.InitConfig, "posgap.start:init"))
-    root.add_command(verb("doctor", config.DoctorConfig, "posgap.doctor:doctor"))
-    root.add_command(config_file.command())
-    root.add_command(verb("demo", config.DemoConfig, "posgap.demo.run:demo"))
-    data = _InOrder("data", help="Fetch, import or make examples, and say or pick which version of them is taken.")
-    make = _InOrder("make", help="Write synthetic data, or draw distractors for questions.")
-    make.add_command(verb("kv", config.MakeKVConfig, "posgap.data.verbs:make_kv"))
-    make.add_command(verb("qa", config.MakeQAConfig, "posgap.data.verbs:make_qa"))
-    make.add_command(verb("needle", config.MakeNeedleConfig, "posgap.data.verbs:make_needle"))
-    make.add_command(verb("spans", config.MakeSpansConfig, "posgap.data.verbs:make_spans"))
-    make.add_command(verb("two-hop", config.MakeTwoHopConfig, "posgap.data.verbs:make_two_hop"))
-    make.add_command(verb("choice", config.MakeChoiceConfig, "posgap.data.verbs:make_choice"))
-    data.add_command(verb("fetch", config.FetchConfig, "posgap.data.verbs:fetch"))
-    data.add_command(make)
-    data.add_command(verb("import", config.ImportConfig, "posgap.data.verbs:import_examples"))
-    data.add_command(verb("newest", config.NewestConfig, "posgap.data.verbs:newest"))
-    data.add_command(verb("release", config.ReleaseConfig, "posgap.data.verbs:release"))
-    root.add_command(data)
-    root.add_command(verb("check", config.CheckConfig, "posgap.check:check"))
-    root.add_command(_group("plan", "How many examples, how much memory and how many hours it takes.", PLAN))
-    groups = {
-        "data": data,
-        "train": _InOrder("train", help="Training on a cluster."),
-        "scale": _InOrder("scale", help="Search RoPE factors for a model, apply them, and see where they carry over."),
-        "rollout": _InOrder("rollout", help="Why a model is biased: what of each position reaches the last token."),
-    }
-    for name, (config_type, target) in STAGES.items():
-        *group, word = words(name)
-        if group:
-            root.add_command(groups[group[0]])
-        kind = _Gate if name == "gate" else None
-        (groups[group[0]] if group else root).add_command(verb(word, config_type, target, kind))
-    root.add_command(_group("policy", "What the gate demands, in a file, or of a registered model.", POLICY))
-    transfer = verb("transfer", config.ScaleTransferConfig, "posgap.transfer:scale_transfer")
-    groups["scale"].add_command(transfer)
-    pipeline = _group(
-        "pipeline", "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.", PIPELINE
-    )
-    pipeline.add_command(_group("schedule", "Runs of the pipeline that start by themselves.", SCHEDULE))
-    root.add_command(pipeline)
-    root.add_command(_group("hub", "The Hugging Face hub.", HUB))
-    root.add_command(verb("history", config.HistoryConfig, "posgap.tracking.history:show"))
-    root.add_command(verb("rollback", config.RollbackConfig, "posgap.tracking.history:rollback"))
-    root.add_command(verb("approve", config.ApproveConfig, "posgap.tracking.promotion:approve"))
-    root.add_command(verb("gc", config.GcConfig, "posgap.tracking.garbage:collect"))
-    root.add_command(verb("sync", config.SyncConfig, "posgap.tracking.sync:sync"))
-    root.add_command(verb("verify", config.VerifyConfig, "posgap.storage.verification:verify"))
-    root.add_command(verb("serve-check", config.ServeCheckConfig, "posgap.scaling.serve_check:serve_check"))
+    for words, verb in VERBS.items():
+        place: Any = root
+        *above, word = words.split()
+        for depth, name in enumerate(above, start=1):
+            if name not in _below(place):
+                place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
+            place = _below(place)[name]
+        _below(place)[word] = command(words, verb)
     return root
 
 
-def words(stage: str) -> list[str]:
-    """What is typed for a stage: `scale_search` is `posgap scale search`."""
-    return stage.split("_")
+def _below(place: Any) -> dict[str, click.Command]:
+    """The commands of a group, or those below a verb."""
+    return place.commands if isinstance(place, click.Group) else place.below
 
 
 ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model
@@ -380,13 +287,17 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("posgap | %(message)s"))
+    handler.addFilter(printing.is_wanted)
     logger = logging.getLogger("posgap")
     # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    printing.begin(sys.argv[1:] if arguments is None else arguments)
     stop_on_termination()
     os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
+        if is_main_process():
+            printing.write_json()
         code = 0
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.format_message())
@@ -422,9 +333,11 @@ def _with_notes(message: str, error: BaseException) -> str:
     return "; ".join([message, *getattr(error, "__notes__", ())])
 
 
-def _fail(message: str, code: int, kind: str = "error: ") -> int:
+def _fail(message: str, code: int, kind: str = "error:") -> int:
     """Says what went wrong, in one line without secrets; returns the exit code."""
     line = " ".join(redacted(with_uris(message)).split("\n"))
     with suppress(OSError):  # nobody listens
-        click.echo(f"posgap: {kind}{line}", err=True)
+        click.echo(" ".join(filter(None, ["posgap:", printing.coloured(kind, sys.stderr), line])), err=True)
+        if is_main_process():
+            printing.write_json({"error": line, "exit_code": code})
     return code

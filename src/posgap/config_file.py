@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from posgap.config import ConfigFileConfig
 from posgap.errors import PosgapError, shortened
+from posgap.printing import show as show_result
 
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
@@ -22,18 +25,28 @@ _UNSAID = ("config", "help")  # which no section has
 
 
 class Text(click.ParamType):
-    """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them."""
+    """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them.
+
+    Shells complete that of a path.
+    """
 
     name = "text"
 
+    def __init__(self, is_path: bool = False):
+        self.is_path = is_path
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if isinstance(value, list | dict | bool) else click.STRING.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")] if self.is_path else []
 
 
 def option() -> click.Option:
     """`--config FILE`, which is read before the other options."""
     return click.Option(
         ["--config"],
+        type=Text(is_path=True),
         metavar="FILE",
         is_eager=True,
         expose_value=False,
@@ -50,7 +63,7 @@ def words_of(ctx: click.Context) -> str:
 
 
 def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    if not value:
+    if not value or ctx.resilient_parsing:  # a shell asks what could come next
         return
     sections = _read(value)
     verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
@@ -118,33 +131,34 @@ def _verbs(group: click.Command, above: str = "") -> dict[str, click.Command]:
     return {words: command for verbs in below for words, command in verbs.items()}
 
 
-def command() -> click.Command:
-    """`posgap config VERB`."""
-
-    @click.pass_context
-    def show(ctx: click.Context, verb: tuple[str, ...]) -> None:
-        verbs, words = _verbs(ctx.find_root().command), " ".join(verb)
-        _require_known("config", [words], list(verbs), "verb")
-        click.echo(template(words, verbs[words]), nl=False)
-
-    return click.Command(
-        "config",
-        params=[click.Argument(["verb"], nargs=-1, required=True)],
-        callback=show,
-        help="Prints all options of a verb as a YAML file for --config, with what each is for.",
-    )
+def show(config: ConfigFileConfig) -> None:
+    """Prints the options of a verb; `PosgapError` where there is none of that name."""
+    verbs, words = _verbs(click.get_current_context().find_root().command), " ".join(config.verb)
+    _require_known("config", [words], list(verbs), "verb")
+    options = {
+        _shown(each.name): {
+            "help": getattr(each, "help", None),
+            "required": each.required,
+            "default": each.to_info_dict()["default"],
+        }
+        for each in _said(verbs[words])
+    }
+    show_result(template(words, verbs[words]).rstrip("\n"), {words: options})
 
 
 def template(words: str, verb: click.Command) -> str:
     """The section of a verb: what must be said is empty, and the rest a comment with its default."""
     lines = [f"# posgap {words} --config THIS_FILE", f"{words}:"]
-    for each in verb.params:
-        if each.name in _UNSAID or not each.name:
-            continue
+    for each in _said(verb):
         help_text = getattr(each, "help", None) or ""
         lines += [f"  # {line}" for line in help_text.splitlines()]
         lines.append(f"  {'' if each.required else '# '}{_shown(each.name)}: {_plain(each)}".rstrip())
     return "\n".join(lines) + "\n"
+
+
+def _said(verb: click.Command) -> list[click.Parameter]:
+    """The parameters of a verb that a section may have."""
+    return [each for each in verb.params if each.name and each.name not in _UNSAID]
 
 
 def _plain(each: click.Parameter) -> str:

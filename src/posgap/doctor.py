@@ -4,11 +4,11 @@ Nothing heavy is imported: packages are looked up by their metadata, GPUs by `nv
 (MLflow, S3, Kubeflow, the hub) is asked whether it answers, each for a few seconds at most.
 """
 
-import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from posgap import __version__
 from posgap.config import DoctorConfig
 from posgap.errors import NoUse
 from posgap.extras import how_to_install
+from posgap.printing import coloured, show
 from posgap.redaction import redacted, without_user
 from posgap.tracking.server import HOW_TO_TRACK
 
@@ -41,12 +42,13 @@ class Finding(NamedTuple):
 def doctor(config: DoctorConfig) -> None:
     """Prints what this machine can do. Raises `NoUse` where something configured does not work."""
     found = list(findings())
-    if config.format == "json":
-        print(json.dumps({"posgap": __version__, "parts": [each._asdict() for each in found]}, indent=2))
-    else:
-        width = max(len(each.part) for each in found)
-        for each in found:
-            print(f"{MARKS[each.state]} {each.part.ljust(width)}  {each.seen}{f'; {each.mend}' if each.mend else ''}")
+    width = max(len(each.part) for each in found)
+    lines = [
+        f"{coloured(MARKS[each.state], sys.stdout)} {each.part.ljust(width)}  {each.seen}"
+        f"{f'; {each.mend}' if each.mend else ''}"
+        for each in found
+    ]
+    show("\n".join(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
     if broken := [each.part for each in found if each.state == "broken"]:
         raise NoUse(f"of no use as it is: {', '.join(broken)}")
 

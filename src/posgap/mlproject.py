@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posgap import config
-from posgap.cli import STAGES, is_argument, words
+from posgap.cli import is_argument
 from posgap.config import Config, plain_type
 from posgap.config.base import NO_PARAMETERS
+from posgap.verbs import STAGES, words
 
 _HEAD = """\
 # Written by `make mlproject` from src/posgap/config, where every default is kept. One stage:
@@ -79,7 +80,7 @@ def mlproject() -> str:
     """The whole MLproject file."""
     demo = Step("demo", config.DemoConfig)
     points = [entry_point("demo", demo), entry_point("smoke", demo, out="runs/smoke", smoke=True)]
-    points += [entry_point(name, Step(" ".join(words(name)), its)) for name, (its, _) in STAGES.items()]
+    points += [entry_point(name, Step(" ".join(words(name)), verb.config)) for name, verb in STAGES.items()]
     return _HEAD + "\n".join([*points, entry_point("scale", *_SCALE), entry_point("rollout", *_ROLLOUT)])
 
 

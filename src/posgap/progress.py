@@ -10,6 +10,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from posgap.printing import is_quiet
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = (5.0, 60.0)  # at first, and at most: later a tenth of the time that has passed
@@ -26,7 +28,7 @@ def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
 @contextmanager
 def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
     """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not is_quiet():
         with tqdm(total=(total / unit if unit > 1 else total) or None, desc=what, dynamic_ncols=True) as bar:
             yield lambda more: bar.update(more / unit if unit > 1 else more)
         return

@@ -15,6 +15,7 @@ from posgap.config import InitConfig, SweepConfig
 from posgap.data.made import made_examples
 from posgap.errors import PosgapError, first_fault
 from posgap.locations import is_address, is_uri
+from posgap.printing import show
 from posgap.tasks.examples import write_examples
 
 CONFIG_FILE = "posgap.yaml"
@@ -56,8 +57,8 @@ def init(config: InitConfig) -> None:
     )
     with files.atomic(Path(CONFIG_FILE)) as partial:
         partial.write_text(f"{_HEAD}{_tracking(answers['tracking'])}{section}", encoding="utf-8")
-    print(f"written: {CONFIG_FILE}{f', {MADE_FILE}' if made else ''}")
-    print(f"next:    posgap sweep --config {CONFIG_FILE}")
+    written, command = [CONFIG_FILE, *([str(MADE_FILE)] if made else [])], f"posgap sweep --config {CONFIG_FILE}"
+    show(f"written: {', '.join(written)}\nnext:    {command}", {"written": written, "next": command})
 
 
 def _require_free(file: Path, force: bool) -> None:

@@ -18,6 +18,7 @@ from posgap.interruption import goes_on
 from posgap.locations import Location, below
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.sweeps import read_sweep
+from posgap.printing import show
 from posgap.scaling.scaling_file import Scaling, read_scaling
 from posgap.stage import stage_at
 from posgap.stages.sweep import sweep
@@ -105,14 +106,15 @@ def _transfer(config: ScaleTransferConfig, output: RunFolder) -> list[Transferre
         )
         transfers = [_transferred(config, target, searched, scaled) for target in targets]
         file = output.out / TRANSFER_FILE
-        write_json(file, [row.model_dump(mode="json") | {"verdict": row.verdict} for row in transfers])
+        result = [row.model_dump(mode="json") | {"verdict": row.verdict} for row in transfers]
+        write_json(file, result)
         for number, row in enumerate(transfers, start=1):
             run.metrics({"mean_difference": row.difference}, step=number)
         run.artifact(file)
         compared = {row.target.name: below(config.out, f"{row.target.name}-comparison") for row in transfers}
         output.record([TRANSFER_FILE], compared)
         publish_file(file, below(config.out, TRANSFER_FILE), force=True)
-    print(table(transfers))
+    show(table(transfers), result)
     return transfers
 
 

@@ -17,6 +17,7 @@ from posgap.gating.policy import parsed_policy, registered_policy
 from posgap.gating.verdict import Verdict, against, judge, log_verdict, markdown
 from posgap.locations import Location
 from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.tracking import registry
 from posgap.tracking.champions import WHEN
@@ -59,7 +60,7 @@ def _watch(config: WatchConfig, out: Path, run: Run) -> None:
         note = f"{name} has no champion"
         write_json(out / WATCH_FILE, {"name": name, "version": None, "outcome": "no champion", "note": note})
         (out / READABLE_FILE).write_text(f"# {note}\n", encoding="utf-8")
-        log.info(note)
+        log.log(RESULT, note)
         return
     sweep = read_sweep(config.champion)
     verdict = judge(config.champion, None, None, _policy_of(registry.numbered(name, number)))
@@ -74,7 +75,7 @@ def _watch(config: WatchConfig, out: Path, run: Run) -> None:
     text = f"{datetime.now(UTC):{WHEN}} {note}"
     ask(lambda client: client.set_model_version_tag(name, number, registry.WATCHED, text))
     run.artifact(out)
-    log.info(note)
+    log.log(RESULT, note)
     if outcome == "refused":
         raise LeftPolicy(note)
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from posgap.printing import is_quiet
+
 if TYPE_CHECKING:
     from kubeflow.trainer import TrainerClient
     from kubeflow.trainer.types.types import TrainJob
@@ -47,7 +49,8 @@ def _print(client: "TrainerClient", job: str, over: threading.Event) -> None:
             pod, shown = now, shown if now == pod else 0
             for number, line in enumerate(client.get_job_logs(job, follow=not last), start=1):
                 if number > shown:
-                    print(f"{NODE} | {line}", file=sys.stderr, flush=True)
+                    if not is_quiet():
+                        print(f"{NODE} | {line}", file=sys.stderr, flush=True)
                     shown = number
         except (RuntimeError, TimeoutError, ValueError) as error:
             log.debug("log of %s: %s", job, error)

@@ -148,8 +148,6 @@ class ScheduleDeleteConfig(NamedScheduleConfig):
 class PipelineLintConfig(CompiledPipeline):
     """Lists what a run would request from the cluster, step by step. The exit code is 1 if there are warnings."""
 
-    format: Literal["table", "json"] = Field("table", description="output format")
-
 
 class DemoConfig(Config):
     """Trains a tiny model that gets lost in the middle, closes its gap and registers it."""

@@ -277,7 +277,23 @@ class DoctorConfig(Config):
     """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
     is of no use."""
 
-    format: Literal["text", "json"] = Field("text", description="how it is said")
+
+class ConfigFileConfig(Config):
+    """Prints all options of a verb as a YAML file for --config, with what each is for."""
+
+    verb: Annotated[list[str], POSITIONAL] = Field(min_length=1, description="the verb, like `scale search`")
+
+
+class CompletionConfig(Config):
+    """Prints a script that has a shell complete verbs, options, their values and files.
+
+    \b
+    bash:  posgap completion bash > ~/.posgap-completion.bash, and `. ~/.posgap-completion.bash` in ~/.bashrc
+    zsh:   posgap completion zsh > "${fpath[1]}/_posgap"
+    fish:  posgap completion fish > ~/.config/fish/completions/posgap.fish
+    """
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL] = Field(description="the shell")
 
 
 class InitConfig(Config):

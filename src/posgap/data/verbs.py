@@ -28,6 +28,7 @@ from posgap.data.uuids import uuid_records
 from posgap.errors import PosgapError
 from posgap.files import write_jsonl
 from posgap.locations import Location
+from posgap.printing import RESULT, keep, show
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import newest as newest_version
 from posgap.storage.versions import release as release_version
@@ -132,7 +133,7 @@ def fetch(config: FetchConfig) -> Path:
     source = SOURCES[config.name]
     path = fetched(source)
     log.info("next: posgap data import --format %s --input %s --out EXAMPLES", source.format, path)
-    print(path)
+    show(str(path), {"file": str(path), "format": source.format})
     return path
 
 
@@ -140,14 +141,15 @@ def newest(config: NewestConfig) -> Location:
     """Prints the location of the newest complete data version."""
     version = newest_version(config.prefix)
     log.info("version %s", version.name)
-    print(version.location)
+    show(str(version.location), {"version": version.name, "location": str(version.location)})
     return version.location
 
 
 def release(config: ReleaseConfig) -> Location:
     """Has a data version be the one that is taken."""
     version = release_version(config.version, config.instead_of)
-    log.info("version %s of %s is released", version.name, version.location)
+    keep({"version": version.name, "location": str(version.location)})
+    log.log(RESULT, "version %s of %s is released", version.name, version.location)
     return version.location
 
 

@@ -20,6 +20,7 @@ from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
+from posgap.printing import show
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run
@@ -72,8 +73,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
         for name in SHOWN:
             run.artifact(out / name)
         output.record(SHOWN, folders)
-        print(table(summary))
-        print(_where_to_look(out, run.id, time.monotonic() - started))
+        show(f"{table(summary)}\n{_where_to_look(out, run.id, time.monotonic() - started)}", summary)
 
 
 def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:

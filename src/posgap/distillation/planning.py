@@ -8,8 +8,6 @@ from functools import cache, partial
 from math import ceil
 from typing import Any
 
-import click
-
 from posgap.choices import RECIPES
 from posgap.config import PlanDistillConfig
 from posgap.distillation.batches import Row, plan
@@ -18,6 +16,7 @@ from posgap.distillation.objectives import R1
 from posgap.distillation.reading import sharing, singly
 from posgap.errors import PosgapError
 from posgap.models.loading import load_config
+from posgap.printing import show
 from posgap.progress import track
 from posgap.storage.inputs import with_local_paths
 from posgap.tables import markdown
@@ -225,7 +224,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
         config.gpu_tflops, figures["disk_gb"],
     )  # fmt: skip
     figures["ways"] = [asdict(each) for each in needs]
-    click.echo(json.dumps(figures))
+    show(json.dumps(figures), figures)
     return figures
 
 

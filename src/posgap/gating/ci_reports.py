@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from posgap.gating.rules import Ruling
 from posgap.gating.verdict import OFTEN, Verdict, against, markdown
 from posgap.measurement.sweeps import Sweep
 from posgap.measurement.text_curve import text_curve
+from posgap.printing import coloured
 from posgap.redaction import redacted
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file to which the steps of a GitHub job add their summaries
@@ -92,9 +94,12 @@ def step_summary(checked: Checked) -> str:
 def text(checked: Checked) -> str:
     """The same for a terminal: the curve, the figures, and a line for each rule."""
     assert checked.verdict and checked.sweep
-    rules = [f"{ruling.outcome:<7}{against(ruling)}; {ruling.sentence}" for ruling in checked.verdict.rules]
+    rules = [
+        f"{coloured(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"
+        for ruling in checked.verdict.rules
+    ]
     lacking = [f"too little to judge by: {complaint}" for complaint in checked.verdict.lacking]
-    outcome = f"{checked.verdict.outcome}: {' '.join(_safe(checked.model).split())}"
+    outcome = f"{coloured(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
     return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *lacking, outcome])
 
 

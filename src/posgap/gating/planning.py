@@ -5,13 +5,13 @@ import logging
 import math
 from functools import partial
 
-import click
 import numpy as np
 
 from posgap.config import PlanGateConfig
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.statistics import LEVEL, tango_bound
+from posgap.printing import show
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def plan_gate(config: PlanGateConfig) -> dict:
             "shown in %s, and of a model that is always right one of at most %.1f",
             config.examples, 100 * plan["with"]["passes"], plan["with"]["gap"], often, plan["with"]["gap_at_best"],
         )  # fmt: skip
-    click.echo(json.dumps(plan))
+    show(json.dumps(plan), plan)
     return plan
 
 

@@ -4,14 +4,13 @@ import json
 import logging
 from pathlib import Path
 
-import click
-
 from posgap.config import CheckConfig, Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
 from posgap.config.fields import REGISTRY, registered
 from posgap.errors import PosgapError
 from posgap.files import atomic, digest_of, parsed
 from posgap.json_text import opened
 from posgap.locations import Location, cache_folder
+from posgap.printing import RESULT, keep, show
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking import registry
 from posgap.yaml_text import parse
@@ -112,12 +111,14 @@ def set_policy(config: PolicySetConfig) -> None:
     """Gives a registered model the policy of a file. What the file leaves out is kept with the defaults of today."""
     policy = read_policy(config.file)
     registry.set_policy(config.name, policy.model_dump_json())
-    log.info("%s: policy %s", config.name, described(policy))
+    keep({"name": config.name, "version": policy.version, "digest": policy_digest(policy)})
+    log.log(RESULT, "%s: policy %s", config.name, described(policy))
 
 
 def show_policy(config: PolicyShowConfig) -> None:
     """Prints the policy of a registered model."""
-    click.echo(policy_text(required_policy(config.name)))
+    policy = required_policy(config.name)
+    show(policy_text(policy), policy.model_dump(mode="json"))
 
 
 def described(policy: Policy) -> str:
@@ -127,4 +128,4 @@ def described(policy: Policy) -> str:
 
 def show_default(config: Config) -> None:
     """Prints the policy of a gate without options, to begin a file with."""
-    click.echo(policy_text(Policy()))
+    show(policy_text(Policy()), Policy().model_dump(mode="json"))

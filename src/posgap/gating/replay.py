@@ -10,6 +10,8 @@ from posgap.errors import PosgapError
 from posgap.files import digest, read_json
 from posgap.gating.evidence import FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
+from posgap.printing import RESULT
+from posgap.printing import keep as keep_result
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -62,4 +64,5 @@ def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:
 def replay(config: GateReplayConfig) -> None:
     """Says that the verdict in `config.folder` follows from what lies beside it; `PosgapError` where it does not."""
     verdict = replayed(config.folder)
-    log.info("equal: %s, of %s", verdict.outcome, ", ".join(verdict.evidence))
+    keep_result({"outcome": verdict.outcome, "evidence": list(verdict.evidence)})
+    log.log(RESULT, "equal: %s, of %s", verdict.outcome, ", ".join(verdict.evidence))

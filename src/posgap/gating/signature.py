@@ -5,12 +5,12 @@ import binascii
 import os
 from pathlib import Path
 
-import click
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from posgap.config import PolicyKeygenConfig
 from posgap.errors import PosgapError
+from posgap.printing import show
 
 VARIABLE = "POSGAP_SIGNING_KEY"
 PUBLIC, PRIVATE = "ed25519:", "ed25519-private:"  # before the 32 bytes of a key in base64
@@ -74,4 +74,4 @@ def keygen(config: PolicyKeygenConfig) -> None:
         raise PosgapError(f"{config.out}: is there already; a key is never replaced, name another file") from None
     with open(opened, "w", encoding="ascii") as file:
         file.write(PRIVATE + base64.b64encode(key.private_bytes_raw()).decode() + "\n")
-    click.echo(f"signed_by: {public_key(key)}")
+    show(f"signed_by: {public_key(key)}", {"signed_by": public_key(key), "private_key": str(config.out)})

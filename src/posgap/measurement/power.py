@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-import click
 import numpy as np
 import scipy
 
@@ -21,6 +20,7 @@ from posgap.config.measurement import ExpectedConfig
 from posgap.errors import PosgapError
 from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes
 from posgap.measurement.sweeps import Evidence
+from posgap.printing import show
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,8 @@ def plan(config: PlanConfig) -> dict[str, int]:
     }
     for name, number in needed.items():
         log.info("%s of %g points: %d examples (power %.0f %%)", words[name], config.detect, number, 100 * config.power)
-    click.echo(json.dumps({"detect": config.detect, "power": config.power, "examples": needed}))
+    planned = {"detect": config.detect, "power": config.power, "examples": needed}
+    show(json.dumps(planned), planned)
     return needed
 
 

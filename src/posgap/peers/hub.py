@@ -17,6 +17,7 @@ from posgap.config import HubPushConfig
 from posgap.errors import PosgapError, shortened
 from posgap.measurement.model_card import DATASET, TAGS, results, section
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
+from posgap.printing import show
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import OnDisk, source
 
@@ -44,8 +45,9 @@ def push(config: HubPushConfig) -> None:
     files = _files(config, swept)
     here = card(_card_in(files), config.to, swept)
     if config.dry_run:
-        print("\n".join([f"{name}  {path.stat().st_size:,} bytes" for name, path in sorted(files.items())]))
-        print(f"{CARD}:\n\n{here}", end="")
+        sizes = {name: path.stat().st_size for name, path in sorted(files.items())}
+        listed = "\n".join(f"{name}  {size:,} bytes" for name, size in sizes.items())
+        show(f"{listed}\n{CARD}:\n\n{here}".rstrip("\n"), {"files": sizes, "card": here})
         return
     if not (token := get_token()):
         raise PosgapError("the hub's token: set HF_TOKEN (a token that may write, from huggingface.co/settings/tokens)")
@@ -60,7 +62,7 @@ def push(config: HubPushConfig) -> None:
         operations = [CommitOperationAdd(name, path) for name, path in sorted(written.items())]
         title = f"Position gap {swept[0].figures.gap:.1f} points, measured by posgap"
         commit = api.create_commit(config.to, operations, commit_message=title, revision=revision)
-    print(commit.commit_url)
+    show(str(commit.commit_url), {"commit": str(commit.commit_url)})
 
 
 def card(text: str, name: str, swept: Sequence[_Swept]) -> str:

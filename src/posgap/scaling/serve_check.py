@@ -11,6 +11,7 @@ from posgap.config import ServeCheckConfig
 from posgap.errors import PosgapError
 from posgap.files import read_object
 from posgap.models import CONFIG_KEY
+from posgap.printing import show
 from posgap.scaling.vllm_plugin import applied
 from posgap.storage.inputs import with_local_paths
 
@@ -23,10 +24,12 @@ def serve_check(config: ServeCheckConfig) -> None:
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     real = (_in_vllm if backend == "vllm" else _in_transformers)(config.model)
-    print(f"{config.model} in {backend}: {CONFIG_KEY} {'is not set' if configured is None else json.dumps(configured)}")
     wanted = configured or [1.0] * len(real)
+    said = "is not set" if configured is None else json.dumps(configured)
+    lines = [f"{config.model} in {backend}: {CONFIG_KEY} {said}"]
     for layer, (factor, applied_factor) in enumerate(zip(wanted, real)):
-        print(f"layer {layer:3d}  config {_written(factor)}  applied {_written(applied_factor)}")
+        lines.append(f"layer {layer:3d}  config {_written(factor)}  applied {_written(applied_factor)}")
+    show("\n".join(lines), {"model": config.model, "backend": backend, "config": configured, "applied": real})
     unseen = all(factor is None for factor in real)
     if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
         raise PosgapError(f"{config.model}: {backend} does not apply the factors of its config; do not serve it")

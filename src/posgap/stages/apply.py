@@ -18,6 +18,7 @@ from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.models.in_force import apply as put_in_force
 from posgap.models.in_force import in_force, model_mitigation
 from posgap.models.loading import commit_on_hub, load_model, model_folder
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -63,7 +64,7 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         write_model_with_weights(folder, factors, applied, out)
         _require_alike(model, load_model(str(out)))
     run.artifact(out / APPLIED_FILE)
-    log.info("%s applied with %s", name, applied.settings)
+    log.log(RESULT, "%s applied with %s", name, applied.settings)
 
 
 def _factors(model: PreTrainedModel, mitigation: ModelMitigation, settings: Settings) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from posgap.measurement.length_pages import write_length_comparison
 from posgap.measurement.lengths import LENGTH_COMPARISON_FILE, LengthEvidence, compare_lengths, is_of_lengths
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -32,7 +33,7 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html", explored)
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
-        log.info("%s", difference.verdict)
+        log.log(RESULT, "%s", difference.verdict)
     run.artifact(out)
 
 
@@ -44,5 +45,5 @@ def _compare_lengths(config: CompareConfig, out: Path, run: Run) -> None:
         first = of_length.differences[0]
         run.metrics({"mean_difference": first.mean, "gap_difference": first.gap}, step=tokens)
     for sentence in comparison.reading():
-        log.info("%s", sentence)
+        log.log(RESULT, "%s", sentence)
     run.artifact(out)

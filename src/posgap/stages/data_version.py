@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from posgap.config import DataVersionConfig
 from posgap.files import digest_of, read_json, write_json
 from posgap.locations import Location
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.storage.inputs import source
 from posgap.storage.versions import Version, newest
@@ -66,7 +67,7 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
         }
     )
     run.artifact(out)
-    log.info("data version %s, %s: %s", version.name, version.location, note)
+    log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
 
 
 def read_data_version(folder: Location) -> dict:

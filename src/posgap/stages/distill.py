@@ -35,6 +35,7 @@ from posgap.locations import with_uris
 from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.loading import commit_on_hub, load_config, load_model, resolve_dtype
 from posgap.models.rope_lengths import RopeLengths
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples, write_training_examples
@@ -115,7 +116,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         write_jsonl(out / "history.jsonl", history)
         run.artifact(out / "history.jsonl")
         first, final = history[0]["loss"], history[-1]["loss"]
-        log.info("loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
+        log.log(RESULT, "loss %.4f at the first of %d steps, %.4f at the last", first, len(steps), final)
 
     def remove() -> None:
         checkpoints.remove()

@@ -1,6 +1,7 @@
 """gate: may this model enter the registry?"""
 
 import logging
+import sys
 from pathlib import Path
 
 from posgap.config import GateConfig
@@ -13,6 +14,7 @@ from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown
 from posgap.locations import Location
 from posgap.measurement.sweeps import read_sweep
+from posgap.printing import RESULT, coloured
 from posgap.stage import stage
 from posgap.tracking.runs import Run
 
@@ -53,6 +55,6 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
     if config.policy:
         log.info("judged by policy %s", described(verdict.policy))
     for rule in verdict.rules:
-        log.info("%s %s (%.1f): %s", rule.outcome, rule.name, rule.value, rule.sentence)
+        log.log(RESULT, "%s %s (%.1f): %s", coloured(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
     for complaint in verdict.lacking:
-        log.info("too little to judge by: %s", complaint)
+        log.log(RESULT, "too little to judge by: %s", complaint)

@@ -38,6 +38,7 @@ from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.models.factors import config_factors
 from posgap.models.loading import commit_on_hub, load_model
+from posgap.printing import RESULT
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import stage
 from posgap.storage.lineage import training_examples
@@ -368,8 +369,10 @@ def _record(result: Mitigate, run: Run) -> None:
                 f"{each.name}_answer_cost": each.measured.paid,
             }
         )
-        log.info("%s", difference.verdict)
+        log.log(RESULT, "%s", difference.verdict)
     for said in result.advice:
-        log.info("%s: %s: %s%s", said.purpose, said.name or "the model as it is", said.why, said.command and "; ")
+        log.log(
+            RESULT, "%s: %s: %s%s", said.purpose, said.name or "the model as it is", said.why, said.command and "; "
+        )
         if said.command:
-            log.info("  %s", said.command)
+            log.log(RESULT, "  %s", said.command)

@@ -10,6 +10,7 @@ from posgap.files import read_json, write_json
 from posgap.locations import Location
 from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
+from posgap.printing import RESULT
 from posgap.redaction import redacted_value
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -48,7 +49,7 @@ def _preflight(config: PreflightConfig, out: Path, run: Run) -> None:
         listed = "; ".join(f"({number}) {fault}" for number, fault in enumerate(wrong, start=1))
         raise Rejected(f"{len(wrong)} thing{'s' * (len(wrong) > 1)} to correct before the run can start: {listed}")
     for name, result in results.items():
-        log.info("%s: %s", name, result)
+        log.log(RESULT, "%s: %s", name, result)
 
 
 def read_plan(folder: Location) -> dict:

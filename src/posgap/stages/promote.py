@@ -16,6 +16,7 @@ from posgap.gating.today import champion_of
 from posgap.gating.verdict import GATE_FILE, digests
 from posgap.locations import with_uris
 from posgap.measurement.sweeps import Evidence
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import method_of, training_examples
@@ -105,7 +106,7 @@ def promote(config: PromoteConfig, out: Path, run: Run) -> None:
     place = crown(
         config.name, Path(config.model), tags, run, sweep, require_current, try_out, approval, as_swept(swept)
     )
-    log.info("%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
+    log.log(RESULT, "%s version %s %s", config.name, place.version, _OUTCOMES[place.alias])
     promotion = "promoted" if place.alias == CHAMPION else "registered"
     run.tags({"posgap.promotion": promotion, "posgap.version": place.version, **{tag: shown[tag] for tag in OF_RUN}})
     write_json(out / PROMOTION_FILE, {"name": config.name, **place._asdict(), "tags": tags})

@@ -10,6 +10,7 @@ from posgap.errors import PosgapError, Stopped
 from posgap.files import write_json
 from posgap.locations import Location
 from posgap.patience import Passing, Patience, Waits, retrying, within
+from posgap.printing import RESULT
 from posgap.redaction import redacted_value
 from posgap.stage import stage
 from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
@@ -45,7 +46,7 @@ def _report(config: ReportConfig, out: Path, run: Run) -> None:
         close(whole, stages, result["status"] == SUCCEEDED, page, tags)
     run.tags(tags)
     run.artifact(out)
-    log.info("the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
+    log.log(RESULT, "the run %s%s", result["status"], "".join(f"; {f['step']}: {f['error']}" for f in result["failed"]))
     if url := config.webhook_url or os.environ.get("POSGAP_WEBHOOK_URL", ""):
         post(url, result)
 

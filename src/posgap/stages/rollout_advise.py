@@ -18,6 +18,7 @@ from posgap.mitigations.head_gates import Answered, Question, answered, flatteni
 from posgap.mitigations.yarn import FACTORS as YARN
 from posgap.models.in_force import apply, in_force, remove
 from posgap.models.loading import load_model, on_device
+from posgap.printing import RESULT
 from posgap.progress import track
 from posgap.rollout.advice import (
     ADVICE_FILE,
@@ -119,7 +120,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     run.metrics({f"agreement_{name}": value for name, value in agreed.items() if value is not None})
     run.tags({"posgap.label": config.label})
     run.artifact(out)
-    log.info("%s: %s", config.label, advice.reading)
+    log.log(RESULT, "%s: %s", config.label, advice.reading)
 
 
 def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised:

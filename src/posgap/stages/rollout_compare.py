@@ -9,6 +9,7 @@ from posgap.config import RolloutCompareConfig
 from posgap.errors import PosgapError
 from posgap.files import write_json
 from posgap.measurement.sweeps import read_predictions, read_sweep, swept_rows
+from posgap.printing import RESULT
 from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_reading, sweep_spearman
 from posgap.rollout.documents import joined, joined_reading
@@ -84,4 +85,4 @@ def rollout_compare(config: RolloutCompareConfig, out: Path, run: Run) -> None:
             {f"{name}_{key}": agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         )
     run.artifact(out)
-    log.info("%s", result["reading"])
+    log.log(RESULT, "%s", result["reading"])

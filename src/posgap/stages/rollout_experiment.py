@@ -7,6 +7,7 @@ from pathlib import Path
 from posgap.config import RolloutExperimentConfig
 from posgap.files import atomic, work_folder, write_json
 from posgap.interruption import goes_on
+from posgap.printing import RESULT
 from posgap.rollout.experiment_plots import draw
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
 from posgap.rollout.plots import save
@@ -54,4 +55,4 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
-    log.info("%s\n\n%s\n\n%s", config.preset, tables, reading(summary))
+    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, reading(summary))

@@ -12,6 +12,7 @@ from posgap.files import write_json
 from posgap.locations import with_uris
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
+from posgap.printing import RESULT
 from posgap.rollout.agreement import agreement
 from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.decoders import n_heads, position_encoding
@@ -122,7 +123,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         run.metrics({f"{name}_{key}": value for key, value in description.items() if key != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.descriptions["rollout"]["shape"]})
     run.artifact(out)
-    log.info("%s: %s", config.label, result.reading)
+    log.log(RESULT, "%s: %s", config.label, result.reading)
 
 
 def _sequences(config: RolloutMeasureConfig) -> Sequences:

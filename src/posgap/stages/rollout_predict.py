@@ -13,6 +13,7 @@ from posgap.config import RolloutPredictConfig
 from posgap.errors import PosgapError
 from posgap.files import parsed, write_json
 from posgap.json_text import opened
+from posgap.printing import RESULT
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.distributions import describe, reading
@@ -54,7 +55,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     run.metrics({name: value for name, value in result.description.items() if name != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
     run.artifact(out)
-    log.info("%s: %s", config.label, result.reading)
+    log.log(RESULT, "%s: %s", config.label, result.reading)
 
 
 def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:

@@ -7,6 +7,7 @@ from posgap.config import ScaleApplyConfig
 from posgap.errors import PosgapError
 from posgap.models.factors import check_factors, require_rope
 from posgap.models.loading import commit_on_hub, load_config, model_folder
+from posgap.printing import RESULT
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
 from posgap.stage import stage
 from posgap.tracking.runs import Run
@@ -31,4 +32,4 @@ def scale_apply(config: ScaleApplyConfig, out: Path, run: Run) -> None:
         )
     write_scaled_model(folder, scaling, out)
     run.artifact(out / SCALING_FILE)
-    log.info("%d layers scaled by %s", len(scaling.factors), scaling.factors)
+    log.log(RESULT, "%d layers scaled by %s", len(scaling.factors), scaling.factors)

@@ -24,6 +24,7 @@ from posgap.models.in_force import scale_model
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import commit_on_hub, load_config, load_model
 from posgap.models.rope_lengths import RopeLengths
+from posgap.printing import RESULT
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import FEWEST, gain, kept_aside
@@ -153,8 +154,10 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     told = ("fitness", "unscaled_fitness", "forward_passes", "search_gain", "gain")
     run.metrics({name: value for name in told if (value := getattr(scaling, name)) is not None})
     run.artifact(out)
-    log.info("fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors)
-    log.info("the factors gain %s", scaling.gained)
+    log.log(
+        RESULT, "fitness %.2f, unscaled %.2f; factors %s", scaling.fitness, scaling.unscaled_fitness, scaling.factors
+    )
+    log.log(RESULT, "the factors gain %s", scaling.gained)
 
 
 def _search(

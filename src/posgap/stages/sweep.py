@@ -30,6 +30,7 @@ from posgap.measurement.sweeping import (
 )
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
+from posgap.printing import show
 from posgap.scaling.scaling_file import refuse_searched
 from posgap.stage import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
@@ -50,7 +51,8 @@ def sweep(config: SweepConfig) -> Location:
     was made when more could go unanswered is left as it is, and refused.
     """
     if config.estimate:
-        print(_estimated(config))
+        words = _estimated(config)
+        show(words, {"estimate": words.splitlines()})
         return config.out
     if not config.force:
         _require_same_endpoint(config)

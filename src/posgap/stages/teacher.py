@@ -16,6 +16,7 @@ from posgap.measurement.asking import answers
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
 from posgap.positions import format_positions
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, read_examples
@@ -100,9 +101,9 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     where_alone = dict(zip(names, positions[0])) if len(positions) == 1 else {}
     run.metrics({**summary, "unanswered": outcomes.share, **where_alone})
     run.artifact(out)
-    log.info("%d of %d responses at %s are correct", right, asked, where)
+    log.log(RESULT, "%d of %d responses at %s are correct", right, asked, where)
     if len(placements) > 1:
-        log.info("%d of %d examples have a response to learn", summary["examples_kept"], len(examples))
+        log.log(RESULT, "%d of %d examples have a response to learn", summary["examples_kept"], len(examples))
     if outcomes.unanswered:
         log.info("%d prompts were not answered, and are left out: %s", outcomes.unanswered, outcomes.listed)
 

@@ -10,6 +10,7 @@ from posgap.errors import Rejected
 from posgap.extras import needed
 from posgap.files import write_json
 from posgap.measurement.report import rendered, save_page
+from posgap.printing import RESULT
 from posgap.stage import stage
 from posgap.tasks.content import contents
 from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, Example, numbered_examples, read_examples, write_examples
@@ -49,7 +50,7 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
         failures = "; ".join(report["failures"]) + ("" if of_choices else _remedy(config, report, examples))
         raise Rejected(f"{config.examples}: {failures}. Report: {config.out}.rejected/{PAGE}")
     write_examples(out / EXAMPLES_FILE, examples)
-    log.info("%d examples pass %d expectations", len(table), report["evaluated"])
+    log.log(RESULT, "%d examples pass %d expectations", len(table), report["evaluated"])
     if among := answering["examples_with_answering_distractors"]:
         log.warning(
             "in %d of %d examples passages that are not relevant hold an answer, %d in all: a response can be right "

@@ -31,6 +31,7 @@ from posgap import files
 from posgap.config import FileConfig
 from posgap.errors import PosgapError
 from posgap.locations import Location, is_uri, with_uris
+from posgap.printing import RESULT, keep
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import publish_file, twin
 from posgap.storage.inputs import on_this_machine, source, sources
@@ -330,7 +331,8 @@ def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
                 publish_file(output.partial, config.out, config.force)
             else:
                 output.place()
-        log.info("%s to %s", done, config.out)
+        log.log(RESULT, "%s to %s", done, config.out)
+        keep({"done": done, "out": str(config.out)})
         return config.out
 
     return run

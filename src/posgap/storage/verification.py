@@ -8,6 +8,7 @@ from posgap import files
 from posgap.config import VerifyConfig
 from posgap.errors import Differs, PosgapError
 from posgap.locations import as_location
+from posgap.printing import RESULT, keep, show
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, source
 from posgap.storage.manifests import listed, read_record
@@ -27,13 +28,16 @@ def verify(config: VerifyConfig) -> None:
         if not listed(manifest := read_record(there.read(MANIFEST))):
             raise PosgapError(f"{folder}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
         verification.check(there, manifest)
-    print("\n".join(verification.faults), end="\n" if verification.faults else "")
     counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
+    result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
+    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach}
     for place, reason in verification.out_of_reach.items():
         log.info("%s: not verified: %s", place, reason)
     if verification.faults:
+        show("\n".join(verification.faults), result)
         raise Differs(f"{len(verification.faults)} faults in {counted}")
-    log.info("%s: all as their manifests say", counted)
+    keep(result)
+    log.log(RESULT, "%s: all as their manifests say", counted)
 
 
 class Verification:

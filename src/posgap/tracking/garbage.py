@@ -7,12 +7,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import click
-
 from posgap import tables
 from posgap.config import GcConfig
 from posgap.errors import PosgapError
 from posgap.locations import MODELS
+from posgap.printing import keep, show
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED
@@ -48,16 +47,18 @@ def collect(config: GcConfig) -> None:
     before = int(1000 * (time.time() - 3600 * config.older_than))
     remains = [*_in_registry(config.name, before), *_logged_models(before), *_runs(before)]
     if not remains:
-        click.echo("nothing was left behind")
+        show("nothing was left behind", {"remains": [], "removed": False})
         return
     moments = [datetime.fromtimestamp(each.since / 1000, UTC).strftime(champions.WHEN) for each in remains]
     rows = [[each.kind, each.name, moment, each.becomes] for each, moment in zip(remains, moments)]
-    click.echo(tables.markdown(["what", "which", "since (UTC)", "becomes"], rows, left=4))
-    if not config.yes:
-        click.echo("\nNothing was changed. With --yes it is.")
-        return
-    for each in remains:
-        each.remove()
+    head = ["what", "which", "since (UTC)", "becomes"]
+    listed = [dict(zip(head, row, strict=True)) for row in rows]
+    unchanged = "" if config.yes else "\n\nNothing was changed. With --yes it is."
+    show(f"{tables.markdown(head, rows, left=4)}{unchanged}", {"remains": listed, "removed": False})
+    if config.yes:
+        for each in remains:
+            each.remove()
+        keep({"remains": listed, "removed": True})
 
 
 def _in_registry(name: str, before: int) -> Iterator[Remains]:

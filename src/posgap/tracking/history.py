@@ -4,12 +4,12 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from posgap import tables
 from posgap.config import HistoryConfig, RollbackConfig
 from posgap.errors import PosgapError
 from posgap.json_text import parse
+from posgap.printing import RESULT, keep
+from posgap.printing import show as show_result
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
 from posgap.tracking.leases import Lease
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _VERSION = ["version", "registered (UTC)", "aliases", *SHOWN, "demanded", "champion (UTC)"]
+_CHANGE = {"at": "since (UTC)", "before": "before", "version": "champion", "why": "why"}
 
 
 def show(config: HistoryConfig) -> None:
@@ -36,10 +37,15 @@ def show(config: HistoryConfig) -> None:
         [*_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
         for version in versions
     ]
-    click.echo(tables.markdown(_VERSION, rows, left=len(_VERSION)))
+    parts = [tables.markdown(_VERSION, rows, left=len(_VERSION))]
     if changes:
-        shown = [[str(change.get(key, "")) for key in ("at", "before", "version", "why")] for change in changes]
-        click.echo(f"\n{tables.markdown(['since (UTC)', 'before', 'champion', 'why'], shown, left=4)}")
+        shown = [[str(change.get(key, "")) for key in _CHANGE] for change in changes]
+        parts.append(tables.markdown(list(_CHANGE.values()), shown, left=4))
+    result = {"name": config.name, "versions": [dict(zip(_VERSION, row, strict=True)) for row in rows]}
+    show_result(
+        "\n\n".join(parts),
+        result | {"changes": [{key: str(change.get(key, "")) for key in _CHANGE} for change in changes]},
+    )
 
 
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
@@ -81,5 +87,7 @@ def rollback(config: RollbackConfig) -> None:
         return champions.move(lease, target, why, former)
 
     change = champions.in_turn(config.name, back)
+    again, previous = change.version, change.previous
+    keep({"name": config.name, "champion": again, "previous": previous})
     words = "%s: version %s is the champion again, and version %s the previous one"
-    log.info(words, config.name, change.version, change.previous)
+    log.log(RESULT, words, config.name, again, previous)

@@ -12,6 +12,7 @@ from posgap import files
 from posgap.config import ApproveConfig
 from posgap.errors import PosgapError
 from posgap.models import flavor
+from posgap.printing import RESULT, keep
 from posgap.tracking import champions
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
@@ -129,7 +130,8 @@ def approve(config: ApproveConfig) -> None:
             )
 
     champions.in_turn(name, decide)
-    log.info("%s: version %s is the champion", name, version)
+    keep({"name": name, "champion": version})
+    log.log(RESULT, "%s: version %s is the champion", name, version)
 
 
 def _promote_approved(lease: Lease) -> None:

@@ -5,6 +5,7 @@ import logging
 from posgap.measurement.lengths import LengthMap
 from posgap.measurement.reading import p_value
 from posgap.measurement.sweeps import Sweep
+from posgap.printing import RESULT
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def log_lengths(lengths: LengthMap, run: Run) -> None:
     run.metrics({"effective_length": effective.tokens} | ends)
     run.label(lengths.label)
     for sentence in lengths.reading():
-        log.info("%s: %s", lengths.label, sentence)
+        log.log(RESULT, "%s: %s", lengths.label, sentence)
 
 
 def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
@@ -53,18 +54,20 @@ def log_sweep(sweep: Sweep, run: Run, model_id: str = "") -> None:
         for position, value in zip(sweep.positions, sweep.accuracy):
             run.metrics({"accuracy_by_position": value}, step=position)
     run.label(sweep.label)
-    log.info(
+    log.log(
+        RESULT,
         "%s: mean %.1f, gap %.1f (%.1f to %.1f), flatness %s",
         sweep.label, sweep.mean, sweep.gap, *sweep.gap_ci95, p_value(sweep.flatness.p),
     )  # fmt: skip
     if sweep.outcomes and (sentence := sweep.outcomes.sentence(sweep.placements)):
-        log.info("%s: %s", sweep.label, sentence)
+        log.log(RESULT, "%s: %s", sweep.label, sentence)
     for sentence in sweep.grading.sentences() if sweep.grading else ():
-        log.info("%s: %s", sweep.label, sentence)
+        log.log(RESULT, "%s: %s", sweep.label, sentence)
     for name, baseline in sweep.baselines.items():
-        log.info(
+        log.log(
+            RESULT,
             "%s, %s: %.1f (%.1f to %.1f), %+.1f to the mean",
             sweep.label, name, baseline.accuracy, *baseline.ci95, baseline.over_mean,
         )  # fmt: skip
     for name, category in sweep.by_category.items():
-        log.info("%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, category.accuracy, *category.ci95)
+        log.log(RESULT, "%s, %s: %.1f (%.1f to %.1f)", sweep.label, name, category.accuracy, *category.ci95)

@@ -6,6 +6,7 @@ from pathlib import Path
 from posgap.config import SyncConfig
 from posgap.errors import PosgapError
 from posgap.locations import is_uri
+from posgap.printing import show
 from posgap.storage.folders import twin
 from posgap.tracking.outbox import Entry, Outbox, place_of
 from posgap.tracking.server import CALL_SECONDS, VERB, tracked
@@ -18,16 +19,15 @@ def sync(config: SyncConfig) -> None:
 
     `PosgapError` where MLflow does not take it; what is not sent then stays where it is.
     """
-    number = 0
+    sent: list[dict[str, str]] = []
     for place in sorted({place for folder in config.folders for place in _places(folder)}):
         for outbox in Outbox.left_behind(place):
             try:
-                _send(outbox, place)
+                _send(outbox, place, sent)
             finally:
                 outbox.close()
-            number += 1
-    if not number:
-        print("nothing is left to send")
+    if not sent:
+        show("nothing is left to send", {"sent": []})
 
 
 def _places(folder: Path | str) -> Iterator[Path]:
@@ -39,12 +39,13 @@ def _places(folder: Path | str) -> Iterator[Path]:
     yield from (place.absolute() for place in here.rglob(_ANY) if place.is_dir())
 
 
-def _send(outbox: Outbox, place: Path) -> None:
+def _send(outbox: Outbox, place: Path, sent: list[dict[str, str]]) -> None:
     opening, last = outbox.opening, outbox.pending[-1]
     if not tracked():
         raise PosgapError(f"{place}: holds a run for {opening.server}: set MLFLOW_TRACKING_URI to that, or to another")
     while outbox.pending:
         outbox.send(VERB, CALL_SECONDS)
     outbox.remove()
-    ended = (isinstance(last, Entry) and last.end) or "open"
-    print(f"{place}: {opening.name}, {ended.lower()}: is in MLflow as {outbox.run_id}")
+    ended = ((isinstance(last, Entry) and last.end) or "open").lower()
+    sent.append({"output": str(place), "run": opening.name, "ended": ended, "mlflow_run_id": str(outbox.run_id)})
+    show(f"{place}: {opening.name}, {ended}: is in MLflow as {outbox.run_id}", {"sent": sent})

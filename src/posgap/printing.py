@@ -1,0 +1,108 @@
+"""What a command prints: its result, as text or as one JSON document, what `--quiet` leaves, and colours.
+
+The result goes to standard output. Progress, notes and errors go to standard error.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import click
+
+RESULT = logging.INFO + 5  # the level of a line that says what came of a stage, which `--quiet` leaves
+logging.addLevelName(RESULT, "RESULT")
+_COLOURS = {"error:": "red", "admitted": "green", "pass": "green", "✓": "green"}
+_COLOURS |= {"refused": "red", "fail": "red", "✗": "red"}
+
+
+@dataclass
+class _Command:
+    """How the present command is to print, and what it has to say."""
+
+    as_json: bool = False
+    quiet: bool = False
+    result: Any = None
+
+
+_command = _Command()
+
+
+def begin(words: Sequence[str]) -> None:
+    """Begins a command of these words, and forgets the one before: tests and programs run several in a process.
+
+    That the result is to be JSON is seen in the words themselves, lest one that no verb knows hides it.
+    """
+    global _command
+    _command = _Command(as_json="--json" in words)
+
+
+def options() -> list[click.Parameter]:
+    """`--json` and `--quiet`, which every verb has."""
+
+    def note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(_command, "as_json" if option.name == "json" else "quiet", True)
+
+    # Noted before the other options are read, so that what is wrong with those is said as it is asked for.
+    shared: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": note}
+    return [
+        click.Option(["--json"], help="print the result as JSON to standard output, and nothing else there", **shared),
+        click.Option(["-q", "--quiet"], help="print only the result and errors: no progress and no notes", **shared),
+    ]
+
+
+def is_quiet() -> bool:
+    """Whether the command is to show no progress."""
+    return _command.quiet
+
+
+def is_wanted(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is shown: with `--quiet` only results and errors are."""
+    return not _command.quiet or record.levelno == RESULT or record.levelno >= logging.ERROR
+
+
+def show(text: str, result: Any) -> None:
+    """Prints what came of a verb: a text for people or, at the verb's end, `result` as JSON where it is asked for."""
+    keep(result)
+    if not _command.as_json:
+        click.echo(text)
+
+
+def keep(result: Any) -> None:
+    """Has `result` be what `--json` prints; the last one counts."""
+    _command.result = result
+
+
+def is_json() -> bool:
+    """Whether the result is to be JSON."""
+    return _command.as_json
+
+
+@contextmanager
+def result_alone() -> Iterator[None]:
+    """Within the block nothing but the result goes to standard output, where that is to be JSON."""
+    if not _command.as_json:
+        yield
+        return
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def write_json(otherwise: Any = None) -> None:
+    """Prints the result as JSON where it is asked for, or `otherwise` where there is none."""
+    result = otherwise if _command.result is None else _command.result
+    if _command.as_json and result is not None:
+        click.echo(json.dumps(result))
+
+
+def coloured(text: str, stream: TextIO) -> str:
+    """A word of a verdict, or of an error, in its colour, where the stream is a terminal and NO_COLOR is not set."""
+    colour = _COLOURS.get(text.strip())
+    if not colour or os.environ.get("NO_COLOR") or not stream.isatty():
+        return text
+    return click.style(text, fg=colour)

@@ -1,0 +1,148 @@
+"""What every verb prints: with `--json` one document and nothing else, with `--quiet` no progress; and colours."""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from posgap import cli, printing
+from posgap.cli import build, example, main
+from posgap.errors import Differs, GateFailed, PosgapError, Rejected
+from posgap.locations import is_uri
+from posgap.progress import track
+from posgap.verbs import SECTIONS, VERBS, Verb
+
+log = logging.getLogger("posgap.test")
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return (ended.value.code or 0, *capsys.readouterr())
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    """Replaces every verb's work by what says a lot, and has a result where its verb says that it has."""
+    monkeypatch.chdir(tmp_path)
+    raised: list[Exception] = []
+
+    def function(verb: Verb):
+        def say(config):
+            print("a library greets")
+            log.info("a note")
+            log.warning("a warning")
+            list(track(range(2), 2, "progress"))
+            if verb.results:
+                folder = Path(f"{config.out}.rejected" if raised and isinstance(raised[0], Rejected) else config.out)
+                folder.mkdir(parents=True)
+                (folder / verb.results[0]).write_text('{"made": true}')
+                log.log(printing.RESULT, "the result")
+            else:
+                printing.show("the result", {"made": True})
+            if raised:
+                raise raised[0]
+
+        return say
+
+    monkeypatch.setattr(cli, "_function", function)
+    return raised
+
+
+ON_DISK = [words for words, verb in VERBS.items() if not (verb.results and is_uri(verb.example.split()[-1]))]
+
+
+@pytest.mark.parametrize("words", ON_DISK)
+def test_a_verb_s_result_is_one_json_document_and_nothing_else(words, work, capsys):
+    code, out, err = run(capsys, *shlex.split(example(words))[1:], "--json")
+    assert code == 0, err
+    assert json.loads(out) == {"made": True} and "a library greets" in err and "a note" in err
+
+
+@pytest.mark.parametrize("words", VERBS)
+def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
+    code, out, err = run(capsys, *words.split(), "--json", "--colour", "red")
+    assert (code, json.loads(out)) == (2, {"error": err.removeprefix("posgap: error: ").strip(), "exit_code": 2})
+    assert "No such option '--colour'" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "code"),
+    [
+        ("gate", GateFailed("no"), 3),
+        ("verify", Differs("no"), 1),
+        ("validate", Rejected("no"), 2),
+        ("sweep", PosgapError("no"), 2),
+    ],
+)
+def test_a_refusal_prints_its_result_and_other_errors_never_an_earlier_one(words, error, code, work, capsys):
+    work.append(error)
+    ended, out, err = run(capsys, *shlex.split(example(words))[1:], "--json")
+    assert ended == code and err.endswith("posgap: error: no\n")
+    assert json.loads(out) == ({"error": "no", "exit_code": 2} if words == "sweep" else {"made": True})
+
+
+def test_json_is_asked_for_by_the_environment_too_and_only_once(work, capsys, monkeypatch):
+    monkeypatch.setenv("POSGAP_DOCTOR_JSON", "1")
+    assert json.loads(run(capsys, "doctor")[1]) == {"made": True}
+    monkeypatch.delenv("POSGAP_DOCTOR_JSON")
+    assert run(capsys, "doctor")[1] == "a library greets\nthe result\n"
+
+
+@pytest.mark.parametrize("words", ["doctor", "merge"])
+@pytest.mark.parametrize("quiet", [[], ["-q"], ["--quiet"]])
+def test_quiet_leaves_the_result_and_errors(words, quiet, work, capsys, monkeypatch):
+    work.append(PosgapError("no"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    _, out, err = run(capsys, *shlex.split(example(words))[1:], *quiet)
+    assert "the result" in out + err and "posgap: error: no" in err
+    for more in ("a note", "a warning", "progress"):
+        assert (more in err) == (not quiet)
+
+
+def test_colours_are_for_terminals_alone_and_not_where_nobody_wants_them(capsys, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run(capsys, "sweeep")[2].startswith("posgap: error: No such command")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert run(capsys, "sweeep")[2].startswith("posgap: \x1b[31merror:\x1b[0m No such command")
+    assert printing.coloured("admitted", sys.stderr) == "\x1b[32madmitted\x1b[0m"
+    assert printing.coloured("fail   ", sys.stderr) == "\x1b[31mfail   \x1b[0m"
+    assert printing.coloured("unsure", sys.stderr) == "unsure"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(capsys, "sweeep")[2].startswith("posgap: error: ")
+
+
+def test_help_lists_every_verb_once_under_a_heading_and_ends_each_with_its_example():
+    root = build()
+    shown = root.get_help(click.Context(root, info_name="posgap"))
+    rows = [line.split()[0] for line in shown.partition("\nMeasure:\n")[2].splitlines() if line.startswith("  ")]
+    assert sorted(rows) == sorted(root.commands) and [*SECTIONS] == [
+        line[:-1] for line in shown.splitlines() if line[:1].strip() and line.endswith(":") and line != "Options:"
+    ]
+    for words in VERBS:
+        verb = root
+        for word in words.split():
+            verb = (verb.commands if isinstance(verb, click.Group) else verb.below)[word]
+        assert verb.get_help(click.Context(verb)).endswith(f"\n\n  Example:\n    {example(words)}")
+
+
+COMPLETED = """
+source <(posgap completion bash)
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _posgap_completion posgap; echo ${COMPREPLY[*]}; }
+ask posgap sw
+ask posgap gate replay --js
+ask posgap sweep --config nowhere.yaml --question ''
+"""
+
+
+def test_bash_completes_verbs_options_and_values():
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", COMPLETED], env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["sweep", "--json", "after before both"] and not done.stderr
