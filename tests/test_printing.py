@@ -146,3 +146,11 @@ def test_bash_completes_verbs_options_and_values():
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", COMPLETED], env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["sweep", "--json", "after before both"] and not done.stderr
+
+
+def test_what_a_command_was_asked_for_is_forgotten_when_it_ends(work, capsys):
+    run(capsys, "doctor", "--json", "--quiet")
+    build().main(["doctor", "--json", "-q"], standalone_mode=False)  # no command of posgap's: nobody would end it
+    capsys.readouterr()
+    printing.show("text", {"made": True})
+    assert capsys.readouterr().out == "text\n" and not printing.is_quiet()

@@ -291,37 +291,44 @@ def main(arguments: list[str] | None = None) -> None:
     logger = logging.getLogger("posgap")
     # Rank 0 logs at INFO, other ranks only warnings.
     logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
-    printing.begin(sys.argv[1:] if arguments is None else arguments)
     stop_on_termination()
     os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
+    with printing.command(sys.argv[1:] if arguments is None else arguments):
+        code = _run(arguments)
+    end(code)
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Runs a command; returns its exit code when what came of it is printed."""
     try:
         build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
         if is_main_process():
             printing.write_json()
-        code = 0
+        return 0
     except click.exceptions.NoArgsIsHelpError as shown:
         click.echo(shown.format_message())
-        code = 2
+        return 2
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
-        code = _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+        return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
     except OfAll as error:
-        code = _fail(_with_notes(str(error), error), error.exit_code) if is_main_process() else error.exit_code
+        if is_main_process():
+            _fail(_with_notes(str(error), error), error.exit_code)
         end_together()
+        return error.exit_code
     except PosgapError as error:
-        code = _fail(_with_notes(str(error), error), error.exit_code)
+        return _fail(_with_notes(str(error), error), error.exit_code)
     except OSError as error:
-        code = _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+        return _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
     except ModuleNotFoundError as error:
         missing = how_to_install(error.name or "")
-        code = _fail(missing, 2) if missing else _fail(told(error), 1, "")
+        return _fail(missing, 2) if missing else _fail(told(error), 1, "")
     except MemoryError:
-        code = _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
+        return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
     except (KeyboardInterrupt, click.Abort) as stop:
-        code = _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
+        return _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
     except Exception as error:
-        code = _fail(told(error), 1, "")
-    end(code)
+        return _fail(told(error), 1, "")
 
 
 class _Formatter(logging.Formatter):

@@ -29,23 +29,28 @@ class _Command:
     result: Any = None
 
 
-_command = _Command()
+_OUTSIDE = _command = _Command()  # of any command: a verb's function was called from Python
 
 
-def begin(words: Sequence[str]) -> None:
-    """Begins a command of these words, and forgets the one before: tests and programs run several in a process.
+@contextmanager
+def command(words: Sequence[str]) -> Iterator[None]:
+    """Around a command of these words.
 
     That the result is to be JSON is seen in the words themselves, lest one that no verb knows hides it.
     """
     global _command
     _command = _Command(as_json="--json" in words)
+    try:
+        yield
+    finally:
+        _command = _OUTSIDE
 
 
 def options() -> list[click.Parameter]:
     """`--json` and `--quiet`, which every verb has."""
 
     def note(ctx: click.Context, option: click.Parameter, value: bool) -> None:
-        if value:
+        if value and _command is not _OUTSIDE:
             setattr(_command, "as_json" if option.name == "json" else "quiet", True)
 
     # Noted before the other options are read, so that what is wrong with those is said as it is asked for.
@@ -75,7 +80,8 @@ def show(text: str, result: Any) -> None:
 
 def keep(result: Any) -> None:
     """Has `result` be what `--json` prints; the last one counts."""
-    _command.result = result
+    if _command.as_json:
+        _command.result = result
 
 
 def is_json() -> bool:
