@@ -330,7 +330,7 @@ GROUPS = {
     "hub": "The Hugging Face hub.",
 }
 # What is also an MLproject entry point and a KFP component, by the name that it has there.
-STAGES = {words.replace(" ", "_"): verb for words, verb in VERBS.items() if verb.kind is not Kind.COMMAND}
+STAGES = {words.replace(" ", "_"): verb for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.MORE)}
 
 
 def words(stage: str) -> list[str]:
