@@ -33,7 +33,7 @@ from posgap.tables import markdown
 from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 
-SPREAD = {20: "", 140: "1,35,70,105,140", 10: ""}  # positions by number of documents; empty: all
+SPREAD = {20: "", 140: "1,35,70,105,140", 10: "1,5,10"}  # positions by number of documents; empty: all
 
 
 def sweep(*words: object) -> tuple[float, float]:
