@@ -218,7 +218,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "preflight": Verb(
             config.PreflightConfig,
             "posgap.stages.preflight:preflight",
-            "--train-data train.jsonl.gz --eval-data eval.jsonl.gz --model Qwen/Qwen3-0.6B --out run/preflight",
+            "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
             ("preflight.json",),
             Kind.MORE,
         ),
