@@ -12,9 +12,11 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
 
 from posgap import __version__
 from posgap.config import DoctorConfig
@@ -60,6 +62,7 @@ def findings() -> Iterator[Finding]:
     yield _disk(Path.cwd())
     gpus = _gpus()
     yield _torch(gpus)
+    yield _within_bounds("transformers")
     yield _gpu(gpus)
     yield _package("FlashAttention", "flash_attn", 'faster attention on GPUs: pip install "posgap[gpu]"', bool(gpus))
     yield _package("vLLM", "vllm", 'faster answers on GPUs, --backend vllm: pip install "posgap[vllm]"')
@@ -97,14 +100,23 @@ def _gpus() -> list[str]:
 
 
 def _torch(gpus: list[str]) -> Finding:
-    installed = _version("torch")
-    if installed is None:
-        return Finding("torch", "broken", "not installed", "pip install torch")
-    if gpus and installed.endswith("+cpu"):
-        return Finding(
-            "torch", "broken", f"{installed}, which uses no GPU", "install the wheel for CUDA from pytorch.org"
+    found = _within_bounds("torch")
+    if gpus and found.state == "yes" and found.seen.endswith("+cpu"):
+        return found._replace(
+            state="broken", seen=f"{found.seen}, which uses no GPU", mend="install the wheel for CUDA from pytorch.org"
         )
-    return Finding("torch", "yes", installed)
+    return found
+
+
+def _within_bounds(package: str) -> Finding:
+    """Whether a package is there in a version that posgap's own metadata allow."""
+    (bounds,) = (each.specifier for each in map(Requirement, requires("posgap") or []) if each.name == package)
+    mend = f"pip install '{package}{bounds}'"
+    if (installed := _version(package)) is None:
+        return Finding(package, "broken", "not installed", mend)
+    if not bounds.contains(installed, prereleases=True):
+        return Finding(package, "broken", f"{installed}, with which posgap does not work or was not tried", mend)
+    return Finding(package, "yes", installed)
 
 
 def _gpu(gpus: list[str]) -> Finding:
