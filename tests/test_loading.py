@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_generation import random_model
+from transformers import Gemma2Config, LlamaConfig
 
 from posgap.cli import main
 from posgap.errors import PosgapError
@@ -90,3 +92,15 @@ def test_a_stage_measures_no_model_that_is_not_whole(copy, tmp_path, capsys):
     assert stopped.value.code == 2
     assert f"posgap: error: {copy}: weights are missing: {NORM}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("config, cap", [(Gemma2Config, 1.0), (Gemma2Config, None), (LlamaConfig, None)])
+def test_attention_whose_scores_are_capped_is_read_with_its_cap(tmp_path, config, cap):
+    """Older transformers' sdpa, `make oldest` says, leaves the cap out and is the default."""
+    ids = torch.arange(3, 35)[None]
+    capped = {"attn_logit_softcapping": cap} if config is Gemma2Config else {}
+    random_model(config, head_dim=8, **capped).float().save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    read = model(input_ids=ids).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(read, model(input_ids=ids).logits, rtol=1e-3, atol=1e-4)

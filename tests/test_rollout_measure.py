@@ -97,6 +97,7 @@ def gemma2():
         Gemma2Config(
             vocab_size=VOCABULARY, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS,
             num_attention_heads=HEADS, num_key_value_heads=2, head_dim=8, sliding_window=6, **RANDOM,
+            attn_implementation="eager",  # as `load_model` has it
         )
     )  # fmt: skip
 

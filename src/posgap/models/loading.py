@@ -94,6 +94,8 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
     flash = flash and not getattr(config, "alibi", False)  # Falcon's refuses biases
+    # sdpa of transformers before 5.21 leaves out what caps attention's scores (Gemma 2).
+    otherwise = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
     with _without_reports():
         model, report = _loaded(
             AutoModelForCausalLM,
@@ -102,7 +104,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
             weights=True,
             dtype=kept,
             use_safetensors=True,
-            attn_implementation="flash_attention_2" if flash else None,
+            attn_implementation="flash_attention_2" if flash else otherwise,
             ignore_mismatched_sizes=True,  # which the report then has
             output_loading_info=True,
         )
