@@ -20,7 +20,10 @@ CORE = {Requirement(each).name for each in PROJECT["dependencies"]}
 # What one of those brings, and cannot do without.
 CARRIED = {"huggingface_hub", "safetensors", "tokenizers", "packaging", "pydantic_core", "typing_extensions"}
 # Modules that are of use with an extra alone, and so import it at their top.
-OF_EXTRAS = ("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py")
+OF_EXTRAS = (
+    *("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py"),
+    "src/posgap/tracking/migration.py",
+)
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
 
 
@@ -65,6 +68,7 @@ def test_what_measuring_imports_is_of_the_core():
 def test_the_extra_that_is_named_brings_the_package(module):
     carriers = {
         "sqlalchemy": "mlflow",
+        "alembic": "mlflow",
         "requests": "mlflow",
         "google": "kfp",
         "urllib3": "kfp",

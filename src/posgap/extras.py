@@ -13,6 +13,7 @@ from posgap.errors import PosgapError
 EXTRA_OF = {
     "mlflow": "mlflow",
     "sqlalchemy": "mlflow",
+    "alembic": "mlflow",
     "requests": "mlflow",
     "kfp": "kfp",
     "kfp_server_api": "kfp",
@@ -31,6 +32,7 @@ EXTRA_OF = {
     "peft": "train",
     "kubeflow": "cluster",
     "kubernetes": "cluster",
+    "psycopg": "cluster",
     "lm_eval": "harness",
     "inspect_ai": "inspect",
     "vllm": "vllm",
