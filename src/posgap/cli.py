@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, get_args, get_origin
 
@@ -266,7 +266,7 @@ def build() -> click.Group:
     return root
 
 
-def _below(place: Any) -> dict[str, click.Command]:
+def _below(place: Any) -> MutableMapping[str, click.Command]:
     """The commands of a group, or those below a verb."""
     return place.commands if isinstance(place, click.Group) else place.below
 

@@ -94,7 +94,7 @@ def applied_inner(inner: Any) -> list[float]:
 
     config = inner.config.get_text_config()
     rope, scaling = config.rope_parameters or {}, getattr(inner, "posgap_scaling", None)
-    layer_types = getattr(config, "layer_types", None)
+    layer_types: Any = getattr(config, "layer_types", None)
     rotary = next(module for name, module in inner.named_modules() if "RotaryEmbedding" in type(module).__name__)
     takes_type = "layer_type" in inspect.signature(type(rotary).forward).parameters
     positions = torch.tensor([[0, 1]], device=next(inner.parameters()).device)

@@ -96,7 +96,7 @@ def _others(connection: psycopg.Connection) -> list[str]:
 
 def _value(connection: psycopg.Connection, query: str, *values: str) -> str | None:
     row = connection.execute(query, values).fetchone()
-    return row and row[0]
+    return row[0] if row else None
 
 
 def _say(reason: str) -> None:
