@@ -121,6 +121,7 @@ def test_the_site_is_built_without_a_broken_link(site):
         assert taken == [], page.name  # it works without a network
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not program(), reason="there is no Chromium on PATH")
 def test_the_site_fits_a_phone_and_can_be_searched_from_a_disk(site):
     too_wide = """[...document.querySelectorAll('article *')].filter((element) => {

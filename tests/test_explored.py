@@ -410,6 +410,7 @@ def test_pairs_are_filtered_by_category(page, tmp_path):
     assert page.js(ACCURACIES) == pytest.approx(wanted, abs=1e-9)
 
 
+@pytest.mark.nightly
 def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
     examples = [asking(i, 40) for i in range(12)]
     examples[0] = examples[0].model_copy(update={"id": "i" * 100_000, "question": "q" * 100_000})

@@ -95,7 +95,7 @@ def running(command: list[str], variables: dict, url: str, authority: str | bool
         process.wait()
 
 
-@pytest.mark.parametrize("name", ["local", f"local{SECURED}"])
+@pytest.mark.parametrize("name", [pytest.param("local", marks=pytest.mark.nightly), f"local{SECURED}"])
 def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_bucket(
     database, bucket_server, tmp_path, monkeypatch, name
 ):

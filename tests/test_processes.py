@@ -195,6 +195,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(config, tmp_path):
     assert not list(tmp_path.glob(".posgap-*"))
 
 
+@pytest.mark.nightly
 def test_two_drained_processes_go_on_too(config, tmp_path):
     config = config.model_copy(update={"epochs": 20, "save_steps": 5, "lora_rank": 4})
     distill(config)

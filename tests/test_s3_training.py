@@ -128,6 +128,7 @@ def finish(process: subprocess.Popen) -> str:
     return said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_nodes_without_a_shared_disk_go_on_from_s3(config, bucket, tmp_path, monkeypatch):
     config = config.model_copy(update={"deepspeed": "zero2", "epochs": 40, "save_steps": 4})

@@ -8,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_four_times_the_examples_take_no_more_memory():
     """Some MiB of 560 are the allocator's mood; the caches of 24 more examples would be 28."""

@@ -185,6 +185,7 @@ def test_recipes_favour_the_first_record(recipe):
     assert weights.argmax() == 0 and weights[:10].sum() == pytest.approx(recipe.first, abs=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_two_hop_model_reasons_near_the_end_and_r2_teaches_it_to_reason_anywhere(tmp_path):
     """Stored in bfloat16, before and after, as the models that people train are."""

@@ -183,6 +183,7 @@ def test_work_must_be_where_all_machines_find_it(config, tmp_path):
     assert process.returncode == 2 and "--work: must be in S3" in said
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_path):
     """The same job, the same command of two processes as on the cluster, and S3 between them and the step."""
