@@ -25,7 +25,7 @@ KEYS = {
     "End": 35,
     "Home": 36,
 }
-TIMEOUT = 60.0  # seconds that a machine under load may take
+TIMEOUT = 120  # seconds, which a loaded machine may take for a page that it opens in one
 
 
 def program() -> str | None:
