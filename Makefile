@@ -1,6 +1,6 @@
 # make demo   sets up .venv and runs the demo
-# make test   sets up .venv and runs every test
-# make test-all   the same, with the tests of endurance that run each night
+# make test   sets up .venv and runs the tests
+# make test-all   the same, with those that otherwise run each night: endurance, and what learning alone can show
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)

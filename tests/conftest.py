@@ -104,7 +104,8 @@ def empty_store() -> Path:
 
     @event.listens_for(Engine, "connect")
     def quickly(connection, _):
-        """A third of the time goes into what is left when the machine itself fails, which no test looks at."""
+        """Commits do not wait for the disk, which took a third of the time: no test looks at what is left when the
+        machine itself fails."""
         if isinstance(connection, sqlite3.Connection):
             connection.execute("PRAGMA synchronous = OFF")
 

@@ -102,6 +102,14 @@ class _Verb(click.Command):
 
         return super().parse_args(ctx, [word for arg in args for word in words(arg)])
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.below:
+            with formatter.section("Below it"):
+                formatter.write_dl(
+                    [(f"{self.name} {name}", verb.get_short_help_str(200)) for name, verb in self.below.items()]
+                )
+        super().format_epilog(ctx, formatter)
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         below = [CompletionItem(word) for word in self.below if word.startswith(incomplete)]
         return below + super().shell_complete(ctx, incomplete)
@@ -198,7 +206,7 @@ def _function(verb: Verb) -> Callable[[Any], Any]:
     if verb.kind is Kind.READER:
         from posgap.storage.inputs import with_local_paths
 
-        return with_local_paths(lambda config: getattr(importlib.import_module(module), function).__wrapped__(config))
+        return with_local_paths(lambda config: getattr(importlib.import_module(module), function)(config))
     return getattr(importlib.import_module(module), function)
 
 
