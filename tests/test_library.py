@@ -271,9 +271,7 @@ def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model
     write_examples(tmp_path / "examples.jsonl", [kv_example(number, 20) for number in range(3)])
     write_examples(tmp_path / "held-out.jsonl", [kv_example(number, 20) for number in range(3, 5)])
     # The tiny model reads no long keys.
-    monkeypatch.setattr(
-        posgap.library, "made_examples", lambda task, n, *_: [kv_example(i, 20) for i in range(n // 50)]
-    )
+    monkeypatch.setattr("posgap.library.made_examples", lambda task, n, *_: [kv_example(i, 20) for i in range(n // 50)])
     ids = torch.full((2, 6), 9)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
     arguments = TrainingArguments(output_dir="out", max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)
