@@ -135,4 +135,5 @@ def test_a_run_that_another_took_before_there_was_an_earlier_one_stays(server, m
     monkeypatch.setattr(parents, "_parents", parents_seen)
     monkeypatch.setattr(parents.time, "time", lambda: 1.0)
     assert parents.parent_of(server, experiment, "run-7", {}) == taken
-    assert real(server, experiment, "run-7") == [taken]
+    (left,) = real(server, experiment, "run-7")
+    assert left.info.run_id == taken

@@ -9,33 +9,42 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 PIPELINE_TAG, STAGE_TAG = "posgap.pipeline_run", "posgap.stage"
 PARENT_TAG = "mlflow.parentRunId"
 PIPELINE = "pipeline"  # what the run of a pipeline run has as its stage
-# How often it is looked for, when the first one gives way, and the seconds between.
-_LOOKS, _PATIENT, _BETWEEN_LOOKS = 40, 12, 0.3
+TAKEN_TAG = "posgap.taken"  # this run of a pipeline run is the one, and stays
+_LOOKS, _BETWEEN_LOOKS = 40, 0.3  # how often it is looked for, and the seconds between
 
 
 def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
     """The id of a pipeline run's own run, which is made with these tags where there is none.
 
-    Several stages may make one at the same moment. Each then waits until one is left: all but the first are deleted by
-    who made them, and the first, too, where another stays, which its maker took before the first was there. What is
-    left over all the same, `report` sets right.
+    Several stages may make one at the same moment, on machines whose clocks differ. Who sees its own alone marks it as
+    taken, which no two can: each looks after it has made its own, so the later of them sees both. A stage hangs itself
+    below a marked run only. All others are deleted by who made them: at once where one is marked or an earlier one is
+    there. Where nobody marks any, because a stage was killed in between, the first is taken after some seconds.
     """
-    there, own = _parents(client, experiment_id, pipeline_run), ""
+    own = ""
     for look in range(_LOOKS):
-        if len(there) == 1:
+        there = _parents(client, experiment_id, pipeline_run)
+        ids = [run.info.run_id for run in there]
+        taken = next((run.info.run_id for run in there if TAKEN_TAG in run.data.tags), "")
+        if own in ids and own != (taken or ids[0]):
+            client.delete_run(own)
+        if taken:
+            return taken
+        if ids == [own]:
             break
         if not there:
             own = _made(client, experiment_id, pipeline_run, tags)
-        elif own in there and (there[0] != own or look >= _PATIENT):
-            client.delete_run(own)
-        if look:
+        elif look:
             time.sleep(_BETWEEN_LOOKS)
-        there = _parents(client, experiment_id, pipeline_run)
-    return next(iter(there), own)
+    else:
+        own = next(iter(ids), own)
+    client.set_tag(own, TAKEN_TAG, "true")
+    return own
 
 
 def _made(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
@@ -44,7 +53,7 @@ def _made(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: d
     return client.create_run(experiment_id, int(1000 * time.time()), tags, name).info.run_id
 
 
-def _parents(client: "MlflowClient", experiment_id: str, pipeline_run: str) -> list[str]:
+def _parents(client: "MlflowClient", experiment_id: str, pipeline_run: str) -> "list[Run]":
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and tags.`{STAGE_TAG}` = '{PIPELINE}'"
     there = client.search_runs([experiment_id], condition)
-    return [run.info.run_id for run in sorted(there, key=lambda run: (run.info.start_time, run.info.run_id))]
+    return sorted(there, key=lambda run: (run.info.start_time, run.info.run_id))
