@@ -34,7 +34,7 @@ QUICK = [{"rows": 1, "prompt_tokens": 512, "arithmetic": "float32"}]
 
 def expected(of: dict) -> float:
     """The bytes that the plan expects."""
-    from posgap.distillation.footprint import Micro, footprint, size_of
+    from posgap.distillation.footprint import Micro, size_of, working
     from posgap.distillation.planning import Way, standing
 
     micro = Micro(
@@ -44,7 +44,7 @@ def expected(of: dict) -> float:
     way = Way("alone", micro.checkpointing, micro.lora_rank)
     config = _model_config(of)
     # On a CPU torch's AdamW takes one parameter after the other, and holds no number for each of them beside its means.
-    return standing(way, size_of(config, micro.lora_rank), 1) + footprint(config, micro).working
+    return standing(way, size_of(config, micro.lora_rank), 1) + working(config, micro)
 
 
 def _model_config(of: dict):

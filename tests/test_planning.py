@@ -2,6 +2,7 @@
 
 import gc
 import json
+from collections.abc import Callable
 from functools import cache, partial
 
 import pytest
@@ -11,7 +12,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from posgap.config import PlanDistillConfig
 from posgap.distillation import planning
-from posgap.distillation.footprint import OPERATIONS, Micro, Storages, footprint, measured, size_of
+from posgap.distillation.footprint import (
+    OPERATIONS,
+    Micro,
+    Storages,
+    counted_operations,
+    measured_working,
+    operations,
+    read,
+    size_of,
+    working,
+)
 from posgap.distillation.planning import GB, USABLE, Way, plan_distill, read_tokens, standing, ways
 from posgap.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
@@ -40,7 +51,7 @@ def test_sizes_and_operations_are_those_of_the_real_model():
     assert size.head == model.lm_head.weight.numel()
     # Logits are dropped after the forward pass: the student's are computed once more, and the teacher's twice in all.
     heads = 3 * 2 * hidden.numel() * 512
-    assert footprint(SHAPE, Micro(2, 128, 8, "float32")).operations == counted.get_total_flops() + heads
+    assert operations(SHAPE, Micro(2, 128, 8, "float32")) == counted.get_total_flops() + heads
     adapters = size_of(SHAPE, 4)
     assert 0 < adapters.trained < adapters.parameters - size.parameters + 1
 
@@ -59,9 +70,9 @@ def test_working_memory_is_what_is_saved_and_grows_with_rows_and_layers_as_it_sh
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model.base_model(input_ids=torch.zeros(2, 128, dtype=torch.long), use_cache=False).last_hidden_state
     held = sum(dict(saved).values())
-    at_two = footprint(SHAPE, Micro(2, 128, 8, "float32")).working
+    at_two = working(SHAPE, Micro(2, 128, 8, "float32"))
     assert held < at_two < 1.5 * held and hidden.numel()
-    one, three = (footprint(SHAPE, Micro(rows, 128, 8, "float32")).working for rows in (1, 3))
+    one, three = (working(SHAPE, Micro(rows, 128, 8, "float32")) for rows in (1, 3))
     assert three - at_two == pytest.approx(at_two - one, rel=0.02)
 
 
@@ -70,13 +81,14 @@ def test_what_checkpointing_keeps_of_a_layer_is_counted_to_the_byte(keep_attenti
     """What it reads; and where attention's results are kept, as much again and the logarithm of a sum for each head."""
     micro = Micro(2, 128, 8, "float32", checkpointing=True, keep_attention=keep_attention)
     expected = 4 * 2 * 128 * (64 + keep_attention * (64 + 4))
-    assert measured(layers(3), micro).working - measured(layers(2), micro).working == expected
+    assert measured_working(layers(3), micro) - measured_working(layers(2), micro) == expected
     assert held(3, keep_attention) - held(2, keep_attention) == expected
 
 
 def test_what_a_deep_model_takes_is_found_from_eight_of_its_layers():
     micro = Micro(2, 128, 8, "float32", checkpointing=True)
-    assert footprint(layers(10), micro) == measured(layers(10), micro)
+    assert working(layers(10), micro) == measured_working(layers(10), micro)
+    assert operations(layers(10), micro) == counted_operations(layers(10), micro)
 
 
 def layers(n: int) -> LlamaConfig:
@@ -84,21 +96,41 @@ def layers(n: int) -> LlamaConfig:
 
 
 def held(n_layers: int, keep_attention: bool) -> int:
-    """The most bytes that real tensors take, freed by the count of their references alone."""
+    """The most bytes that real tensors take while layers alone are trained."""
     model = LlamaForCausalLM(layers(n_layers)).requires_grad_(False).train()
     checkpoint_activations(model, keep_attention)
     inputs = torch.zeros(2, 128, 64, requires_grad=True)
+    return most_bytes(model, lambda: model.base_model(inputs_embeds=inputs, use_cache=False)[0].sum().backward())
+
+
+def most_bytes(model: torch.nn.Module, work: Callable[[], None]) -> int:
+    """The most bytes that real tensors take beside the model's, freed by the count of their references alone."""
     gc.collect()
     gc.disable()
     try:
         storages = Storages(collect=False)
         for parameter in model.parameters():
             storages.add(parameter)
+            if parameter.grad is not None:
+                storages.add(parameter.grad)
+        before = storages.now
         with storages:
-            model.base_model(inputs_embeds=inputs, use_cache=False).last_hidden_state.sum().backward()
+            work()
     finally:
         gc.enable()
-    return storages.most - sum(parameter.nbytes for parameter in model.parameters())
+    return storages.most - before
+
+
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
+    model = LlamaForCausalLM(SHAPE).train()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    if checkpointing:
+        checkpoint_activations(model, False)
+    micro = Micro(2, 128, 8, arithmetic, checkpointing)
+    assert working(SHAPE, micro) == most_bytes(model, lambda: read(model, micro))
 
 
 def test_bytes_that_stand_are_those_of_each_way():
@@ -117,8 +149,8 @@ def test_bytes_that_stand_are_those_of_each_way():
 
 
 def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
-    measured_once = cache(partial(footprint, SHAPE))  # the plans ask for the same micro-batches
-    monkeypatch.setattr(planning, "footprint", lambda model, micro: measured_once(micro))
+    measured_once = cache(partial(working, SHAPE))  # the plans ask for the same micro-batches
+    monkeypatch.setattr(planning, "working", lambda model, micro: measured_once(micro))
     plan = plan_distill(config)
     assert plan["options"] == ["--micro-batch-tokens 4096"]  # all 32 prompts of a step
     assert plan["updates"] == 94 and plan["tokens"] == 3000 * 128
@@ -132,6 +164,16 @@ def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
     assert [way["way"]["strategy"] for way in eight["ways"]] == ["data parallel", "zero2", "zero3", "fsdp"]
     assert plan["hours"] / 8 <= eight["hours"] < plan["hours"] / 6  # not every step has a multiple of 8 prompts
     assert plan["hours"] <= plan["hours_without_sharing"]
+
+
+def test_operations_are_counted_once_of_the_way_that_is_suggested(config, monkeypatch):
+    counted = []
+    monkeypatch.setattr(planning, "working", lambda model, micro: micro.rows)
+    monkeypatch.setattr(planning, "operations", lambda model, micro: counted.append(micro) or 1000)
+    plan = plan_distill(config.model_copy(update={"gpus": 8}))
+    assert counted == [Micro(1, 128, 8, "bfloat16")] and len(plan["ways"]) == 4
+    # The teacher reads the best prompt of 300 examples, forwards alone.
+    assert plan["operations"] == pytest.approx(1000 * (plan["read_tokens"] / 128 + 300 / 3))
 
 
 def test_tokens_are_counted_as_the_engine_would_read_them(config):

@@ -8,7 +8,7 @@ architecture, rather than of a formula.
 import copy
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,15 +76,6 @@ class Size:
     outside: int
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What a micro-batch takes: `working` bytes, beside parameters, gradients and optimizer, and `operations`
-    (multiplications and additions, each counted, and attention as if it were not causal) forwards and backwards."""
-
-    working: int
-    operations: int
-
-
 class Storages(TorchDispatchMode):
     """The bytes of all storages that operations have made and that still live, and the most there ever were.
 
@@ -134,20 +125,27 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
     )
 
 
-def footprint(config: PretrainedConfig, micro: Micro) -> Footprint:
-    """What a micro-batch takes of a model with this config; a loss of R1, against a teacher's states.
+def working(config: PretrainedConfig, micro: Micro) -> int:
+    """The bytes that a micro-batch takes of a model with this config, beside parameters, gradients and optimizer; a
+    loss of R1, against a teacher's states."""
+    return _of_all_layers(measured_working, config, micro)
 
-    Of a model of more than eight layers eight are measured, and what each of the last four adds is taken for the rest.
-    """
+
+def operations(config: PretrainedConfig, micro: Micro) -> int:
+    """The operations of a micro-batch, forwards and backwards: multiplications and additions, each counted, and
+    attention as if it were not causal."""
+    return _of_all_layers(counted_operations, config, micro)
+
+
+def _of_all_layers(figure: Callable[[PretrainedConfig, Micro], int], config: PretrainedConfig, micro: Micro) -> int:
+    """A figure of a micro-batch. Of a model of more than eight layers eight are read, and what each of the last four
+    adds is taken for the rest."""
     layers = config.get_text_config().num_hidden_layers
     if layers <= _MEASURED:
-        return measured(config, micro)
-    half, whole = (measured(_of_layers(config, n), micro) for n in (_MEASURED // 2, _MEASURED))
+        return figure(config, micro)
+    half, whole = (figure(_of_layers(config, n), micro) for n in (_MEASURED // 2, _MEASURED))
     more = (layers - _MEASURED) / (_MEASURED // 2)
-    return Footprint(
-        round(whole.working + more * (whole.working - half.working)),
-        round(whole.operations + more * (whole.operations - half.operations)),
-    )
+    return round(whole + more * (whole - half))
 
 
 def _of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
@@ -160,49 +158,64 @@ def _of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
     return shorter
 
 
-def measured(config: PretrainedConfig, micro: Micro) -> Footprint:
-    """The footprint with all layers."""
+def measured_working(config: PretrainedConfig, micro: Micro) -> int:
+    """The working bytes with all layers. No operations are counted meanwhile: torch's counter keeps tensors alive."""
+    model = _model(config, micro)
+    with FakeTensorMode():
+        _materialize(model)
+        parameters = list(model.parameters())
+        gradients = []
+        for parameter in parameters:
+            if parameter.requires_grad:
+                parameter.grad = torch.empty_like(parameter)
+                gradients.append(parameter.grad)
+        storages = Storages(micro.checkpointing)
+        for tensor in (*parameters, *model.buffers(), *gradients):
+            storages.add(tensor)
+        before = storages.now
+        with _quick_collections(), storages:
+            read(model, micro)
+        return storages.most - before
+
+
+def counted_operations(config: PretrainedConfig, micro: Micro) -> int:
+    """The operations with all layers."""
+    model = _model(config, micro)
+    with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
+        _materialize(model)
+        read(model, micro)
+    return counter.get_total_flops()
+
+
+def _model(config: PretrainedConfig, micro: Micro) -> PreTrainedModel:
+    """The model as a micro-batch is read by it, on no device."""
     in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
     if micro.checkpointing:
         checkpoint_activations(model, micro.keep_attention)
-    model.train()
-    with FakeTensorMode():
-        _materialize(model)
-        head = Head.of(model)
-        parameters = list(model.parameters())
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        gradients = [torch.empty_like(parameter) for parameter in trained]
-        for parameter, gradient in zip(trained, gradients):
-            parameter.grad = gradient
-        storages, counter = Storages(micro.checkpointing), FlopCounterMode(display=False, custom_mapping=OPERATIONS)
-        for tensor in (*parameters, *model.buffers(), *gradients):
-            storages.add(tensor)
-        before = storages.now
-        with (
-            _quick_collections(),
-            storages,
-            counter,
-            torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"),
-        ):
-            ids = torch.zeros(micro.rows, micro.width, dtype=torch.long)
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -micro.predicted :]
-            student = hidden.flatten(0, 1)
-            teacher = torch.empty_like(student, requires_grad=False)
+    return model.train()
 
-            def loss(student: Tensor, teacher: Tensor) -> Tensor:
-                with torch.no_grad():
-                    wanted = head(teacher)
-                return token_kl(wanted, head(student))
 
-            in_chunks(loss, head.vocabulary, student, teacher).mean().backward()
-        return Footprint(storages.most - before, counter.get_total_flops())
+def read(model: PreTrainedModel, micro: Micro) -> None:
+    """Reads a micro-batch forwards and backwards."""
+    head = Head.of(model)
+
+    def loss(student: Tensor, teacher: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = head(teacher)
+        return token_kl(wanted, head(student))
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"):
+        ids = torch.zeros(micro.rows, micro.width, dtype=torch.long)
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -micro.predicted :]
+        student = hidden.flatten(0, 1)
+        teacher = torch.empty_like(student, requires_grad=False)
+        in_chunks(loss, head.vocabulary, student, teacher).mean().backward()
 
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
     """Within the block the garbage collector looks at nothing that was there before."""
-    gc.collect()
     gc.freeze()
     try:
         yield

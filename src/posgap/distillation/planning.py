@@ -11,7 +11,7 @@ from typing import Any
 from posgap.choices import RECIPES
 from posgap.config import PlanDistillConfig
 from posgap.distillation.batches import Row, plan
-from posgap.distillation.footprint import Footprint, Micro, Size, footprint, size_of
+from posgap.distillation.footprint import Micro, Size, operations, size_of, working
 from posgap.distillation.objectives import R1
 from posgap.distillation.reading import sharing, singly
 from posgap.errors import PosgapError
@@ -65,14 +65,13 @@ class Way:
 @dataclass(frozen=True)
 class Need:
     """What a way takes of each GPU: bytes that stand all the time, and the most there are while `rows` prompts are
-    read, which is the number that fits, at most a process's share of a step; and the operations of one prompt, forwards
-    and backwards. Where not even one fits, `rows` is 0; where what stands does not, the rest is not known."""
+    read, which is the number that fits, at most a process's share of a step. Where not even one fits, `rows` is 0;
+    where what stands does not, the rest is not known."""
 
     way: Way
     standing: float
     rows: int = 0
     memory: float = 0.0
-    operations: int = 0
 
 
 def standing(way: Way, size: Size, gpus: int) -> float:
@@ -102,10 +101,8 @@ def ways(gpus: int) -> Iterator[Way]:
                 yield Way(strategy, checkpointing, lora_rank, keep_attention)
 
 
-def need(
-    config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[Micro], Footprint]
-) -> Need:
-    """What a way takes of each GPU, by the model's size with adapters of a rank, and by what a micro-batch takes."""
+def need(config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[Micro], int]) -> Need:
+    """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
     # Where the optimizer is torch's, its step holds another number for each parameter, when nothing is being read.
@@ -116,11 +113,11 @@ def need(
     if free < stepping:
         return Need(way, always)
     single, double = (taken(_micro(config, way, rows)) for rows in (1, 2))
-    a_row = max(double.working - single.working, 1)
-    fixed = single.working - a_row
+    a_row = max(double - single, 1)
+    fixed = single - a_row
     rows = max(0, int(min((free - fixed) // a_row, ceil(config.batch_size / config.gpus))))
     memory = always + max(fixed + max(rows, 1) * a_row, stepping)
-    return Need(way, always, rows, memory, single.operations)
+    return Need(way, always, rows, memory)
 
 
 def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> Micro:
@@ -178,7 +175,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit and config.prompt_tokens + config.response_tokens > limit:
         raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
-    sized, taken = cache(partial(size_of, model)), cache(partial(footprint, model))
+    sized, taken = cache(partial(size_of, model)), cache(partial(working, model))
     needs: list[Need] = []
     best: Need | None = None
     possible = list(ways(config.gpus))
@@ -198,10 +195,11 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
     alone, shared = read_tokens(config, best.rows * width)
-    operations, by_themselves = (  # the teacher reads forwards alone
-        (prompts * share + config.n_examples / 3) * best.operations for share in (shared, alone)
+    of_a_prompt = operations(model, _micro(config, best.way))
+    together, by_themselves = (  # the teacher reads forwards alone
+        (prompts * share + config.n_examples / 3) * of_a_prompt for share in (shared, alone)
     )
-    hours = operations / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
+    hours = together / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
@@ -210,9 +208,9 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
         "updates": ceil(prompts / config.batch_size),
         "tokens": prompts * width,
         "read_tokens": prompts * width * shared,
-        "operations": operations,
+        "operations": together,
         "hours": hours,
-        "hours_without_sharing": hours * by_themselves / operations,
+        "hours_without_sharing": hours * by_themselves / together,
         "memory_gb": best.memory / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
     }
@@ -220,7 +218,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     log.info(
         "%d updates, %.3g tokens, %.3g operations: %.2f hours (%.2f where prompts share nothing) at %.0f %% of %g "
         "TFLOP/s a GPU; %.0f GB of disk for two checkpoints, the teacher's states and the model",
-        figures["updates"], figures["tokens"], operations, hours, figures["hours_without_sharing"], 100 * config.mfu,
+        figures["updates"], figures["tokens"], together, hours, figures["hours_without_sharing"], 100 * config.mfu,
         config.gpu_tflops, figures["disk_gb"],
     )  # fmt: skip
     figures["ways"] = [asdict(each) for each in needs]
