@@ -1,5 +1,6 @@
 """What killed commands left behind in MLflow is shown, and removed when that is asked for."""
 
+import json
 import time
 
 import mlflow
@@ -64,6 +65,10 @@ def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, caps
     kinds = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")][1:]
     assert kinds == ["lease", "version", "logged model", "run"]
     assert ids["dead"] in shown and ids["orphan"] in shown and "tiny version 2" in shown
+    told = json.loads(gc(capsys, "--older-than", "0", "--json"))
+    assert [each["kind"] for each in told["remains"]] == kinds and not told["removed"]
+    assert told["remains"][2].items() >= {"name": ids["orphan"], "becomes": "deleted"}.items()
+    assert [*told["remains"][2]] == ["kind", "name", "since", "becomes"]
     assert remaining(client) == before and leases.holders(client.get_registered_model("tiny"))
     assert gc(capsys, "--older-than", "0", "--yes", "--name", "tiny") in shown.replace(NOTHING_DONE, "")
     versions, running, models = remaining(client)

@@ -1,5 +1,7 @@
 """The history of a registered model, and the way back."""
 
+import json
+
 import mlflow
 import pytest
 from test_cli import fails, run
@@ -35,6 +37,17 @@ def test_history_shows_who_was_champion_and_rollback_brings_the_former_back(tmp_
     assert second.count(" to 2") == 1 and "to now" not in second
     told = [[cell.strip() for cell in line.split("|")[2:-1]] for line in changes]
     assert told == [["", "1", "promoted"], ["1", "2", "promoted"], ["2", "1", "rolled back: answers in French"]]
+    with pytest.raises(SystemExit):
+        main(["history", "tiny", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert [*told] == ["name", "versions", "changes"] and told["name"] == "tiny"
+    shown = "version registered aliases method gap mean worst gate policy data demanded champion"
+    assert " ".join(told["versions"][0]) == shown and list(told["versions"][0].values()) == cells
+    assert [[change[key] for key in ("before", "version")] for change in told["changes"]] == [
+        ["", "1"],
+        ["1", "2"],
+        ["2", "1"],
+    ]
 
 
 @pytest.mark.parametrize("reason", ["", "two\nlines", "x" * 301])

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mlflow.store.entities import PagedList
 
 _PROMOTE = "promote"  # the stage that logs models
+# The fields of `Remains` that are shown, as JSON names them, with their headings.
+_SHOWN = {"kind": "what", "name": "which", "since": "since (UTC)", "becomes": "becomes"}
 T = TypeVar("T")
 
 
@@ -51,10 +53,10 @@ def collect(config: GcConfig) -> None:
         return
     moments = [datetime.fromtimestamp(each.since / 1000, UTC).strftime(champions.WHEN) for each in remains]
     rows = [[each.kind, each.name, moment, each.becomes] for each, moment in zip(remains, moments)]
-    head = ["what", "which", "since (UTC)", "becomes"]
-    listed = [dict(zip(head, row, strict=True)) for row in rows]
+    listed = [dict(zip(_SHOWN, row, strict=True)) for row in rows]
     unchanged = "" if config.yes else "\n\nNothing was changed. With --yes it is."
-    show(f"{tables.markdown(head, rows, left=4)}{unchanged}", {"remains": listed, "removed": False})
+    table = tables.markdown(list(_SHOWN.values()), rows, left=len(_SHOWN))
+    show(f"{table}{unchanged}", {"remains": listed, "removed": False})
     if config.yes:
         for each in remains:
             each.remove()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger(__name__)
-_VERSION = ["version", "registered (UTC)", "aliases", *SHOWN, "demanded", "champion (UTC)"]
+# The fields of a version and of a change of the champion, as JSON names them, with their headings.
+_VERSION = {"version": "version", "registered": "registered (UTC)", "aliases": "aliases"}
+_VERSION |= {name: name for name in SHOWN} | {"demanded": "demanded", "champion": "champion (UTC)"}
 _CHANGE = {"at": "since (UTC)", "before": "before", "version": "champion", "why": "why"}
 
 
@@ -37,7 +39,7 @@ def show(config: HistoryConfig) -> None:
         [*_row(version, aliases.get(str(version.version), [])), _reign(str(version.version), changes)]
         for version in versions
     ]
-    parts = [tables.markdown(_VERSION, rows, left=len(_VERSION))]
+    parts = [tables.markdown(list(_VERSION.values()), rows, left=len(_VERSION))]
     if changes:
         shown = [[str(change.get(key, "")) for key in _CHANGE] for change in changes]
         parts.append(tables.markdown(list(_CHANGE.values()), shown, left=4))
