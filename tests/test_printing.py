@@ -144,13 +144,24 @@ ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _posgap_complet
 ask posgap sw
 ask posgap gate replay --js
 ask posgap sweep --config nowhere.yaml --question ''
+ask posgap config da
+ask posgap config data make ''
+ask posgap config data make kv ''
 """
 
 
 def test_bash_completes_verbs_options_and_values():
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", COMPLETED], env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["sweep", "--json", "after before both"] and not done.stderr
+    assert done.stdout.splitlines() == [
+        "sweep",
+        "--json",
+        "after before both",
+        "data",
+        "kv qa needle spans two-hop choice",
+        "",
+    ]
+    assert not done.stderr
 
 
 def test_what_a_command_was_asked_for_is_forgotten_when_it_ends(work, capsys):

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from posgap import __version__, config_file, printing
 from posgap.choices import SECRET
-from posgap.config import ON_HUB, POSITIONAL, Config, GateConfig, plain_type, role
+from posgap.config import ON_HUB, POSITIONAL, WORDS_OF_VERB, Config, GateConfig, plain_type, role
 from posgap.config.fields import choices_of
 from posgap.errors import (
     GateFailed,
@@ -58,6 +58,8 @@ def _kind(info: FieldInfo) -> dict[str, Any]:
         return {"type": config_file.Text(), "metavar": "INTEGER" if int in numbers else "FLOAT"}
     if annotation == dict[str, str]:
         return {"multiple": True, "metavar": "NAME=VALUE"}
+    if WORDS_OF_VERB in info.metadata:
+        return {"type": config_file.WordsOfVerb()}
     kind = plain_type(info)
     return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
 

@@ -42,6 +42,16 @@ class Text(click.ParamType):
         return [CompletionItem(incomplete, type="file")] if self.is_path else []
 
 
+class WordsOfVerb(Text):
+    """The words that are typed for a verb, one after the other; shells complete the next one."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before = list(ctx.params.get(param.name or "") or ())
+        n, verbs = len(before), map(str.split, _verbs(ctx.find_root().command))
+        following = dict.fromkeys(words[n] for words in verbs if words[:n] == before and words[n:])
+        return [CompletionItem(word) for word in following if word.startswith(incomplete)]
+
+
 def option() -> click.Option:
     """`--config FILE`, which is read before the other options."""
     return click.Option(

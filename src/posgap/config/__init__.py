@@ -22,7 +22,7 @@ from posgap.config.data import (
     VerifyConfig,
 )
 from posgap.config.distillation import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
-from posgap.config.fields import ON_HUB, POSITIONAL, Role, plain_type, role
+from posgap.config.fields import ON_HUB, POSITIONAL, WORDS_OF_VERB, Role, plain_type, role
 from posgap.config.measurement import (
     CompareConfig,
     DiagnoseConfig,
@@ -89,6 +89,7 @@ from posgap.config.tracking import (
 __all__ = [
     "ON_HUB",
     "POSITIONAL",
+    "WORDS_OF_VERB",
     "ApplyConfig",
     "ApproveConfig",
     "BackendConfig",

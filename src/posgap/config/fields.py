@@ -34,6 +34,7 @@ JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown
 REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
+WORDS_OF_VERB = "words of a verb"  # marks a field that is a verb, as it is typed
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
 

@@ -9,6 +9,7 @@ from posgap.choices import BACKENDS, CHECK_RULES, GATE_RULES, SECRET
 from posgap.config.base import BackendConfig, Config, StageConfig
 from posgap.config.fields import (
     POSITIONAL,
+    WORDS_OF_VERB,
     HubName,
     InputPath,
     InputPaths,
@@ -281,7 +282,9 @@ class DoctorConfig(Config):
 class ConfigFileConfig(Config):
     """Prints all options of a verb as a YAML file for --config, with what each is for."""
 
-    verb: Annotated[list[str], POSITIONAL] = Field(min_length=1, description="the verb, like `scale search`")
+    verb: Annotated[list[str], POSITIONAL, WORDS_OF_VERB] = Field(
+        min_length=1, description="the verb, like `scale search`"
+    )
 
 
 class CompletionConfig(Config):
