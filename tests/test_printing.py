@@ -65,6 +65,28 @@ def test_a_verb_s_result_is_one_json_document_and_nothing_else(words, work, caps
     assert json.loads(out) == {"made": True} and "a library greets" in err and "a note" in err
 
 
+GREETING = """
+import ctypes, subprocess
+from posgap import cli, printing
+def work(config):
+    subprocess.run(["echo", "a child greets"], check=True)
+    ctypes.CDLL(None).puts(b"a library greets")
+    printing.show("the result", {"made": 100_000 * "x"})
+cli._function = lambda verb: work
+cli.main(["doctor", "--json"])
+"""
+
+
+def test_the_document_stands_alone_whoever_writes_to_the_descriptor_itself():
+    command = [sys.executable, "-c", GREETING]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"made": 100_000 * "x"}
+    assert sorted(done.stderr.splitlines()) == ["a child greets", "a library greets"]
+    for closed, printed in (("2>&-", done.stdout), ("| head -c 1", "{")):
+        ended = subprocess.run(["bash", "-c", f'"$@" {closed}', "bash", *command], capture_output=True, text=True)
+        assert ended.stdout == printed and "internal error" not in ended.stderr
+
+
 @pytest.mark.parametrize("words", VERBS)
 def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
     code, out, err = run(capsys, *words.split(), "--json", "--colour", "red")

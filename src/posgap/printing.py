@@ -3,6 +3,7 @@
 The result goes to standard output. Progress, notes and errors go to standard error.
 """
 
+import ctypes
 import json
 import logging
 import os
@@ -91,12 +92,23 @@ def is_json() -> bool:
 
 @contextmanager
 def result_alone() -> Iterator[None]:
-    """Within the block nothing but the result goes to standard output, where that is to be JSON."""
-    if not _command.as_json:
+    """Within the block nothing goes to standard output, where that is to have the result as JSON: what is printed goes
+    to standard error, also by processes that are started here and by libraries that are not written in Python."""
+    if not _command.as_json or sys.stdout is None:  # a shell has closed it
         yield
         return
-    with redirect_stdout(sys.stderr):
-        yield
+    sys.stdout.flush()
+    kept = os.dup(1)
+    elsewhere = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
+    os.dup2(elsewhere, 1)
+    os.close(elsewhere)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        ctypes.CDLL(None).fflush(None)  # what C libraries have not written yet
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def write_json(otherwise: Any = None) -> None:
