@@ -1,6 +1,7 @@
 """Fixtures: public data, hand-made examples and tiny untrained models."""
 
 import functools
+import gc
 import importlib.metadata
 import itertools
 import logging
@@ -79,6 +80,14 @@ def pytest_collection_modifyitems(config, items):
     chosen = [item for item in quick if item.path in files]
     config.hook.pytest_deselected(items=set(items).difference(chosen))
     items[:] = chosen
+
+
+def pytest_collection_finish():
+    """The collector of garbage need not look again and again at what libraries have made by now, nor as often as it
+    does: that was a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 def pytest_runtest_logreport(report):
