@@ -160,9 +160,10 @@ class PreflightConfig(PlacedConfig):
     n_docs: int = Field(SweepConfig.default("n_docs"), description="documents in a prompt")
     methods: str = Field(
         "r1",
-        description=f"methods to try, from {', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, "
-        "or mitigations like lpes, of which the best is tried; joined like r1+lpes; mitigations after `then` are tried "
-        "on top of what was trained, like r1 then lpes; the best admitted model wins",
+        description=f"methods to try, joined like r1+lpes: "
+        f"{', '.join(n for n in METHODS.names() if n not in MITIGATIONS.names())}, and mitigations by name, of which "
+        "the best is tried; mitigations after `then`, like r1 then lpes, are tried on the trained model; the best "
+        "admitted model becomes the champion",
     )
     inference_backend: Annotated[str, LOCAL_BACKENDS] = Field(
         "vllm", description=f"backend that generates: {LOCAL_BACKENDS.listed()}"
@@ -171,8 +172,8 @@ class PreflightConfig(PlacedConfig):
     gpus_train: str = Field(ClusterConfig().train.accelerators, description="number of GPUs of a training step")
     settings: SettingsText = Field(
         "{}",  # KFP's form takes an empty default for a value that is missing
-        description="everything else, as YAML: parameters by name, like {learning_rate: 1e-5, sweep.limit: 99}, the "
-        "latter of one stage; and shards, seed, only_new, approval and methods",
+        description="everything else, as YAML like {learning_rate: 1e-5, sweep.limit: 99}: parameters by name, of all "
+        "stages or of one; and shards, seed, only_new, approval and methods",
     )
     shards: Annotated[int, IN_SETTINGS] = Field(1, description="number of parts of each sweep, which run in parallel")
     seed: Annotated[int, IN_SETTINGS] = Field(0, ge=0, description="seed of all random numbers in every stage")

@@ -37,12 +37,15 @@ class DataVersionConfig(StageConfig):
         description="beginning of the data versions' names, like s3://bucket/data/ or s3://bucket/data/train-; or a "
         "single file or folder",
     )
-    data_eval: Place = Field("", description="the same of the evaluation data; empty: none")
+    data_eval: Place = Field(
+        "", description="beginning of the evaluation data's names, or a single file or folder; empty: none"
+    )
     model: Place = Field("", description="base model: Hugging Face folder, s3:// URI or hub name; empty: none")
     recipe: str = Field("", description="digest of how models are made, from `preflight`; empty: any way")
     name: RegisteredName = Field("posgap", description="registered model whose champion is compared with")
     only_new: bool = Field(
-        True, description="report `skip` if none of these has changed; false: always take the newest version"
+        True,
+        description="report `skip` if the champion was made from this data, base model and recipe; false: never skip",
     )
     force: bool = Field(
         True, description="run again even if the output is complete, since the champion may have changed"
@@ -110,7 +113,9 @@ class MakeChoiceConfig(FileConfig):
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
     n_examples: int = Field(300, ge=1, description="examples, one a line")
     n_docs: int = Field(4, ge=2, le=16, description="items to choose from")
-    hard: float = Field(0.5, ge=0, le=1, description="share of the examples that name the young animal")
+    hard: float = Field(
+        0.5, ge=0, le=1, description="share of hard examples, which name an animal by its young, like foal for horse"
+    )
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
 
 
@@ -143,7 +148,9 @@ class ImportConfig(FileConfig):
         "comparisons: lines of question, answers, label (docs/judge.md)",
     )
     answers: OptionalInputPath = Field(
-        None, description="rag: table of `question`, `answers` and perhaps `relevant_ids`, for what traces do not hold"
+        None,
+        description="rag: table with the columns `question`, `answers` and perhaps `relevant_ids`; traces have no "
+        "right answers",
     )
     relevant: Literal["", "id", "label", "answer"] = Field(
         "",
@@ -185,7 +192,7 @@ class NewestConfig(Config):
 
 
 class ReleaseConfig(Config):
-    """Has a complete data version taken for the newest until a later one is released, whatever else is written."""
+    """Makes a complete data version count as the newest until a later one is released, whatever is written since."""
 
     version: Annotated[str, POSITIONAL] = Field(
         min_length=1, description="file or folder of the version: s3://bucket/data/v=2026-11-20"

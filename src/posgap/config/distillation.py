@@ -95,7 +95,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
     mix: Literal["", "examples", "prompts"] = Field(
-        "", description="what is shuffled into steps; examples: each with all its prompts; prompts: each by itself"
+        "",
+        description="what is shuffled into steps; examples: whole examples, with all their prompts; prompts: "
+        "single prompts; empty: the recipe's",
     )
     distractors: Literal["", "kept", "reshuffled"] = Field(
         "",
@@ -160,7 +162,7 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         "the best step is written; empty: none",
     )
     watch_last: int = Field(
-        0, ge=0, description="so many of `examples`, the last ones, are watched instead and not trained on; 0: none"
+        0, ge=0, description="number of `examples`, the last ones, that are watched and not trained on; 0: none"
     )
     watch_every: int = Field(10, ge=1, description="steps between two sweeps of the held-out examples")
     watch_placements: Placements = Field(
@@ -170,10 +172,10 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         0.0,
         ge=0,
         le=100,
-        description="largest held-out gap at which training ends, as it does where the teacher's placement falls; "
-        "0: with its last step",
+        description="held-out gap in points at which training ends early; it then also ends early where accuracy at "
+        "the teacher's placement falls; 0: it goes on to its last step",
     )
-    max_hours: float = Field(0.0, ge=0, description="hours after which training ends; 0: with its last step")
+    max_hours: float = Field(0.0, ge=0, description="hours after which training ends early; 0: no limit")
 
     @model_validator(mode="after")
     def _watches_by_one_set(self) -> Self:
@@ -212,11 +214,13 @@ class _OnGpus(Config):
     gpu_tflops: float = Field(
         989.0, gt=0, description="TFLOP/s of each GPU in bfloat16, as its maker says, without sparsity; 989: H100 SXM"
     )
-    mfu: float = Field(0.35, gt=0, le=1, description="share of that which training reaches (model FLOPs utilization)")
+    mfu: float = Field(
+        0.35, gt=0, le=1, description="share of gpu_tflops that training reaches (model FLOPs utilization)"
+    )
     prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
     response_tokens: int = Field(40, ge=1, description="tokens of a response")
     n_examples: int = Field(300, ge=1, description="training examples")
-    n_docs: int = Field(20, ge=2, description="documents of a prompt, by which prompts of an example differ")
+    n_docs: int = Field(20, ge=2, description="documents in a prompt; what an example's prompts share depends on it")
 
 
 class PlanDistillConfig(_ByRecipe, _OnGpus):

@@ -82,8 +82,8 @@ class Mitigating(Parameters):
 
     mitigation: PromptMitigationName = Field(
         "",
-        description="mitigation by which every example is asked, each position being that of the gold document as "
-        f"it is given; {PROMPT_MITIGATIONS.described()}; empty: none",
+        description="mitigation of prompts, by which every example is asked; a position is where the gold document "
+        f"stands before the mitigation; {PROMPT_MITIGATIONS.described()}; empty: none",
     )
     mitigation_settings: Values = Field(
         {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
@@ -110,14 +110,14 @@ class SweepConfig(
     shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
     baselines: BaselineNames = Field(
         [],
-        description=f"what is asked beside the placements, once an example, like closed-book,oracle: "
-        f"{BASELINES.described()}",
+        description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
+        f"{BASELINES.described()}; empty: none",
     )
     prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
         "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
     )
     estimate: bool = Field(
-        False, description="only say how many prompts and tokens it is, and with `prices` what they cost; ask nothing"
+        False, description="only say how many prompts and tokens the sweep has, and with `prices` what they cost"
     )
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ class MitigateConfig(
 ):
     """Tries the mitigations that suit a model on some examples, and measures the best of them on others.
 
-    At an endpoint they are those of what is asked alone.
+    An endpoint can only have mitigations of prompts.
     """
 
     examples_for: ClassVar[str] = "search"
@@ -72,7 +72,8 @@ class MitigateConfig(
     finalists: int = Field(
         4,
         ge=1,
-        description="mitigations to measure on the examples left over; more where more are the best for some purpose",
+        description="number of mitigations to measure on the remaining examples; each that is the best for some "
+        "purpose is among them, even if they are more",
     )
     generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
     population: int = Field(8, ge=2, description="lpes: candidates in a generation")

@@ -130,7 +130,7 @@ class RolloutAdviseConfig(GenerationConfig):
     positions: Placements = Field([], description="gold positions to look at, separated by commas; empty: a spread")
     limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
     check: int = Field(
-        6, ge=0, description="changes to make and measure: so many of the best, and as many spread over the others"
+        6, ge=0, description="number of the best changes to make and measure; as many of the others are too"
     )
     label: str = Field("model", description="what plots and tables call this model")
 

@@ -53,7 +53,8 @@ class _Judged(StageConfig):
     signer: str = Field(
         "",
         pattern=PUBLIC_KEY,
-        description="public key of the private one in POSGAP_SIGNING_KEY that signs the verdict; empty: whichever",
+        description="public key that must belong to the private key in POSGAP_SIGNING_KEY, which signs the verdict; "
+        "empty: any",
     )
 
 
@@ -64,7 +65,9 @@ class ChampionConfig(StageConfig):
     version: str = Field("", pattern=r"^[0-9]*$", description="number of the version to sweep; empty: the champion")
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
     like: OptionalInputPath = Field(
-        None, description="sweep of these examples to ask the champion like; empty: as when it was promoted"
+        None,
+        description="sweep of the same examples, whose settings the champion is asked with; empty: those with which it "
+        "was promoted",
     )
     force: bool = Field(
         True, description="run again even if the output is complete, since the champion may have changed"
@@ -98,7 +101,8 @@ class CheckConfig(
         "", description="backend that generates; empty: openai where there is a base_url, else transformers"
     )
     policy: OptionalInputPath = Field(
-        None, description="file of the policy, whose rules then alone decide, as far as they need no base"
+        None,
+        description="file of the policy, of which the rules that need no base decide; empty: the options below",
     )
     judge: str = Field(
         "",
@@ -177,7 +181,9 @@ class GcConfig(Config):
     running, uploaded models and versions that came to nothing, leases that nobody holds, changes that broke off."""
 
     name: OptionalRegisteredName = Field("", description="registered model to look at; empty: all")
-    older_than: float = Field(24, ge=0, description="hours since something was last heard of it")
+    older_than: float = Field(
+        24, ge=0, description="hours without a sign of life after which a command counts as killed"
+    )
     yes: bool = Field(False, description="remove what is shown")
 
 
@@ -188,10 +194,10 @@ class ApproveConfig(HistoryConfig):
 
 
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
-    """How many examples the gate needs so that a flat model which lost nothing is admitted."""
+    """Says how many examples the gate needs to admit a model that has no gap and lost nothing to its base."""
 
     power: float = Field(0.8, gt=0.05, lt=1, description="how often such a model is to be admitted")
-    examples: int = Field(0, ge=0, description="say what so many examples can show at best; 0: nothing of that")
+    examples: int = Field(0, ge=0, description="say what this number of examples can show at best; 0: do not")
 
 
 class PromoteConfig(StageConfig):
@@ -215,13 +221,16 @@ class PromoteConfig(StageConfig):
         "champion than that of today; empty: it is refused then",
     )
     answers: int = Field(
-        4, ge=0, description="recorded responses that the version, loaded from the registry, writes again; 0: none"
+        4,
+        ge=0,
+        description="number of recorded responses that the version, loaded from the registry, is asked for again; "
+        "0: none",
     )
     recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
 
 
 class WatchConfig(StageConfig):
-    """Judges the champion's sweep on fresh data by its policy. Exit code 3: it has left that."""
+    """Judges the champion's sweep on fresh data by its policy. Exit code 3: the champion breaks the policy."""
 
     champion: InputPath = Field(description="folder from `champion`")
     mitigate: Values = Field(
@@ -230,7 +239,8 @@ class WatchConfig(StageConfig):
         "server when the champion has left its policy; empty: it is not started",
     )
     namespace: str = Field(
-        "", description="namespace of that run, if KFP is a multi-user installation; empty: it is not"
+        "",
+        description="namespace in which `mitigate` is started, if KFP is a multi-user installation; empty: it is not",
     )
     force: bool = Field(True, description="run again even if the output is complete, since the policy may have changed")
 
@@ -276,7 +286,7 @@ class HubPushConfig(Config):
 
 class DoctorConfig(Config):
     """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
-    is of no use."""
+    does not work."""
 
 
 class ConfigFileConfig(Config):

@@ -142,7 +142,9 @@ def _answered(parameters: MaxUnanswered, case: Case) -> Ruling:
 
 
 class MaxGap(Parameters):
-    max_gap: float = Field(10.0, ge=0, le=100, description="highest gap in points that the gap's interval may reach")
+    max_gap: float = Field(
+        10.0, ge=0, le=100, description="largest gap in points that the interval of the gap may reach"
+    )
 
 
 def _gap(parameters: MaxGap, case: Case) -> Ruling:
@@ -185,7 +187,9 @@ def _mean_rate(parameters: MeanTolerance, assumed: "Assumed", n: int) -> float:
 
 class AdvantageousTolerance(Parameters):
     advantageous_tolerance: float = Field(
-        5.0, ge=0, description="points it may lose to the champion, or to the base, where that answers best"
+        5.0,
+        ge=0,
+        description="points that the candidate may lose at the position where the champion, else the base, is best",
     )
 
 

@@ -49,7 +49,7 @@ def _spans(n_gold: int) -> Task:
     words = {2: "two", 3: "three", 4: "four"}
     return Task(
         name="spans" if n_gold == 2 else f"spans-{n_gold}",
-        help=f"a question that rests on {words[n_gold]} documents, by their place and the distance between them",
+        help=f"a question that rests on {words[n_gold]} documents, at several distances",
         template=(
             "Answer the question using only the documents below; some of them are irrelevant. The answer rests on "
             "more than one document.\n\n{documents}\n\nQuestion: {question}\nAnswer:"
