@@ -157,9 +157,11 @@ def shown_as_training(client: "MlflowClient", experiment: str) -> None:
 
 
 def upload(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
-    """Uploads a file to a folder among a run's files, and looks whether it is there: MLflow's client takes a login page
-    for the server's thanks."""
+    """Uploads a file to a folder among a run's files, and looks whether it is there where a server takes it: MLflow's
+    client takes a login page for the server's thanks."""
     client.log_artifact(run_id, str(path), folder or None)
+    if not client.tracking_uri.startswith("http"):
+        return
     if path.name not in {Path(file.path).name for file in client.list_artifacts(run_id, folder or None)}:
         raise ConnectionError(f"it took {path.name}, and does not have it")
 
