@@ -112,8 +112,9 @@ RESULTS = """\
 ## The demo's own models, scaled at twice their length
 
 Written by `benchmarks/demo_scaling.py` on {date}, one thread of a machine at other work, seeds {seeds}. The demo's
-models, trained at 20 records and not for scaling, with {n}: LPES (cubic Bezier, searched on {lines} examples by
-successive halving) brings the mean of 200 held-out examples at ten positions: {said}.
+models were trained at 20 records and not for scaling, and are asked with {n}. LPES is a cubic Bezier curve, searched on
+{lines} examples by successive halving. It brings the mean of 200 held-out examples at ten positions:
+{said}.
 
 {table}
 """

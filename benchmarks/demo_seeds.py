@@ -124,14 +124,14 @@ is trained from scratch for each seed, then distilled on 1,000 questions about 1
 
 {table}
 
-A tiny model can only be distilled if it has learnt to retrieve before it loses the middle. Seed 3 had not (its initial
-parameters stay on the plateau of guessing for a thousand steps): R1 then answered 90 % of its training questions and
-63 % of the held-out ones, with a gap of 39, and as many steps on 5,000 questions gave 68 and 70 %. Such a model now
+A tiny model can only be distilled if it has learnt to retrieve before it loses the middle. Seed 3 had not: its initial
+parameters stay on the plateau of guessing for a thousand steps. R1 then answered 90 % of its training questions and
+63 % of the held-out ones, with a gap of 39. As many steps on 5,000 questions gave 68 and 70 %. Such a model now
 begins again with other initial parameters.
 
-Where the miniature departs from the paper: it learns at {rate:g} for {epochs} epochs with lambda = {anchoring:g} (the
-paper: 3e-6, 2 epochs, lambda = 1, 300 examples, at 7B), because a model of 100,000 parameters does not move at
-3e-6. At position 1 the distilled models differ from their bases by {worst_first:+.1f} to {best_first:+.1f} points.
+Where the miniature departs from the paper: it learns at {rate:g} for {epochs} epochs with lambda = {anchoring:g}. The
+paper has 3e-6, 2 epochs, lambda = 1 and 300 examples, at 7B. A model of 100,000 parameters does not move at 3e-6.
+At position 1 the distilled models differ from their bases by {worst_first:+.1f} to {best_first:+.1f} points.
 """
 
 

@@ -137,9 +137,9 @@ def main() -> None:
 TEXT = """
 ## What training takes of memory: planned and measured
 
-`python benchmarks/distill_memory.py`, {date}, two CPU cores: two steps of R1 of two micro-batches, with a Llama of
-four layers, width 512 and a vocabulary of 32,000, responses of 32 tokens, each in a process of its own; what
-`posgap plan distill` expects, from fake tensors, against the largest resident set without the libraries' code.
+`python benchmarks/distill_memory.py`, {date}, two CPU cores. A Llama of four layers, width 512 and a vocabulary of
+32,000, with responses of 32 tokens, makes two steps of R1 of two micro-batches, each run in a process of its own. What
+`posgap plan distill` expects, from fake tensors, stands against the largest resident set without the libraries' code.
 """
 
 if __name__ == "__main__":

@@ -350,11 +350,12 @@ TEXT_WIDE = """\
 ## A training step of R1 that reads each prompt once, and what prompts share once for all
 
 Written by `benchmarks/distill_step.py --wide --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers}
-layers, width {width}; prompts of {prompt_tokens} tokens, give or take {spread} %, an example's with its gold document
-at different places, responses of {response_tokens}; {epochs} steps of {batch_size} examples, K = {k}, with the paper's
-alignment. "Weighing first" is the step as it was: a pass without gradients for the weights, prompts in the order of
-their examples, {micro_batch_size} at once. "Ours" has as many tokens in a micro-batch. Both end with the same loss, and
-take the teacher's states from disk. Seconds are those that a process computed, operations are by torch's counter.
+layers, width {width}, reads prompts of {prompt_tokens} tokens, give or take {spread} %. An example's prompts have its
+gold document at different places. Responses have {response_tokens} tokens. There are {epochs} steps of {batch_size}
+examples, K = {k}, with the paper's alignment. "Weighing first" is the step as it was: a pass without gradients for the
+weights, prompts in the order of their examples, {micro_batch_size} at once. "Ours" has as many tokens in a micro-batch.
+Both end with the same loss, and take the teacher's states from disk. Seconds are those that a process computed,
+operations are by torch's counter.
 
 {table}
 

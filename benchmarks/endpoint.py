@@ -214,9 +214,9 @@ TEXT = """\
 ## Ten thousand prompts to an endpoint
 
 Written by `benchmarks/endpoint.py --write` on {date}. {prompts} key-value prompts of some 6,000 characters,
-{concurrency} at a time, to an endpoint on the same cores that answers after {latency} s. bare: tasks of asyncio with
-httpx's client and nothing else; ours: `posgap.generation.openai` with every answer written down as it comes. `lost`
-counts prompts, of all these runs, that the endpoint did not see or that are not among the predictions as rightly
+{concurrency} at a time, go to an endpoint on the same cores that answers after {latency} s. "Bare" is tasks of asyncio
+with httpx's client and nothing else. "Ours" is `posgap.generation.openai` with every answer written down as it comes.
+`lost` counts prompts, of all these runs, that the endpoint did not see or that are not among the predictions as rightly
 answered. What grows in `posgap sweep` is what it reads and writes: examples, answers and predictions, some 2 KB a
 prompt. A prompt costs the client some 1.5 ms of a core, where the bare one takes 1.1: on a busy machine, or from some
 500 answers a second on, that is what limits it.

@@ -105,8 +105,8 @@ Base: {base}
 R1: {r1}
 At 20 records the figures of the base's column are {same} as those of a sweep by hand at positions 1, 6, 10, 15 and 20.
 
-What the base loses goes by the distance from the end and not by depth: it finds best what stands some 20 to 25 records
-from the end, which is the beginning of prompts as long as those it was trained on, wherever that is in longer ones.
+What the base loses goes by the distance from the end and not by depth. It finds best what stands some 20 to 25 records
+from the end, wherever that is in a longer prompt. In prompts as long as those it was trained on, that is the beginning.
 
 ![R1 minus base, by length and depth](length-map-difference.png)
 """

@@ -535,9 +535,9 @@ on {lists} lists of records, with a question about the record at each of {places
 the same for every method of a model and a length. The genetic algorithm (population {population}) searches the curves,
 CMA-ES one of them; factors lie in [1, 2]. `uniform` is a grid of one factor for all layers, which is what
 `rope_parameters` call linear; `yarn` is a grid of transformers' own YaRN from 1 to {yarn:.0f}. "Fitness" is by how
-much the best candidate's accuracy on the searched lists exceeds the unscaled model's after 10, 20 and all {tried}
-candidates, mean over models and searches; held-out gains are of {held_out} other lists, with 95 % intervals paired by
-list.
+much the best candidate's accuracy on the searched lists exceeds the unscaled model's. It is said after 10, 20 and all
+{tried} candidates, as the mean over models and searches. Held-out gains are of {held_out} other lists, with 95 %
+intervals paired by list.
 Beside each model's name is its unscaled accuracy. Searches of a curve for each pair of model and length:
 {seeds}, each on other lists. One answer is {grain:.1f} points of a fitness.{missing}
 At n = 20 only model 0 is searched: the others answer 98 % and more there, and have nothing to gain.

@@ -191,9 +191,11 @@ RESULTS = """\
 
 Written by `benchmarks/mitigate_tables.py` on {date}, one thread of a machine at other work, seed {seed}. Key-value
 retrieval on {source}, lines 101-300, split as [`posgap mitigate`](mitigations.md#which-one-to-take-posgap-mitigate)
-splits them. Gains in mean accuracy, in points, beside the model as it is: on the examples by which settings were
-searched (the best of all `tried`, so too high), on those by which the finalists were selected, and on those held out,
-which had no say. A prompt's and a token's time are multiples of the model's as it is, on prompts so short that other
+splits them. The tables have gains in mean accuracy, in points, beside the model as it is. There are three of them: on
+the examples by which settings were searched (the best of all `tried`, so too high), on those by which the finalists
+were selected, and on those held out, which had no say.
+
+A prompt's and a token's time are multiples of the model's as it is, on prompts so short that other
 work on the machine moves them by as much as half: LPES costs nothing. All that was tried stands in the tables; where
 the budget, which is short here, did not reach, they say so. What relevance puts in order (`reordering`)
 gains much on this task since BM25 finds the very key that is asked for: on questions in words it finds less.

@@ -106,8 +106,9 @@ def main() -> None:
         [
             f"Written by `benchmarks/mitigation_costs.py --write` on {date.today()}: a random Llama of eight layers, "
             f"{arguments.length} tokens in {DOCUMENTS} documents, one thread of a machine with {os.cpu_count()} cores, "
-            f"at other work (load {load:.1f} before and {os.getloadavg()[0]:.1f} after), the median of "
-            f"{arguments.times} ratios by turns. How many times as long it takes to",
+            f"at other work (load {load:.1f} before and {os.getloadavg()[0]:.1f} after). The table says how many times "
+            "as long a mitigation takes as the model as it is, to read the prompt and to write a token: the median of "
+            f"{arguments.times} ratios by turns.",
             "",
             "| mitigation | settings | read the prompt | write a token | what it pays, in words |",
             "|---|---|---|---|---|",

@@ -238,10 +238,13 @@ def table(rows: dict[str, list[Cell]], mitigations: list[ModelMitigation]) -> st
         [
             f"Written by `benchmarks/mitigation_families.py --write` on {date.today()} with transformers "
             f"{transformers.__version__}: {len(rows)} families, tiny and random, and {len(names)} mitigations.",
-            f"{EQUAL} ({sum(shown(cell) == EQUAL for cell in cells)} of {len(cells)}): neutral settings change nothing "
-            "to the bit, others do; prefill and single tokens equal one pass; replaced, and taken back to the bit; "
-            f"saved and loaded it is the same. {GIVEN}: so too, but settings must be given. A number: refused in this "
-            f"line, and the model is as it was. {FAILED} ({len(failed)}): something failed.",
+            "",
+            f"- {EQUAL} ({sum(shown(cell) == EQUAL for cell in cells)} of {len(cells)}): neutral settings change "
+            "nothing to the bit, and others do. Prefill and single tokens equal one pass. It is replaced, and taken "
+            "back to the bit. Saved and loaded it is the same.",
+            f"- {GIVEN}: the same, but settings must be given.",
+            "- A number: refused by the line of this number below, and the model is as it was.",
+            f"- {FAILED} ({len(failed)}): something failed.",
             "",
             f"| family | {' | '.join(f'`{name}`' for name in names)} |",
             f"|---|{'---|' * len(names)}",

@@ -97,10 +97,10 @@ def main() -> None:
 
 SECTION = """\
 Measured by `benchmarks/prompt_mitigations.py` on {date}: the tiny model `{recipe}`, seeds {seeds}, on {examples}
-held-out examples of {source} at {positions} of {n} positions. Mean, worst position and gap in points over the seeds (±
-standard deviation); in how many seeds the mean surely differs from that of the model as it is, by the paired 95 %
-interval; and how many times as many tokens and seconds an answer takes, prompts that are read for their attention
-included.
+held-out examples of {source} at {positions} of {n} positions. The first columns are mean, worst position and gap in
+points over the seeds (± standard deviation). The next says in how many seeds the mean surely differs from that of the
+model as it is, by the paired 95 % interval. The last two say how many times as many tokens and seconds an answer takes,
+prompts that are read for their attention included.
 
 {table}
 """

@@ -3,8 +3,8 @@
     python benchmarks/report_page.py [--quick] [--write]
 
 For 200 and 2,000 examples at 20 positions the page of a sweep is written and opened from disk in a headless Chromium,
-in a window of 1,400 x 900 pixels; the median of five times counts. Documents have 100 words, drawn by Zipf's law from
-20,000, which gzip packs a little worse than it packs English; responses have some 20 words, and those to one example
+in a window of 1,400 x 900 pixels. The median of five times counts. Documents have 100 words, drawn by Zipf's law from
+20,000, which gzip packs a little worse than it packs English. Responses have some 20 words, and those to one example
 differ where they are wrong. The prompts in full are what 20 copies of each would take.
 
 The last line is JSON: for each number of examples `megabytes` of the page, `prompts` (of how many examples it holds

@@ -229,21 +229,22 @@ def measured(each: Seen) -> np.ndarray:
 
 
 HEADS = """
-The effect of each head's gate on the log-probability of right responses, by its gradient on 100 prompts at each
-position, against what 16 changes that were made do on 100 others: Spearman's correlation for the change of the mean
-over positions and of the gap between the best and the worst. Then the flattest change that is for certain flatter and
-has no mean that is for certain lower, in points of accuracy with 95 % intervals.
+The effect of each head's gate on the log-probability of right responses is predicted by its gradient, on 100 prompts
+at each position. Then 16 changes are made, and measured on 100 others. The table has Spearman's correlation of both,
+for the change of the mean over positions and of the gap between the best and the worst. Beside it stands the flattest
+change that is for certain flatter and has no mean that is for certain lower, in points of accuracy with 95 % intervals.
 """
 FACTORS = """
-The same for factors of layers, from which a search could start if effects added up: each layer's factor is moved by
-{small:g}, on 20 prompts at each position, and the sum over layers is compared with what {curves} random curves do on 20
-others, half of them from 1 to 1.3, half from 1 to 2: Spearman's correlation of the change of the mean log-probability.
+The same for factors of layers, from which a search could start if effects added up. Each layer's factor is moved by
+{small:g}, on 20 prompts at each position, and the effects are summed over layers. The sum is compared with what
+{curves} random curves do on 20 other prompts, half of them from 1 to 1.3, half from 1 to 2. The table has Spearman's
+correlation of the change of the mean log-probability.
 """
 FITS = """
-Scores of every head as a sum of terms, the likeliest for the attention of {fit} prompts of 20 records, and what they
-foretell of {judged} others, with 20 records and with 40: Spearman's correlation, over documents, with the measured
-share of the rollout. Measured shares of the first half of those prompts foretell the second's as well as the last rows
-say: by so much prompts themselves differ.
+Scores of every head are fitted as a sum of terms, the likeliest for the attention of {fit} prompts of 20 records. What
+they foretell is compared with {judged} other prompts, of 20 records and of 40. The table has Spearman's correlation,
+over documents, with the measured share of the rollout. Measured shares of the first half of those prompts foretell the
+second's as well as the last rows say: by so much prompts themselves differ.
 """
 
 

@@ -267,17 +267,19 @@ Greatest error of any entry of the last row against `theory/known_answers.json`,
 ### Why is the model biased?
 
 `posgap rollout measure --attributions` over 200 held-out key-value prompts of 20 records ({source},
-lines 101 to 300), ten at each gold position. The gold document's share of the rollout, in percent, at gold positions in
-three stretches;
-Spearman's correlation, over the 20 positions, of accuracy with that share; and, prompt by prompt, how well the share
-tells a right answer from a wrong one (AUC; 0.5 tells nothing), by the rollout, by attention weighted with the norms of
-values, and by the answer's logit.
+lines 101 to 300), ten at each gold position. The table has:
+
+- the gold document's share of the rollout, in percent, at gold positions in three stretches;
+- Spearman's correlation, over the 20 positions, of accuracy with that share;
+- prompt by prompt, how well the share tells a right answer from a wrong one (AUC; 0.5 tells nothing): the share by the
+  rollout, by attention weighted with the norms of values, and by the answer's logit.
 
 {why}
 
-What of the architecture makes the rollout what it is: Spearman's correlation, over tokens but the last, of predictions
-that know more and more with the measured rollout, which is averaged over prompts and so over gold positions. Under a
-causal mask alone residual strength changes shares, but not their order.
+What of the architecture makes the rollout what it is? The next table has Spearman's correlation, over tokens but the
+last, of predictions with the measured rollout. From column to column the predictions know more. The measured rollout is
+averaged over prompts, and so over gold positions. Under a causal mask alone residual strength changes shares, but not
+their order.
 
 {parts}
 

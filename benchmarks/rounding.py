@@ -139,14 +139,16 @@ def main() -> None:
 RESULTS = """\
 ## Rounding to bfloat16: to the nearest numbers, and at random
 
-Written by `benchmarks/rounding.py` on {date}, one thread, seed {seed}. A model of 100,000 weights must move them so
-far for its gap to close that bfloat16 holds the steps; one of billions need not, and loses nearly all of its training
-to the nearest numbers ([distillation.md](distillation.md)). What is different there is made here: in OLMo's
-architecture, whose layer normalisation takes the mean away and has no weights, a number added to **all** of the model's
-weights changes nothing but how finely bfloat16 stores them: in steps of 0.0005 around 0.1, and of 0.06 around 12.
+Written by `benchmarks/rounding.py` on {date}, one thread, seed {seed}. A model of 100,000 weights must move them far
+for its gap to close, and bfloat16 holds such steps. A model of billions need not, and loses nearly all of its training
+to the nearest numbers ([distillation.md](distillation.md)).
 
-R1 once, in float32, on {examples} questions ({epochs} epochs, learning rate {rate:g}, K = 4); its update on a base
-that was stored in bfloat16 after the number was added, rounded in both ways. Key-value retrieval on
+That case is made here in OLMo's architecture, whose layer normalisation takes the mean away and has no weights. There a
+number added to **all** of the model's weights changes nothing but how finely bfloat16 stores them: in steps of 0.0005
+around 0.1, and of 0.06 around 12.
+
+R1 is trained once, in float32, on {examples} questions ({epochs} epochs, learning rate {rate:g}, K = 4). Its update is
+put on a base that was stored in bfloat16 after the number was added, and rounded in both ways. Key-value retrieval on
 {source}, {n} held-out examples at positions {positions} of 20.
 "Numbers kept" are those of the weights that differ from the base's.
 

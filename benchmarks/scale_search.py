@@ -135,8 +135,8 @@ TEXT = """\
 Written by `benchmarks/scale_search.py --write` on {date}, one CPU thread, a random-weight Llama (2 layers, width 64
 unless given otherwise), 36-token answers. `speed_ratio`: a population on one example at seven positions, against one
 batched `generate` a candidate; `speed_ratio_large`: four examples of longer prompts; `speed_ratio_per_prompt`: the
-latter against one `generate` a prompt. What is saved is decoding, and reading again what placements begin with alike;
-where batches are large and prompts long, a CPU is as busy reading as decoding, and the ratio falls to that of the
+latter against one `generate` a prompt. What is saved is decoding, and reading again what placements begin with alike.
+Where batches are large and prompts long, a CPU is as busy reading as decoding, and the ratio falls to that of the
 tokens.
 """
 

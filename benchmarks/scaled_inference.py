@@ -229,9 +229,10 @@ def main() -> None:
 LAYERS_TEXT = """\
 ## Inference of a scaled model against the unscaled one
 
-Written by `benchmarks/scaled_inference.py --write` on {date}, one CPU thread of a machine at other work, float32: a
-Llama of 6 layers, width 768, 256 tokens of prompt, the same weights in memory for all, measured in turns; medians of
-times, and of their ratios within a turn. `identical`: factors of one give the unscaled logits bit for bit.
+Written by `benchmarks/scaled_inference.py --write` on {date}, one CPU thread of a machine at other work, float32. A
+Llama of 6 layers, width 768, reads 256 tokens of prompt, the same weights in memory for all, measured in turns. Figures
+are medians of times, and of their ratios within a turn. `identical`: factors of one give the unscaled logits bit for
+bit.
 """
 
 HEADS_TEXT = """\

@@ -262,8 +262,9 @@ ALONE = """\
 ## Scaling: {names} again
 
 Written by `benchmarks/scaling_results.py --only {names}` on {date}, one thread of a machine at other work, seeds
-{seeds}: as in the section on scaling, of base models that were trained anew, by the code of that day and on another
-processor, and came out otherwise: compare rows within a table. Heads are ranked once, over the searched prompts.
+{seeds}. The setting is that of the section on scaling. The base models were trained anew, by the code of that day and
+on another processor, and came out otherwise: compare rows within a table. Heads are ranked once, over the searched
+prompts.
 
 {tables}
 """

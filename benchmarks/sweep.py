@@ -232,9 +232,10 @@ TEXT = """\
 ## A sweep against one `generate` per prompt, lm-evaluation-harness and vLLM
 
 Written by `benchmarks/sweep.py --write` on {date}, {where}, {dtype}. A random-weight Llama of {layers} layers,
-width {width}; {examples} examples at every position, documents of {document_tokens} tokens, {new_tokens} new tokens;
-{batch_size} prompts at a time on every side, the best of {repeats} turns; lm-evaluation-harness {harness}, vLLM
-{vllm} with as many prompts at a time as it likes. The responses are {same}.
+width {width}, is asked {examples} examples at every position, with documents of {document_tokens} tokens, for
+{new_tokens} new tokens. There are {batch_size} prompts at a time on every side, and the best of {repeats} turns counts.
+lm-evaluation-harness is {harness}; vLLM is {vllm}, with as many prompts at a time as it likes. The responses are
+{same}.
 
 {table}
 

@@ -90,7 +90,7 @@ def reading(summary: list[dict]) -> str:
     others = others if learned < len(summary) else ""
     return (
         f"The greatest bias is that of {cell['panel']}, {cell['name']}: the {better} item over the {worse} by "
-        f"{abs(gap):.1f} points; the strongest attention sink beyond uniform attention is token {token} of "
-        f"{drawn['panel']}, {drawn['name']} ({sink:.2f}, uniform {uniform:.2f}); {learned} of {len(summary)} settings "
+        f"{abs(gap):.1f} points. The strongest attention sink beyond uniform attention is token {token} of "
+        f"{drawn['panel']}, {drawn['name']} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
         f"answer clearly above chance, which is naming any label of the sequence{others}"
     )
