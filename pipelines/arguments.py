@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from posgap.config import PipelineArguments
+from posgap.config import PipelineArguments, plain_type
 from posgap.errors import PosgapError
-from posgap.pipelines.forms import SETTINGS, filled
+from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, filled
 from posgap.preflight.form import given, settable, unknown
 
 
@@ -20,6 +20,15 @@ def arguments(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) 
         wanted = " ".join(f"--param {name}=..." for name in missing)
         raise PosgapError(f"the pipeline needs {', '.join(missing)}: give {wanted}")
     return values
+
+
+def uncompiled(pipeline: str) -> dict[str, dict[str, Any]]:
+    """The parameters of this version's pipeline of that name, by its form: as when it is compiled, but without what is
+    said of them, defaults and choices."""
+    return {
+        name: {"parameterType": _TYPES.get(plain_type(field), "STRING"), "isOptional": not field.is_required()}
+        for name, field in sorted(fields_of(FORMS[pipeline]).items())
+    }
 
 
 def checked(config: PipelineArguments, parameters: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -84,6 +93,7 @@ def _json(kind: type) -> Callable[[str], Any]:
     return parse
 
 
+_TYPES = {int: "NUMBER_INTEGER", float: "NUMBER_DOUBLE", bool: "BOOLEAN", list: "LIST", dict: "STRUCT"}
 _KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
     "NUMBER_INTEGER": (int, "a whole number"),
     "NUMBER_DOUBLE": (_number, "a number"),

@@ -1,4 +1,4 @@
-"""A client of a KFP server, and the experiment that its runs and schedules belong to."""
+"""A client of a KFP server, with the experiment that its runs and schedules belong to."""
 
 import contextlib
 import io
@@ -13,27 +13,20 @@ import kfp.client
 import kfp_server_api
 
 from posgap.config import KfpConfig, ServerConfig
-from posgap.errors import PosgapError
-from posgap.pipelines.transport import Transport, once
+from posgap.pipelines.transport import Transport, address, once
 
 Version: TypeAlias = kfp_server_api.V2beta1PipelineVersion
-HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
 TOKEN_VARIABLE = "KFP_TOKEN"
 
 
 class Client(kfp.Client):
     """KFP's client, changed so that it sends nothing when it is created, prints nothing, and fails with one line.
 
-    The server is `config.host`, or else that of KFP_HOST or KF_PIPELINES_ENDPOINT. The token is that of KFP_TOKEN, or
-    else, in a pod, the service account's. Requests raise `transport.Refused` and `transport.Unanswered`.
+    The token is that of KFP_TOKEN, or else, in a pod, the service account's. Requests raise `transport.Refused` and
+    `transport.Unanswered`. `transport.connected` makes it.
     """
 
     def __init__(self, config: KfpConfig):
-        host = config.host or next(filter(None, map(os.environ.get, HOST_VARIABLES)), "")
-        if not host:
-            raise PosgapError(f"no KFP server: give --host or set {HOST_VARIABLES[0]}, like http://localhost:8080")
-        if not host.startswith(("http://", "https://")):
-            raise PosgapError(f"--host: {host!r} must begin with http:// or https://")
         token, source = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
         file = Path(os.environ.get(kfp.client.KF_PIPELINES_SA_TOKEN_ENV) or kfp.client.KF_PIPELINES_SA_TOKEN_PATH)
         credentials = None
@@ -44,7 +37,7 @@ class Client(kfp.Client):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             super().__init__(
-                host=host,
+                host=address(config),
                 namespace=config.namespace,
                 existing_token=token or None,
                 credentials=credentials,
@@ -106,47 +99,43 @@ class Client(kfp.Client):
             if not (token := page.next_page_token or ""):
                 return recurring_runs
 
+    def find_experiment(self, config: ServerConfig) -> str | None:
+        """The id of the experiment, or None if there is none of that name."""
+        page = self.list_experiments(namespace=config.namespace, filter=_equal({"display_name": config.experiment}))
+        return page.experiments[0].experiment_id if page.experiments else None
 
-def find_experiment(client: Client, config: ServerConfig) -> str | None:
-    """The id of the experiment, or None if there is none of that name."""
-    page = client.list_experiments(namespace=config.namespace, filter=_equal({"display_name": config.experiment}))
-    return page.experiments[0].experiment_id if page.experiments else None
+    def ensure_experiment(self, config: ServerConfig) -> str:
+        """The id of the experiment, which is created if there is none of that name."""
+        wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
 
+        def existing() -> dict[str, str]:
+            return {experiment: experiment} if (experiment := self.find_experiment(config)) else {}
 
-def ensure_experiment(client: Client, config: ServerConfig) -> str:
-    """The id of the experiment, which is created if there is none of that name."""
-    wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
+        return self.find_experiment(config) or once(
+            lambda: self.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
+            existing,
+            config.retries,
+        )
 
-    def existing() -> dict[str, str]:
-        return {experiment: experiment} if (experiment := find_experiment(client, config)) else {}
+    def find_pipeline(self, config: KfpConfig, name: str) -> str | None:
+        """The id of the pipeline of this name, or None if there is none."""
+        page = self.list_pipelines(
+            namespace=config.namespace or None, filter=_equal({"display_name": name}), page_size=100
+        )
+        return page.pipelines[0].pipeline_id if page.pipelines else None
 
-    return find_experiment(client, config) or once(
-        lambda: client.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
-        existing,
-        config.retries,
-    )
+    def ensure_pipeline(self, config: KfpConfig, name: str) -> str:
+        """The id of the pipeline of this name, which is created, without a version, if there is none."""
+        wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
 
+        def existing() -> dict[str, str]:
+            return {pipeline: pipeline} if (pipeline := self.find_pipeline(config, name)) else {}
 
-def find_pipeline(client: Client, config: KfpConfig, name: str) -> str | None:
-    """The id of the pipeline of this name, or None if there is none."""
-    page = client.list_pipelines(
-        namespace=config.namespace or None, filter=_equal({"display_name": name}), page_size=100
-    )
-    return page.pipelines[0].pipeline_id if page.pipelines else None
-
-
-def ensure_pipeline(client: Client, config: KfpConfig, name: str) -> str:
-    """The id of the pipeline of this name, which is created, without a version, if there is none."""
-    wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
-
-    def existing() -> dict[str, str]:
-        return {pipeline: pipeline} if (pipeline := find_pipeline(client, config, name)) else {}
-
-    return find_pipeline(client, config, name) or once(
-        lambda: client._pipelines_api.pipeline_service_create_pipeline(pipeline=wanted).pipeline_id,
-        existing,
-        config.retries,
-    )
+        return self.find_pipeline(config, name) or once(
+            lambda: self._pipelines_api.pipeline_service_create_pipeline(pipeline=wanted).pipeline_id,
+            existing,
+            config.retries,
+        )
 
 
 def _equal(fields: dict[str, str]) -> str:

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from google.protobuf import json_format
-from kfp import compiler
-from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 
 from posgap.config import PipelineCompileConfig
 from posgap.errors import PosgapError
@@ -55,6 +52,8 @@ def compiled_text(pipeline: Any) -> str:
     KFP writes neither times nor paths, and sorts everything, so equal pipelines give equal bytes. Raises `PosgapError`
     for a parameter without a description, since nobody could fill it in on the form.
     """
+    from kfp import compiler  # late: it takes half a second, and what is refused before does without
+
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         file = Path(folder, "pipeline.yaml")
@@ -142,6 +141,9 @@ def load(file: Path | None, name: str = "mitigation") -> Compiled:
 
 def parse(text: str, where: str) -> Compiled:
     """Parses both documents; raises `PosgapError` that names `where` if `text` is not a compiled pipeline."""
+    from google.protobuf import json_format  # late, as above
+    from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
+
     try:
         spec, *rest = yaml.safe_load_all(text)
         platform = rest[0] if rest else {}

@@ -8,11 +8,15 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from posgap import yaml_text
-from posgap.config import Config, plain_type
+from posgap.config import Config, PreflightConfig, WatchFormConfig, plain_type
 from posgap.config.fields import IN_SETTINGS, MOST_SETTINGS, settings_of, settings_text
 from posgap.errors import PosgapError
 from posgap.preflight.form import settable
 
+FORMS: dict[str, type[Config]] = {
+    "mitigation": PreflightConfig,
+    "watch": WatchFormConfig,
+}  # of this version's pipelines
 SETTINGS = "settings"  # the parameter that takes what the form does not ask for
 _NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
 

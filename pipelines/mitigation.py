@@ -22,10 +22,10 @@ from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
-from posgap.config import ClusterConfig, PreflightConfig
+from posgap.config import ClusterConfig
 from posgap.config.distillation import LOCAL_BACKENDS
 from posgap.mitigating.method import MITIGATE
-from posgap.pipelines.forms import dropdowns, form
+from posgap.pipelines.forms import FORMS, dropdowns, form
 from posgap.pipelines.pools import Pools, cluster_config
 from posgap.preflight.form import commonly
 
@@ -38,7 +38,7 @@ def mitigation_pipeline(cluster: ClusterConfig) -> Callable:
         name="posgap-mitigation",
         description="Measure the position gap, close it (Pos2Distill, mitigations), promote what the gate admits.",
     )
-    @form(PreflightConfig, gpus_train=cluster.train.accelerators)
+    @form(FORMS["mitigation"], gpus_train=cluster.train.accelerators)
     def mitigation(**parameters: Any):
         """preflight -> validate -> sweep (base, champion) -> candidates: one a method -> sweep -> gate -> promote."""
         model, name = parameters["base_model"], parameters["registered_name"]

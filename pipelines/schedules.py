@@ -6,25 +6,28 @@ and removed only when none of its runs is still running, since before KFP 2.16 r
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 from posgap.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
 from posgap.errors import PosgapError
-from posgap.pipelines.client import Client, ensure_experiment, find_experiment
 from posgap.pipelines.submission import ENDED, to_run
 from posgap.pipelines.timetable import RecurringRun, enabled, listed, next_run, ours, table, timetable
-from posgap.pipelines.transport import once
+from posgap.pipelines.transport import connected, once
 from posgap.printing import show as show_result
+
+if TYPE_CHECKING:
+    from posgap.pipelines.client import Client
 
 log = logging.getLogger(__name__)
 
 
 def create(config: ScheduleCreateConfig) -> None:
     """Creates the schedule, replaces one that differs, or does nothing; prints which, and the time of the next run."""
-    compiled, values = to_run(config)
     times = timetable(config)
+    compiled, values = to_run(config)
     mark = times.mark(compiled, values, config.service_account)
-    client = Client(config)
-    experiment = ensure_experiment(client, config)
+    client = connected(config)
+    experiment = client.ensure_experiment(config)
 
     def existing() -> dict[str, RecurringRun]:
         schedules = client.find_recurring_runs(experiment, display_name=config.name)
@@ -75,8 +78,8 @@ def create(config: ScheduleCreateConfig) -> None:
 
 def show(config: ScheduleListConfig) -> None:
     """Prints the experiment's schedules."""
-    client = Client(config)
-    experiment = find_experiment(client, config)
+    client = connected(config)
+    experiment = client.find_experiment(config)
     schedules = client.find_recurring_runs(experiment) if experiment else []
     rows = listed(schedules)
     text = table(rows) if rows else f"no schedules in experiment {config.experiment}"
@@ -85,7 +88,7 @@ def show(config: ScheduleListConfig) -> None:
 
 def pause(config: NamedScheduleConfig) -> None:
     """Stops the schedule from starting runs; a run that has started goes on."""
-    client = Client(config)
+    client = connected(config)
     for schedule in _named(client, config):
         client.disable_recurring_run(schedule.recurring_run_id)
         _say(config, "paused", schedule)
@@ -93,7 +96,7 @@ def pause(config: NamedScheduleConfig) -> None:
 
 def resume(config: NamedScheduleConfig) -> None:
     """Lets the schedule start runs again."""
-    client = Client(config)
+    client = connected(config)
     for schedule in _named(client, config):
         client.enable_recurring_run(schedule.recurring_run_id)
         _say(config, "resumed", schedule, f"; next run {next_run(schedule)}")
@@ -101,7 +104,7 @@ def resume(config: NamedScheduleConfig) -> None:
 
 def delete(config: NamedScheduleConfig) -> None:
     """Removes the schedule; if one of its runs is still running, only pauses it and raises `PosgapError`."""
-    client = Client(config)
+    client = connected(config)
     for schedule in _named(client, config):
         if run := _retire(client, schedule):
             hint = "delete it when that has ended"
@@ -114,8 +117,8 @@ def _say(config: NamedScheduleConfig, done: str, schedule: RecurringRun, more: s
     show_result(f"{config.name}: {done} ({schedule.recurring_run_id}){more}", said)
 
 
-def _named(client: Client, config: NamedScheduleConfig) -> list[RecurringRun]:
-    experiment = find_experiment(client, config)
+def _named(client: "Client", config: NamedScheduleConfig) -> list[RecurringRun]:
+    experiment = client.find_experiment(config)
     schedules = client.find_recurring_runs(experiment, display_name=config.name) if experiment else []
     if not schedules:
         hint = "`posgap pipeline schedule list` lists the schedules"
@@ -123,7 +126,7 @@ def _named(client: Client, config: NamedScheduleConfig) -> list[RecurringRun]:
     return schedules
 
 
-def _retire(client: Client, old: RecurringRun) -> str | None:
+def _retire(client: "Client", old: RecurringRun) -> str | None:
     """Pauses a schedule and removes it; if one of its runs is still running, returns that run's id instead."""
     client.disable_recurring_run(old.recurring_run_id)
     for run in client.find_runs(old.experiment_id, recurring_run_id=old.recurring_run_id):

@@ -4,18 +4,21 @@ import logging
 import secrets
 import time
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import kfp_server_api
 
 from posgap.config import PipelineOnCluster, PipelineSubmitConfig
 from posgap.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
-from posgap.pipelines.arguments import arguments
-from posgap.pipelines.client import Client, ensure_experiment
+from posgap.pipelines.arguments import arguments, uncompiled
 from posgap.pipelines.compilation import Compiled, load
 from posgap.pipelines.steps import task_names
-from posgap.pipelines.transport import Unanswered, once
+from posgap.pipelines.transport import Unanswered, address, connected, once
 from posgap.pipelines.uploading import uploaded
 from posgap.printing import keep, show
+
+if TYPE_CHECKING:
+    from posgap.pipelines.client import Client
 
 log = logging.getLogger(__name__)
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -24,8 +27,8 @@ ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 def submit(config: PipelineSubmitConfig) -> None:
     """Starts a run and prints its id and address; with `wait`, raises an error if it fails or takes too long."""
     compiled, values = to_run(config)
-    client = Client(config)
-    experiment = ensure_experiment(client, config)
+    client = connected(config)
+    experiment = client.ensure_experiment(config)
     # The suffix distinguishes two submissions within the same second, for people and for `once`.
     name = config.name or f"{compiled.name} {datetime.now(UTC):%Y-%m-%d %H:%M:%S} {secrets.token_hex(2)}"
     with compiled.source() as source:
@@ -52,13 +55,20 @@ def submit(config: PipelineSubmitConfig) -> None:
 
 
 def to_run(config: PipelineOnCluster) -> tuple[Compiled, dict]:
-    """The compiled pipeline to run, and its complete arguments."""
+    """The compiled pipeline to run, and its complete arguments.
+
+    What is wrong with the server's address, or by the form with the arguments, is said before kfp is imported and the
+    pipeline compiled, which takes seconds.
+    """
+    address(config)
+    if not (config.version or config.file):
+        arguments(config, uncompiled(config.pipeline))
     compiled = uploaded(config) if config.version else load(config.file, config.pipeline)
     values = arguments(config, compiled.parameters)
     return (compiled.uncached() if config.no_cache else compiled), values
 
 
-def _wait(client: Client, run_id: str, compiled: Compiled, config: PipelineSubmitConfig) -> None:
+def _wait(client: "Client", run_id: str, compiled: Compiled, config: PipelineSubmitConfig) -> None:
     """Polls until the run has ended. KFP's own wait would treat a cancelled run as one that is still running."""
     until, state = time.monotonic() + config.timeout, ""
     while True:

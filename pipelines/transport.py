@@ -1,9 +1,10 @@
 """Requests to a KFP server: with time limits, with retries if they are safe, and with one line for each error."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import kfp_server_api
 import urllib3
@@ -13,7 +14,11 @@ from posgap.config import KfpConfig
 from posgap.errors import PosgapError
 from posgap.patience import Passing, Patience, Waits, retrying, within
 
+if TYPE_CHECKING:
+    from posgap.pipelines.client import Client
+
 T = TypeVar("T")
+HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
 FIRST_WAIT = Patience.first_wait  # seconds
 PASSING = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
@@ -28,6 +33,24 @@ class Refused(PosgapError):
 
 class Unanswered(PosgapError):
     """The server was not reached, or failed, so it is unknown whether it carried out the request."""
+
+
+def address(config: KfpConfig) -> str:
+    """The server's address: `config.host`, or else that of KFP_HOST or KF_PIPELINES_ENDPOINT."""
+    host = config.host or next(filter(None, map(os.environ.get, HOST_VARIABLES)), "")
+    if not host:
+        raise PosgapError(f"no KFP server: give --host or set {HOST_VARIABLES[0]}, like http://localhost:8080")
+    if not host.startswith(("http://", "https://")):
+        raise PosgapError(f"--host: {host!r} must begin with http:// or https://")
+    return host
+
+
+def connected(config: KfpConfig) -> "Client":
+    """KFP's client of the server. `PosgapError` where it has no address."""
+    address(config)
+    from posgap.pipelines.client import Client  # late: kfp, which it imports, takes half a second
+
+    return Client(config)
 
 
 def patience(retries: int) -> Patience:

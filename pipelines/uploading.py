@@ -1,15 +1,19 @@
 """Pipelines with versions on a KFP server: its page *Pipelines* has them, and runs and schedules go by them."""
 
+from typing import TYPE_CHECKING
+
 import yaml
 
 from posgap import __version__
 from posgap.config import PipelineOnCluster, PipelineUploadConfig
 from posgap.errors import PosgapError
 from posgap.files import digest_of
-from posgap.pipelines.client import Client, Version, ensure_pipeline, find_pipeline
 from posgap.pipelines.compilation import Compiled, load, parse
-from posgap.pipelines.transport import once
+from posgap.pipelines.transport import connected, once
 from posgap.printing import show
+
+if TYPE_CHECKING:
+    from posgap.pipelines.client import Version
 
 LATEST = "latest"
 
@@ -25,10 +29,10 @@ def upload(config: PipelineUploadConfig) -> None:
     name, version = config.named or compiled.name, config.version or f"{__version__}-{digest[:8]}"
     if version == LATEST:
         raise PosgapError(f"--version: {LATEST} stands for the newest version; give another name")
-    client = Client(config)
-    pipeline = ensure_pipeline(client, config, name)
+    client = connected(config)
+    pipeline = client.ensure_pipeline(config, name)
 
-    def existing() -> dict[str, Version]:
+    def existing() -> dict[str, "Version"]:
         return {each.pipeline_version_id: each for each in client.find_versions(pipeline, display_name=version)}
 
     there = next(iter(existing().values()), None)
@@ -51,8 +55,8 @@ def uploaded(config: PipelineOnCluster) -> Compiled:
     if config.file or config.no_cache:
         option = "--file" if config.file else "--no-cache"
         raise PosgapError(f"--version: {option} cannot change a version that was uploaded; leave one of them out")
-    client, name = Client(config), config.named or f"posgap-{config.pipeline}"
-    if not (pipeline := find_pipeline(client, config, name)):
+    client, name = connected(config), config.named or f"posgap-{config.pipeline}"
+    if not (pipeline := client.find_pipeline(config, name)):
         raise PosgapError(f"pipeline {name}: not found; `posgap pipeline upload` uploads it")
     wanted = {} if config.version == LATEST else {"display_name": config.version}
     if not (found := client.find_versions(pipeline, **wanted)):

@@ -9,8 +9,8 @@ from posgap.components.champion import champion
 from posgap.components.data_version import data_version
 from posgap.components.report import report
 from posgap.components.watch import watch as judge
-from posgap.config import ClusterConfig, WatchFormConfig
-from posgap.pipelines.forms import form
+from posgap.config import ClusterConfig
+from posgap.pipelines.forms import FORMS, form
 from posgap.pipelines.pools import Pools, cluster_config
 
 
@@ -21,7 +21,7 @@ def watch_pipeline(cluster: ClusterConfig) -> Callable:
         name="posgap-watch",
         description="Sweep the champion on fresh data; fail, tell and mitigate if it has left its policy.",
     )
-    @form(WatchFormConfig)
+    @form(FORMS["watch"])
     def watch(**parameters: Any):
         """data version -> champion -> watch."""
         name, seed = parameters["registered_name"], parameters["seed"]

@@ -158,14 +158,18 @@ def test_preflight_returns_what_the_pipeline_gives_to_every_stage():
 LIGHT = """
 import contextlib, sys, posgap.cli
 
-def imported(*words):
+def imported(*words, code=0):
     try: posgap.cli.main(words)
-    except SystemExit as stopped: assert stopped.code == 0
+    except SystemExit as stopped: assert stopped.code == code
     large = {"torch", "transformers", "mlflow", "kfp", "boto3", "matplotlib", "pandas", "numpy"}
     print(*sorted(large & set(sys.modules)), file=sys.stderr)
 
 for words in ("", "sweep", "data make kv", "pipeline submit", "pipeline schedule create"):
     imported(*words.split(), "--help")
+at_night = ["--cron", "0 3 * * *", "--host", "http://localhost"]
+for wrong in (["--cron", "x"], ["--file", "nowhere.yaml"], ["--param", "colour=red"], ["--host", "localhost"]):
+    imported("pipeline", "schedule", "create", "nightly", *at_night, *wrong, code=2)
+imported("pipeline", "schedule", "list", "--host", "localhost", code=2)
 
 import posgap.admission, posgap.champion_sweep, posgap.stage, posgap.stages.promote, posgap.stages.validate
 import posgap.watching
@@ -176,7 +180,8 @@ posgap.stage.start_run = lambda *_: contextlib.nullcontext(Run())  # without tra
 
 
 def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
-    """Help, a stage that is complete, a sweep of an endpoint, and what a pipeline's steps import that load no model."""
+    """Help, what a schedule refuses, a stage that is complete, a sweep of an endpoint, and what a pipeline's steps
+    import that load no model."""
     (tmp_path / "model").mkdir()
     applied = ["apply", "--model", str(tmp_path / "model"), "--mitigation", "lpes", "--out", str(tmp_path / "applied")]
     write_examples(tmp_path / "e.jsonl", [kv_example()])
@@ -191,7 +196,7 @@ def test_what_loads_no_model_imports_no_torch(tmp_path, monkeypatch):
         done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
         assert len(endpoint.seen) == 3
     lines = [line for line in done.stderr.splitlines() if not line.startswith("posgap")]
-    assert lines == [""] * 5 + ["numpy"] + ["matplotlib numpy"] * 2  # the first of these for the picture
+    assert lines == [""] * 10 + ["numpy"] + ["matplotlib numpy"] * 2  # the first of these for the picture
     assert re.findall(r"(\w+) is complete, reused", done.stderr) == ["applied", "swept"]
 
 

@@ -20,7 +20,7 @@ from posgap.config import PipelineLintConfig
 from posgap.config.fields import settings_of, settings_text
 from posgap.errors import PosgapError
 from posgap.pipelines import compilation, smoke
-from posgap.pipelines.arguments import checked
+from posgap.pipelines.arguments import checked, uncompiled
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.preflight.form import candidates, commonly
 
@@ -51,6 +51,14 @@ def test_kfp_reads_back_what_is_written(name):
     assert loaded.name == f"posgap-{name}"
     assert loaded.component_spec.inputs.keys() == load(committed).parameters.keys()
     assert all(spec["description"] for spec in load(committed).parameters.values())
+
+
+@OURS
+def test_parameters_are_known_before_the_pipeline_is_compiled(name):
+    compiled = load(ROOT / "pipelines" / f"{name}.yaml").parameters.items()
+    kinds = {field: (spec["parameterType"], "defaultValue" in spec) for field, spec in compiled}
+    known = uncompiled(name).items()
+    assert [(field, (spec["parameterType"], spec["isOptional"])) for field, spec in known] == [*kinds.items()]
 
 
 @OURS
