@@ -154,6 +154,14 @@ def test_keys_are_turned_once_and_kept_apart_only_where_their_query_heads_differ
     assert attention.num_key_value_groups == 2 and torch.equal(logits(model, ids), logits(tiny(), ids))
 
 
+def test_a_key_that_all_query_heads_share_stays_one_where_their_factors_are_alike(ids):  # noqa: F811
+    model = families.build("falcon")
+    scaled_heads(model, [[1.0] * 4, [1.5] * 4, [1.2, 1.3, 1.4, 1.5], [1.0] * 4])
+    with torch.no_grad():
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    assert [cache.layers[layer].keys.shape[1] for layer in range(4)] == [1, 1, 4, 1]
+
+
 def test_heads_replace_layers_and_layers_replace_heads(ids, tokenizer, tmp_path):  # noqa: F811
     rows, plain = [[1.2, 1.8, 1.4, 1.6]] * 3, logits(tiny(), ids)
     heads, layers = logits(scale_model(tiny(), rows), ids), logits(scale_model(tiny(), FACTORS), ids)

@@ -61,8 +61,9 @@ class Ranking:
 
 @dataclass
 class _Heads:
-    """What one layer's attention knows: its heads' `chosen` rungs, `[H]` or for each row `[B, H]`; by which `ranking`
-    it chooses them anew at each prompt, if any; and a list that takes each prompt's sensitivities `[B, H]`."""
+    """What one layer's attention knows: its heads' `chosen` rungs, `[H]`, `[1]` where all have the same, or for each
+    row `[B, H]`; by which `ranking` it chooses them anew at each prompt, if any; and a list that takes each prompt's
+    sensitivities `[B, H]`."""
 
     module: nn.Module
     layer: int
@@ -106,7 +107,8 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
                     each.undone.append(_one_key_per_query_head(each.module, groups))
             _require_kept_apart(model, together)
         for each in heads:
-            each.chosen = torch.tensor([rungs.index(factor) for factor in rows[each.layer]])
+            chosen = [rungs.index(factor) for factor in rows[each.layer]]
+            each.chosen = torch.tensor(chosen if len(set(chosen)) > 1 else chosen[:1])
     return undo
 
 
@@ -232,7 +234,6 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
         sensitivities = _sensitivities(state, own, given, args, kwargs)
         if state.seen is not None:
             state.seen.append(sensitivities)
-            state.chosen = torch.zeros(sensitivities.shape[-1], dtype=torch.long)
         else:
             ranks = 1 + state.ranking.ranks(sensitivities)  # rung 0 is one
             state.chosen = ranks[0] if len(ranks) == 1 else ranks
@@ -333,6 +334,8 @@ def _taken_over(
             heads.append(each)
         _check(model, scaling, heads)
         scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
+        for each in heads:  # whose factors are alike get a table for all: keys that they share (Falcon's) stay one
+            each.chosen = torch.zeros(1, dtype=torch.long)
         yield heads, undo
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         undo()
