@@ -94,8 +94,11 @@ def build(family: str, **settings: object) -> PreTrainedModel:
     made, settings = CONFIG_MAPPING[family], NEEDS.get(family, {}) | settings
     takes = {field.name for field in dataclasses.fields(made)} | set(inspect.signature(made).parameters)
     sizes = {name: value for name, value in SIZES.items() if name in takes}
+    config = made(**(sizes | ALWAYS | settings))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(made(**(sizes | ALWAYS | settings))).eval()
+    # As `load_model` asks for it: before 5.21 transformers would have chosen an attention that leaves out the cap.
+    capped = getattr(config, "attn_logit_softcapping", None)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager" if capped else None).eval()
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             torch.nn.init.normal_(parameter, std=0.3)

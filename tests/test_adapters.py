@@ -66,7 +66,7 @@ def test_an_adapter_is_read_as_peft_runs_it_and_its_digest_covers_adapter_and_ba
     first = source(str(adapter))
     assert first.digest() == digest(first.fetch()) == source(adapter).digest()
     about = json.loads((base / "generation_config.json").read_text())
-    (base / "generation_config.json").write_text(json.dumps(about | {"top_k": 7}))
+    (base / "generation_config.json").write_text(json.dumps(about | {"do_sample": True, "top_k": 7}))
     second = source(str(adapter))
     assert second.fetch() != first.fetch() and second.digest() != first.digest()
 

@@ -11,8 +11,9 @@ from test_generation import random_model
 from transformers import Gemma2Config, LlamaConfig
 
 from posgap.cli import main
+from posgap.demo import tiny_model
 from posgap.errors import PosgapError
-from posgap.models.loading import load_model, load_tokenizer, require_finite_files
+from posgap.models.loading import load_model, load_tokenizer, require_finite_files, save_model
 
 NORM = "model.layers.1.input_layernorm.weight"
 
@@ -92,6 +93,14 @@ def test_a_stage_measures_no_model_that_is_not_whole(copy, tmp_path, capsys):
     assert stopped.value.code == 2
     assert f"posgap: error: {copy}: weights are missing: {NORM}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_generation_config_that_transformers_refuses_is_told_in_a_line(tokenizer, tmp_path):
+    model = tiny_model.untrained(0)
+    model.generation_config.top_k = 7  # without sampling
+    with pytest.raises(PosgapError, match="could not be written: .*top_k") as refused:
+        save_model(model, tokenizer, tmp_path / "model")
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("config, cap", [(Gemma2Config, 1.0), (Gemma2Config, None), (LlamaConfig, None)])

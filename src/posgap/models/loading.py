@@ -286,8 +286,9 @@ def save_model(
     try:
         model.save_pretrained(out, state_dict=state)
         tokenizer.save_pretrained(out)
-    except (OSError, SafetensorError) as error:
-        raise PosgapError(f"{out}: the model could not be written: {error}") from None
+    # transformers before 5.23 writes no generation config with settings that have no effect, also where it was read so.
+    except (OSError, SafetensorError, ValueError) as error:
+        raise PosgapError(f"{out}: the model could not be written: {' '.join(str(error).split())}") from None
     for weights in out.glob("*.safetensors"):
         shutil.copymode(out / "config.json", weights)  # safetensors lets nobody but their owner read them
 
