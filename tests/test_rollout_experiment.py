@@ -264,7 +264,7 @@ def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
         "| p: b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
     ]  # fmt: skip
     alike = [cell("a", 1.0, 0.3, 0.2, 50.0), cell("b", 2.0, 0.3, 0.2, 50.0)]
-    assert sink_table(alike).count("uniform attention") == 1 and "; 0 of 2 settings answer" in reading(alike)
+    assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in reading(alike)
 
 
 def test_the_nulls_are_a_copier_s_accuracy_and_uniform_attention_s_sinks():
