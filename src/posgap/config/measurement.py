@@ -31,7 +31,7 @@ MODEL = (
     "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
 )
 ALLOW = (
-    "what the sweeps may ask otherwise, like prompt,template; besides question, shuffle, max_new_tokens, decoding, "
+    "what may differ between the sweeps, like prompt,template; also question, shuffle, max_new_tokens, decoding, "
     "system, template_args, max_thinking_tokens, stop, date, body"
 )
 

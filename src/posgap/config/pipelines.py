@@ -91,8 +91,8 @@ class PipelineOnCluster(ServerConfig, CompiledPipeline):
     )
     version: UploadedName = Field(
         "",
-        description="version to run of what `posgap pipeline upload` uploaded, or latest; empty: the compiled pipeline "
-        "is sent along, and is on no page of the UI but the run's",
+        description="version that `posgap pipeline upload` made, or latest; empty: the compiled pipeline is sent with "
+        "the run, and the UI shows it on the run's page alone",
     )
     named: UploadedName = Field("", description=f"with --version: {_NAMED}")
 

@@ -38,7 +38,8 @@ class _Described(StageConfig):
     )
     window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
     windows: TokenCounts = Field(
-        [], description="window: that of each layer, separated by commas, in place of `window`; 0: all tokens before it"
+        [],
+        description="window: one for each layer, separated by commas, in place of `window`; 0: all tokens before it",
     )
     prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
@@ -69,8 +70,8 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
     content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
     content_scores: NumbersOrRows = Field(
         [],
-        description="the extra score of a token on itself in each layer, separated by commas, or a row of the heads' "
-        "for each layer, separated by semicolons, in place of `content`",
+        description="extra scores of a token on itself, in place of `content`: one for each layer, separated by "
+        "commas; or, by head, a row for each layer, separated by semicolons",
     )
     head_weights: PositiveNumbers = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"

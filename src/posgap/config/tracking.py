@@ -217,8 +217,8 @@ class PromoteConfig(StageConfig):
     )
     gate_again: WorkPath = Field(
         None,
-        description="folder for another verdict, by the same policy, where `gate` compares the model with another "
-        "champion than that of today; empty: it is refused then",
+        description="folder for a new verdict, by the same policy, where the champion has changed since `gate`; empty: "
+        "the model is refused then",
     )
     answers: int = Field(
         4,
@@ -279,7 +279,7 @@ class HubPushConfig(Config):
     model: ModelPath = Field(description="Hugging Face model folder, or models:/NAME@champion in MLflow")
     to: HubName = Field(description="name that it gets on the hub, like someone/model")
     private: bool = Field(False, description="make the model private, where it is new there")
-    revision: str = Field("", description="branch that takes it, made if need be; empty: main")
+    revision: str = Field("", description="branch to push to, made if need be; empty: main")
     report: bool = Field(True, description="push the report too, which shows prompts and responses")
     dry_run: bool = Field(False, description="only print what would be pushed, and the model card; ask nothing")
 

@@ -50,7 +50,7 @@ class Slope(Parameters):
     slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
     slopes: NumbersOrRows = Field(
         [],
-        description="decay: that of each head, separated by commas, or a row of those for each layer, separated by "
+        description="decay: one for each head, separated by commas; or a row of those for each layer, separated by "
         "semicolons; empty: `slope` for all",
     )
 
