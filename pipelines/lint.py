@@ -44,6 +44,8 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
         faults.append(f"{', '.join(behind)}: without a default, but not among the first in the alphabet's order")
     if len(names) > _MOST_FIELDS:
         faults.append(f"{len(names)} fields, which are more than {_MOST_FIELDS}: one of YAML could take the rest")
+    if raw := [name for name in names if parameters[name].get("parameterType") in ("LIST", "STRUCT")]:
+        faults.append(f"{', '.join(raw)}: to be written as JSON, where a text could be read as YAML")
     if silent := [name for name in names if not parameters[name].get("description")]:
         faults.append(f"{', '.join(silent)}: not described")
     return faults

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from conftest import kv_example
 from kfp_server import Server, served
 from test_champion import LAX, real, real_champion  # noqa: F401  fixtures
@@ -93,7 +94,7 @@ def test_one_that_has_left_it_fails_and_says_so_and_starts_what_it_is_to(tmp_pat
     form = {"data_train": "s3://lab/t", "data_eval": "s3://lab/e", "base_model": "s3://lab/m"}
     form |= {"only_new": True, "shards": 2}
     with pytest.raises(LeftPolicy) as left:
-        watch(watched(tmp_path, mitigate=form))
+        watch(watched(tmp_path, mitigate=yaml.safe_dump(form)))
     assert left.value.__notes__[0].startswith(
         "the mitigation pipeline was not started: no KFP server: give --host or set"
     )

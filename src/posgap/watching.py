@@ -5,12 +5,14 @@ Where it does not, that ends the run, and starts the mitigation pipeline if it i
 
 import json
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posgap.champion_sweep import CHAMPION_FILE, SweptVersion
 from posgap.config import PipelineSubmitConfig, Policy, WatchConfig
+from posgap.config.fields import settings_of
 from posgap.errors import LeftPolicy, PosgapError
 from posgap.files import read_model, write_json
 from posgap.gating.policy import parsed_policy, registered_policy
@@ -47,8 +49,8 @@ def watch(config: WatchConfig) -> Location:
     try:
         return _watch(config)
     except LeftPolicy as left:
-        if config.mitigate:
-            left.add_note(_start(config))
+        if form := settings_of(config.mitigate):
+            left.add_note(_start(form, config.namespace))
         raise
 
 
@@ -106,13 +108,14 @@ def _figures(verdict: Verdict) -> str:
     return "; ".join([*map(against, rulings), *verdict.lacking])
 
 
-def _start(config: WatchConfig) -> str:
-    """Starts the mitigation pipeline; returns what came of it, whatever that was: the champion comes first."""
+def _start(form: Mapping[str, Any], namespace: str) -> str:
+    """Starts the mitigation pipeline with these parameters; returns what came of it, whatever that was: the champion
+    comes first."""
     from posgap.pipelines.submission import submit
 
-    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in config.mitigate.items()}
+    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in form.items()}
     try:
-        submit(PipelineSubmitConfig(param=values, namespace=config.namespace))
+        submit(PipelineSubmitConfig(param=values, namespace=namespace))
     except PosgapError as error:
         log.error("the mitigation pipeline was not started: %s", error)
         return f"the mitigation pipeline was not started: {error}"

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from posgap.choices import METHODS, MITIGATIONS, TASKS
 from posgap.config.base import WORDED, Config, StageConfig
 from posgap.config.distillation import LOCAL_BACKENDS
-from posgap.config.fields import IN_SETTINGS, SettingsText, Values
+from posgap.config.fields import IN_SETTINGS, SettingsText
 from posgap.config.measurement import SweepConfig
 from posgap.config.tracking import GateConfig, PromoteConfig, WatchConfig
 
@@ -133,7 +133,7 @@ class WatchFormConfig(PlacedConfig):
         description="examples to sweep the champion on; if it is the beginning of the names of several versions, the "
         "newest is taken"
     )
-    mitigate: Values = Field(
+    mitigate: SettingsText = Field(
         WatchConfig.default("mitigate"), description=str(WatchConfig.model_fields["mitigate"].description)
     )
     namespace: str = Field(

@@ -24,7 +24,7 @@ from posgap.config.fields import (
     OutputPath,
     RegisteredName,
     RunId,
-    Values,
+    SettingsText,
     WorkPath,
 )
 from posgap.config.measurement import MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
@@ -233,10 +233,10 @@ class WatchConfig(StageConfig):
     """Judges the champion's sweep on fresh data by its policy. Exit code 3: the champion breaks the policy."""
 
     champion: InputPath = Field(description="folder from `champion`")
-    mitigate: Values = Field(
-        {},
-        description='parameters of the mitigation pipeline, like {"methods": "r1", ...}, which is started on the KFP '
-        "server when the champion has left its policy; empty: it is not started",
+    mitigate: SettingsText = Field(
+        "{}",
+        description="parameters of the mitigation pipeline as YAML, like {methods: r1, ...}, which is started on the "
+        "KFP server when the champion has left its policy; empty: it is not started",
     )
     namespace: str = Field(
         "",
