@@ -15,6 +15,8 @@ from posgap.pipelines.compilation import Compiled
 
 log = logging.getLogger(__name__)
 _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); scheduler in (?P<cluster>\S+); posgap \S+ (?P<digest>[0-9a-f]{64})")
+# What is listed of a schedule, as JSON names it, with its headings.
+_SHOWN = {"name": "name", "state": "state", "cron": "cron", "timezone": "time zone", "next": "next run", "id": "id"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def listed(schedules: list[RecurringRun]) -> list[dict[str, str]]:
 
 def table(rows: list[dict[str, str]]) -> str:
     """A table of these rows in aligned columns."""
-    lines = tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True).splitlines()
+    lines = tabulate(rows, headers=_SHOWN, tablefmt="plain", disable_numparse=True).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -84,7 +86,7 @@ def _row(schedule: RecurringRun) -> dict[str, str]:
         "name": schedule.display_name,
         "state": "enabled" if enabled(schedule) else "paused",
         "cron": mark["cron"] if mark else trigger.cron if trigger else "-",
-        "time zone": mark["zone"] if mark else "-",
-        "next run": next_run(schedule) if enabled(schedule) else "-",
+        "timezone": mark["zone"] if mark else "-",
+        "next": next_run(schedule) if enabled(schedule) else "-",
         "id": schedule.recurring_run_id,
     }

@@ -1,5 +1,6 @@
 """`posgap pipeline schedule` against a local KFP server: one schedule for a name, and no run ever killed."""
 
+import json
 import re
 from datetime import datetime
 
@@ -173,6 +174,7 @@ def test_schedules_are_listed_by_name_however_many_pages_they_take(schedule):
         schedule(server, "pause", "b")
         server.schedules[list(server.schedules)[-1]] |= {"description": "by hand"}
         out, _ = schedule(server, "list")
+        told = json.loads(schedule(server, "list", "--json")[0])["schedules"]
     w, nightly, b = server.schedules
     rows = out.splitlines()
     assert [re.split(r"\s{2,}", row) for row in rows] == [
@@ -181,6 +183,8 @@ def test_schedules_are_listed_by_name_however_many_pages_they_take(schedule):
         ["nightly", "enabled", "0 30 5 * * *", "UTC", "2026-11-22 05:30 UTC", nightly],
         ["w", "enabled", "0 30 5 * * *", "Asia/Tokyo", "2026-11-22 05:30 JST", w],
     ]
+    assert [[*each.values()] for each in told] == [re.split(r"\s{2,}", row) for row in rows[1:]]
+    assert {*map(tuple, told)} == {("name", "state", "cron", "timezone", "next", "id")}
     assert len({row.index("  0000") for row in rows[1:]}) == 1, "columns are aligned"
 
 
