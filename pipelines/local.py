@@ -32,24 +32,31 @@ _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 
 
 class _Digest:
-    """An output stream that writes everything to a log, and shows only the lines that are of interest to people."""
+    """An output stream that writes everything to a log, and shows only the lines that are of interest to people.
+
+    Threads write in turn: a text file of Python's that several write to at once loses lines, and puts memory of the
+    process in their place, in which there may be secrets (https://github.com/python/cpython/issues/119506).
+    """
 
     def __init__(self, log: TextIO, show: Callable[[str], object]):
         self.log, self.show = log, show
         self.errors: list[str] = []
         self.rest: dict[int, str] = {}  # an unfinished line per thread: KFP runs loop iterations in parallel
+        self.turn = threading.RLock()
 
     def write(self, text: str) -> int:
         thread = threading.get_ident()
         *lines, self.rest[thread] = (self.rest.get(thread, "") + text).split("\n")
-        for line in lines:
-            plain = _ANSI.sub("", line)
-            self.log.write(plain + "\n")
-            self._digest(plain.strip())
+        with self.turn:
+            for line in lines:
+                plain = _ANSI.sub("", line)
+                self.log.write(plain + "\n")
+                self._digest(plain.strip())
         return len(text)
 
     def flush(self) -> None:
-        self.log.flush()
+        with self.turn:
+            self.log.flush()
 
     def isatty(self) -> bool:
         return False
