@@ -87,6 +87,32 @@ def test_the_document_stands_alone_whoever_writes_to_the_descriptor_itself():
         assert ended.stdout == printed and "internal error" not in ended.stderr
 
 
+REFUSAL = """
+import os, sys
+from posgap import cli, printing
+from posgap.errors import GateFailed
+def work(config):
+    with open(sys.argv[1], "w") as file:
+        printing.show("refused", {})
+        print("refused", printing.coloured("refused", sys.stdout), file=sys.stderr)
+        os.write(1, b"of a library")
+        os.write(2, b"of a library")
+        file.write("whole")
+    raise GateFailed("no")
+cli._function = lambda verb: work
+cli.main(["doctor"])
+"""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_changes_no_exit_code_and_gets_nobody_else_s_descriptor(tmp_path, closed):
+    file = tmp_path / "output"
+    command = ["bash", "-c", f'"$@" {closed}', "bash", sys.executable, "-c", REFUSAL, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert file.read_text() == "whole"
+
+
 @pytest.mark.parametrize("words", VERBS)
 def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
     code, out, err = run(capsys, *words.split(), "--json", "--colour", "red")

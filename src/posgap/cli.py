@@ -295,6 +295,7 @@ nothing. What MLflow did not take is kept beside the folder; `posgap sync` sends
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
+    _open_what_a_shell_closed()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter("posgap | %(message)s"))
     handler.addFilter(printing.is_wanted)
@@ -306,6 +307,14 @@ def main(arguments: list[str] | None = None) -> None:
     with printing.command(sys.argv[1:] if arguments is None else arguments):
         code = _run(arguments)
     end(code)
+
+
+def _open_what_a_shell_closed() -> None:
+    """Has each of the three standard streams that is closed (`2>&-`) read or write nothing."""
+    # In the order of their descriptors: each opening takes the lowest that is free, which no output's file gets then.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _run(arguments: list[str] | None) -> int:
@@ -352,7 +361,7 @@ def _with_notes(message: str, error: BaseException) -> str:
 
 def _fail(message: str, code: int, kind: str = "error:") -> int:
     """Says what went wrong, in one line without secrets; returns the exit code."""
-    line = " ".join(redacted(with_uris(message)).split("\n"))
+    line = " ".join(map(str.strip, redacted(with_uris(message)).split("\n")))
     with suppress(OSError):  # nobody listens
         click.echo(" ".join(filter(None, ["posgap:", printing.coloured(kind, sys.stderr), line])), err=True)
         if is_main_process():

@@ -94,14 +94,12 @@ def is_json() -> bool:
 def result_alone() -> Iterator[None]:
     """Within the block nothing goes to standard output, where that is to have the result as JSON: what is printed goes
     to standard error, also by processes that are started here and by libraries that are not written in Python."""
-    if not _command.as_json or sys.stdout is None:  # a shell has closed it
+    if not _command.as_json:
         yield
         return
     sys.stdout.flush()
     kept = os.dup(1)
-    elsewhere = os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else os.dup(2)
-    os.dup2(elsewhere, 1)
-    os.close(elsewhere)
+    os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
