@@ -69,13 +69,14 @@ def test_missing_and_corrupt_inputs(capsys, tmp_path, examples, model_folder):
 
 def test_a_folder_that_is_no_model(capsys, tmp_path, examples):
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'}: no tokenizer to load here" in fails(
+    assert f"{tmp_path / 'empty'}: no tokenizer to load here: there is no config.json; give the folder" in fails(
         capsys, *sweep(tmp_path, examples, tmp_path / "empty")
     )
 
 
 def test_a_required_option_that_is_missing(capsys):
     assert "Missing option '--out'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
+    assert "Choose from: bash, zsh, fish (see" in fails(capsys, "completion")
 
 
 def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):

@@ -157,6 +157,13 @@ def test_offline_the_hub_is_asked_nothing_and_a_line_says_what_is_missing(hub, m
     assert asked_again(hub) == []
 
 
+def test_without_a_network_the_line_does_not_say_that_the_hub_lacks_the_model(hub, monkeypatch):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    complaint = rf"^{NAME}: no such folder, and the hub cannot be asked for it \(ConnectError: .*\); without a network"
+    with pytest.raises(PosgapError, match=complaint):
+        load_tokenizer(NAME)
+
+
 def test_a_hub_that_hangs_is_waited_for_briefly(hub, monkeypatch):
     monkeypatch.setattr(loading, "HUB_SECONDS", 0.5)
     hub.hangs = True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import constants, get_session, snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import is_flash_attn_2_available
@@ -49,6 +50,8 @@ def _loaded(loader, path: str, what: str, weights: bool = False, **options):
         raise
     except Exception as error:  # readers of many formats, each with exceptions of its own
         reason = first_line(error)
+        if not (folder / "config.json").is_file():
+            reason = "there is no config.json; give the folder that `save_pretrained` wrote"
         raise PosgapError(f"{path}: no {what} to load here: {reason}") from None
 
 
@@ -216,9 +219,14 @@ def model_folder(path: str, weights: bool = True) -> Path:
         folder = Path(within(HUB_SECONDS, lambda: _snapshot(path, weights=False)))
         return Path(_snapshot(f"{path.partition('@')[0]}@{folder.name}", weights=True)) if weights else folder
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors, a malformed name a ValueError
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         if constants.is_offline_mode():
             reason = f"HF_HUB_OFFLINE is set, and the cache ({constants.HF_HUB_CACHE}) does not have it"
+        elif isinstance(error, LocalEntryNotFoundError):
+            raise PosgapError(
+                f"{path}: no such folder, and the hub cannot be asked for it ({reason.removeprefix('Got: ')}); "
+                "without a network give the folder of the model"
+            ) from None
         raise PosgapError(f"{path}: no such folder, nor a model on the hub: {reason}") from None
 
 
