@@ -50,6 +50,8 @@ def test_csv_has_cells_of_many_lines(tmp_path):
         (2, {"question": "", "answer": "2"}),
     ]
     assert list(table_rows(tmp_path / "a.tsv.gz")) == [(1, {"question": "x", "answer": "y"})]
+    (tmp_path / "one.csv").write_text('"text, as it is"\na\n', encoding="utf-8")
+    assert list(table_rows(tmp_path / "one.csv")) == [(1, {"text, as it is": "a"})]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,9 @@ def test_csv_has_cells_of_many_lines(tmp_path):
         ("a.csv", b"a,b\n1,2\n1,2,3\n", "a.csv:2: not as many cells as columns"),
         ("a.csv", b"a,b\n1\n", "a.csv:1: not as many cells"),
         ("a.csv", b'a,b\n"1,2\n', "a.csv:1: no CSV file in UTF-8"),
+        ("a.csv", b"a;b\n1;2,5\n", "a.csv: has the one column 'a;b'; separate its columns by commas in .csv"),
+        ("a.csv", b"a\tb\n1\t2\n", "a.csv: has the one column"),
+        ("a.tsv", b"a,b\n1,2\n", "a.tsv: has the one column 'a,b'; .* by tabs in .tsv"),
         ("a.csv", b"a\n\xe4\n", "no CSV file in UTF-8 after row 0"),
         ("a.parquet", b"PAR1 no PAR1", "cannot be read"),
         ("a.arrow", b"ARROW1", "cannot be read"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from posgap.errors import PosgapError
+from posgap.errors import PosgapError, shortened
 from posgap.json_text import MB, RECORD, document, opened, parse
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -55,6 +55,13 @@ def _separated(path: Path, separator: str, columns: Sequence[str]) -> Iterator[t
         rows = csv.DictReader(_text_lines(file, path), columns or None, delimiter=separator, strict=True)
         number = 0
         try:
+            header = rows.fieldnames or ()
+            # Where a comma stands for the decimal point, spreadsheets separate the columns of CSV by semicolons.
+            if len(header) == 1 and set(header[0]) & set(";\t,") - {separator}:
+                one = shortened(repr(header[0]))
+                raise PosgapError(
+                    f"{path}: has the one column {one}; separate its columns by commas in .csv, by tabs in .tsv"
+                )
             for number, row in enumerate(rows, start=1):
                 if None in row or None in row.values():
                     raise PosgapError(f"{path}:{number}: not as many cells as columns ({len(rows.fieldnames or ())})")
