@@ -189,8 +189,11 @@ def test_an_endpoint_that_fails_for_every_prompt_ends_the_sweep(status):
     ("wrong", "complaint"),
     [
         ((401, {}, "bad key"), "401 Unauthorized: bad key; set OPENAI_API_KEY"),
-        ((404, {}, "no such model"), "404 Not Found: no such model"),
-        ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect"),
+        (
+            (404, {}, "no such model"),
+            "404 Not Found: no such model; check the address (http or https, with or without /v1)",
+        ),
+        ((307, {"Location": "/elsewhere"}, ""), "307 Temporary Redirect; check the address"),
         ((402, {}, '{"error": "no money"}'), "402 Payment Required: no money"),
         ((429, {}, '{"error": {"code": "insufficient_quota", "message": "pay"}}'), "429 Too Many Requests: pay"),
         ((503, {}, "try later"), "gave up after 4 tries: 503 Service Unavailable: try later; what was answered"),

@@ -40,7 +40,9 @@ FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 120.0  # seconds between tries
 FROM_THE_FIRST, IN_A_ROW = 8, 25  # failed prompts that end a sweep: before any was answered, and later
 _MOST_NAMES = 100  # that an endpoint may change between, where it may; more are not recorded
 _OURS = ("model", "messages", "prompt")  # fields of a request that are always there
-_ENDS = {*range(300, 400), 401, 402, 403, 404, 405}  # statuses that no other prompt would change
+_WRONG_KEY = {401, 403}  # statuses
+_WRONG_ADDRESS = {*range(300, 400), 404, 405}  # statuses; 404 may mean the model's name as well
+_ENDS = _WRONG_KEY | _WRONG_ADDRESS | {402}  # statuses that no other prompt would change
 _BUSY = {429, 503, 529}  # statuses of an endpoint that has no time, whatever the prompt
 Question = tuple[int, int, Prompt]
 
@@ -248,7 +250,9 @@ class OpenAIGenerator:
         if fault.is_of_a_filter:
             return Completion("", [], "refused", reason=words)
         if fault.status in _ENDS:
-            hint = f"; set {KEY_VARIABLE}" if fault.status in (401, 403) else ""
+            hint = f"; set {KEY_VARIABLE}" if fault.status in _WRONG_KEY else ""
+            if fault.status in _WRONG_ADDRESS:
+                hint = "; check the address (http or https, with or without /v1) and the model's name"
             raise self._end(words + hint)
         return Completion("", [], "failed", reason=words)
 
