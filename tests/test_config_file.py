@@ -1,5 +1,6 @@
 """`--config FILE`, and `posgap config VERB`, which prints one."""
 
+import json
 import os
 import re
 
@@ -9,7 +10,7 @@ import yaml
 from posgap import cli, config_file
 from posgap.cli import build, main
 from posgap.config import ConfigFileConfig
-from posgap.verbs import words
+from posgap.verbs import VERBS, words
 
 
 @pytest.fixture
@@ -144,6 +145,21 @@ def test_what_is_printed_is_read_back_as_the_defaults(stage, taken, written, cap
     assert whole[section].keys() == options.keys() and run(*typed, "--config", written(whole)) == 0
     first, second = taken
     assert first == second
+
+
+def test_the_options_of_every_verb_are_printed(capsys):
+    for verb in VERBS:
+        assert run("config", *verb.split()) == 0
+        section = yaml.safe_load(shown := capsys.readouterr().out)
+        assert section.keys() == {verb} and f"\n{verb}:\n" in shown
+        assert run("config", *verb.split(), "--json") == 0
+        assert json.loads(capsys.readouterr().out).keys() == {verb}
+
+
+def test_a_file_has_a_section_for_a_verb_below_another_and_one_for_that(taken, written):
+    file = written({"gate replay": {"folder": "a"}, "gate": {"candidate": "a", "base": "b", "out": "c"}})
+    assert run("gate", "replay", "--config", file) == 0 and run("gate", "--config", file) == 0
+    assert [type(config).__name__ for config in taken] == ["GateReplayConfig", "GateConfig"]
 
 
 def test_a_verb_that_is_not_there_is_named_with_the_nearest(capsys):

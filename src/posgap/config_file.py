@@ -133,12 +133,13 @@ def _shown(name: str | None) -> str:
     return (name or "").replace("_", "-")
 
 
-def _verbs(group: click.Command, above: str = "") -> dict[str, click.Command]:
-    """Every verb by what is typed for it."""
-    if not isinstance(group, click.Group):
-        return {above: group}
-    below = (_verbs(command, f"{above} {name}".strip()) for name, command in group.commands.items())
-    return {words: command for verbs in below for words, command in verbs.items()}
+def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
+    """Every verb by what is typed for it, also those that stand below another, as `gate replay` does."""
+    is_group = isinstance(command, click.Group)
+    found = {} if is_group else {above: command}
+    for name, each in (command.commands if is_group else getattr(command, "below", {})).items():
+        found |= _verbs(each, f"{above} {name}".strip())
+    return found
 
 
 def show(config: ConfigFileConfig) -> None:
@@ -149,7 +150,7 @@ def show(config: ConfigFileConfig) -> None:
         _shown(each.name): {
             "help": getattr(each, "help", None),
             "required": each.required,
-            "default": each.to_info_dict()["default"],
+            "default": _default(each),
         }
         for each in _said(verbs[words])
     }
@@ -171,9 +172,14 @@ def _said(verb: click.Command) -> list[click.Parameter]:
     return [each for each in verb.params if each.name and each.name not in _UNSAID]
 
 
+def _default(each: click.Parameter) -> Any:
+    default = each.to_info_dict()["default"]
+    return os.fspath(default) if isinstance(default, os.PathLike) else default
+
+
 def _plain(each: click.Parameter) -> str:
     """The default, so that YAML reads it back as what it is; empty where there is none."""
-    default = each.to_info_dict()["default"]
+    default = _default(each)
     if default is None or default == "":
         return ""
     import yaml  # late, as above
