@@ -108,10 +108,11 @@ def main() -> None:
 ## What a command costs before it does anything
 
 Written by `benchmarks/start_times.py --write` on {date}: seconds of CPU, the least of several runs, each a process of
-its own; other programs kept the machine busy. *Before* is the commit before verbs that are no stages looked for their
-inputs first. Help was asked of all {verbs} verbs, a refusal of those that must be given something to read or a name; of
-both, those stand here that took more than {limit} s. The tracked sweep writes into an MLflow database on this machine,
-which exists: what it takes beyond the other is MLflow's.
+its own; other programs kept the machine busy. Help was asked of all {verbs} verbs, a refusal of those that must be
+given something to read or a name; of both, those stand here that took more than {limit} s. The tracked sweep writes
+into an MLflow database on this machine, which exists: what it takes beyond the other is MLflow's. Before stages looked
+for a complete output ahead of their imports, a reused one took 1.2 to 9.3 s, and a refused `distill` 7.2 s, on a slower
+machine.
 """
     text = text.replace("{verbs}", str(figures["verbs"])).replace("{limit}", str(LIMIT))
     conclude("start-times", text, [table], figures, arguments.write)
