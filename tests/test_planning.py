@@ -130,7 +130,9 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
     if checkpointing:
         checkpoint_activations(model, False)
     micro = Micro(2, 128, 8, arithmetic, checkpointing)
-    assert working(SHAPE, micro) == most_bytes(model, lambda: read(model, micro))
+    # With transformers 5.18 real tensors take as much more as the rotary frequencies do, with 5.23 nothing.
+    more = most_bytes(model, lambda: read(model, micro)) - working(SHAPE, micro)
+    assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
 
 
 def test_bytes_that_stand_are_those_of_each_way():
