@@ -129,6 +129,13 @@ def test_every_version_that_is_installed_but_torch_s_has_hashes():
     assert {each.partition("==")[0] for each in plain[0] ^ plain[1]} == {"torch"}, "run `make hashes`"
 
 
+def test_the_docs_name_the_versions_of_torch_and_transformers_that_are_taken():
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    bounds = [each for each in dependencies if re.match("(torch|transformers)\\b", each)]
+    text = (ROOT / "docs" / "steps.md").read_text(encoding="utf-8")
+    assert len(bounds) == 2 and all(f"`{each}`" in text for each in bounds)
+
+
 def test_every_component_of_the_wheel_imports_and_is_the_wheel_s(environment):
     script = (
         "import json, sys, posgap.components.readmes as readmes\n"
