@@ -12,6 +12,8 @@
 # make package   builds the wheel and the source distribution, checks both, and tries the wheel in an empty environment
 # make docs   builds the site of docs/ into build/site/
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
+# make oldest   the tests of what runs models, with the oldest torch and transformers that pyproject.toml allows
+# make newest   the same with the newest ones
 # make results   every figure of docs/results.md and docs/benchmarks.md, by the commands of docs/figures.md (ONLY, TIMES, DATA)
 # make screenshots   the pictures of pages in docs/, of the demo's and of the site itself, by a headless Chromium
 #
@@ -43,7 +45,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect results screenshots clean
+.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -153,13 +155,23 @@ s3: $(VENV)/.installed-test
 inspect: build/inspect/.installed
 	OMP_NUM_THREADS=1 build/inspect/bin/python -m pytest tests/test_inspect.py
 
-# Everything but what Inspect wants older is as elsewhere.
-build/inspect/.installed: pyproject.toml setup.py constraints.txt
-	test -x build/inspect/bin/python || $(PYTHON) -m venv build/inspect
-	grep -vE '^(boto3|botocore|s3transfer|fsspec)==' constraints.txt > build/inspect/constraints.txt
-	build/inspect/bin/python -m pip install --quiet --constraint build/inspect/constraints.txt torch \
+# What runs models is tested in the files that import one of these.
+oldest newest: %: build/%/.installed
+	OMP_NUM_THREADS=1 build/$@/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+		$$(grep -lE '^ *(from|import) (torch|transformers|posgap\.models|posgap\.stages\.sweep)\b' tests/test_*.py)
+
+# Environments where some packages, LOOSE, have other versions than constraints.txt says; all else is as elsewhere.
+build/inspect/.installed: LOOSE = boto3|botocore|s3transfer|fsspec
+build/inspect/.installed: EXTRAS = test,inspect
+build/oldest/.installed build/newest/.installed: LOOSE = torch|transformers
+build/oldest/.installed build/newest/.installed: EXTRAS = test
+build/%/.installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv --clear build/$*
+	grep -vE '^($(LOOSE))==' constraints.txt > build/$*/constraints.txt
+	$(if $(filter oldest,$*),sed -nE 's/^ *"($(LOOSE))>=([0-9.]+).*/\1==\2/p' pyproject.toml >> build/$*/constraints.txt)
+	build/$*/bin/python -m pip install --quiet --constraint build/$*/constraints.txt torch \
 		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
-	build/inspect/bin/python -m pip install --quiet --constraint build/inspect/constraints.txt --editable '.[test,inspect]'
+	build/$*/bin/python -m pip install --quiet --constraint build/$*/constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 # ONLY: some of the sections, like "benchmarks/weights results/demo"; TIMES: how often each is run; DATA: the public files.

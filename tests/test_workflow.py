@@ -62,7 +62,7 @@ def test_every_job_has_a_time_limit_and_calls_targets_that_the_makefile_has():
     ]
     made = {word for line in calls for word in line.split() if "=" not in word}
     assert {"types", "test", "test-all", "smoke", "pipeline", "mlproject", "mutants", "community", "containers"} <= made
-    assert {"images", "images-check", "images-scan"} <= made <= targets
+    assert {"oldest", "newest", "images", "images-check", "images-scan"} <= made <= targets
 
 
 def test_images_are_built_and_scanned_on_every_change_of_what_they_are_made_of():
