@@ -96,12 +96,11 @@ def test_an_endpoint_that_fails_ends_it_and_what_was_tried_is_not_asked_again(co
     with pytest.raises(PosgapError, match="m: reversed: 1 of 6 questions are not answered.*--max-unanswered"):
         mitigate(alone)
     before = len(asked)
-    assert before <= 10, "the next question may be under way"
     assert [each.name for each in read_mitigate(mitigate(alone)).measured] == ["reversed"]
     again = asked[before:]
     assert not set(again) & set(asked[:6]), "the trial of the model as it is was kept"
-    assert set(asked[6:9]) <= set(again)
-    assert len(again) - (6 + 2 * 6 + 2 * 30) in (0, 1), "the one that was under way may come only now"
+    assert set(asked[6:9]) <= set(again) and len(again) >= (left := 6 + 2 * 6 + 2 * 30)
+    assert len(asked) <= 10 + left, "one more may have been under way, and come before or after the next run began"
 
 
 def test_an_endpoint_that_becomes_another_is_not_compared_with_what_it_was(config, endpoint):

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, get_args, get_origin
 
@@ -269,16 +269,11 @@ def build() -> click.Group:
         place: Any = root
         *above, word = words.split()
         for depth, name in enumerate(above, start=1):
-            if name not in _below(place):
+            if name not in config_file.below(place):
                 place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
-            place = _below(place)[name]
-        _below(place)[word] = command(words, verb)
+            place = config_file.below(place)[name]
+        config_file.below(place)[word] = command(words, verb)
     return root
-
-
-def _below(place: Any) -> MutableMapping[str, click.Command]:
-    """The commands of a group, or those below a verb."""
-    return place.commands if isinstance(place, click.Group) else place.below
 
 
 ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model

@@ -7,7 +7,7 @@ key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_UR
 import difflib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 import click
@@ -135,11 +135,15 @@ def _shown(name: str | None) -> str:
 
 def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
     """Every verb by what is typed for it, also those that stand below another, as `gate replay` does."""
-    is_group = isinstance(command, click.Group)
-    found = {} if is_group else {above: command}
-    for name, each in (command.commands if is_group else getattr(command, "below", {})).items():
+    found = {} if isinstance(command, click.Group) else {above: command}
+    for name, each in below(command).items():
         found |= _verbs(each, f"{above} {name}".strip())
     return found
+
+
+def below(command: Any) -> MutableMapping[str, click.Command]:
+    """The commands of a group, or those below a verb."""
+    return command.commands if isinstance(command, click.Group) else command.below
 
 
 def show(config: ConfigFileConfig) -> None:
