@@ -112,7 +112,7 @@ package: $(VENV)/.installed-test
 	cd build/empty && bin/posgap --version && PATH="$$PWD/bin:$$PATH" bin/posgap demo --smoke --out smoke
 
 mlproject: $(VENV)/.installed
-	$(VENV)/bin/python -m posgap.mlproject > MLproject
+	$(VENV)/bin/python -m posgap.cli.mlproject > MLproject
 
 components: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.components.readmes

@@ -21,8 +21,8 @@ from distillation_results import Bench, retrieval_bench
 from report import ROOT, write_section
 from scipy.stats import t
 
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.tables import markdown
 
 POSITIONS = (1, 3, 6, 10, 14, 18, 20)
 PROMPTS_A_STEP, EXAMPLES = 80, 640

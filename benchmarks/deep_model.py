@@ -15,9 +15,9 @@ import torch
 from distillation_results import Bench, retrieval_bench
 from report import ROOT, spread, write_section
 
-from posgap.files import read_json
+from posgap.foundation.files import read_json
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep
-from posgap.tables import markdown
 
 POSITIONS = {20: (1, 5, 10, 15, 20), 40: (1, 10, 20, 30, 40)}
 # The least accuracy, in points, of a model that retrieves wherever the record stands; guessing gives 6.

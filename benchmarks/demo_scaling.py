@@ -17,15 +17,18 @@ import torch
 from demo_seeds import run
 from report import ROOT, write_section
 
-from posgap.config import DemoConfig, ImportConfig, ScaleApplyConfig, ScaleSearchConfig, SweepConfig
+from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
+from posgap.foundation.tables import markdown
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
-from posgap.tables import markdown
 from posgap.tasks.placements import spaced_positions
 
 N_DOCS, SEARCHED, SWEPT, LINES = 40, 7, 10, 60

@@ -16,19 +16,23 @@ from typing import Any
 
 from report import ROOT, spread, write_section
 
-from posgap.config import DemoConfig, DistillConfig, GateConfig, PreflightConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
-from posgap.files import read_json, write_json
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.files import read_json, write_json
+from posgap.foundation.tables import markdown
+from posgap.gating.config import GateConfig
 from posgap.gating.verdict import read_verdict
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.pipelines import smoke
+from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settings
 from posgap.stages.distill import distill
 from posgap.stages.gate import gate
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.tables import markdown
 
 POSITIONS = (1, 5, 10, 15, 20)
 

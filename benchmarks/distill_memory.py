@@ -18,7 +18,7 @@ from pathlib import Path
 
 from report import conclude
 
-from posgap.tables import markdown
+from posgap.foundation.tables import markdown
 
 MODEL = {"layers": 4, "width": 512, "vocabulary": 32_000, "heads": 8, "kv_heads": 4, "response_tokens": 32}
 CONFIGURATIONS = [

@@ -49,7 +49,7 @@ from posgap.distillation.footprint import OPERATIONS
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
-from posgap.tables import markdown
+from posgap.foundation.tables import markdown
 from posgap.tasks.responses import Response
 
 N_DOCS, BEST = 20, (1,)

@@ -19,16 +19,18 @@ from statistics import mean, stdev
 import numpy as np
 from report import ROOT, spread, write_section
 
-from posgap import files
-from posgap.config import DistillConfig, ImportConfig, MakeKVConfig, MakeTwoHopConfig, SweepConfig, TeacherConfig
+from posgap.data.config import ImportConfig, MakeKVConfig, MakeTwoHopConfig
 from posgap.data.verbs import import_examples, make_kv, make_two_hop
 from posgap.demo import tiny_model, tiny_two_hop
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation import files
+from posgap.foundation.tables import markdown
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.tables import markdown
-from posgap.tasks.examples import read_examples, write_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 # A model of 100,000 parameters does not move at the paper's 3e-6. All else is the paper's, but
 # for smaller steps, and 500 examples where it has 300.

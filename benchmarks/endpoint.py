@@ -34,18 +34,18 @@ from pathlib import Path
 import httpx2
 from report import conclude
 
-from posgap.choices import TASKS
-from posgap.config import ImportConfig, MakeKVConfig
+from posgap.data.config import ImportConfig, MakeKVConfig
 from posgap.data.verbs import import_examples, make_kv
-from posgap.files import read_jsonl
-from posgap.generation.backends import EndpointParameters
+from posgap.foundation.files import read_jsonl
+from posgap.foundation.tables import markdown
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling
 from posgap.generation.openai import OpenAIGenerator
 from posgap.measurement.unfinished import Unfinished
-from posgap.tables import markdown
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 
 RECORD = re.compile(r'"([\w-]+)": "([\w-]+)"')
 POSITIONS = 10

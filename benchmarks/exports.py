@@ -21,12 +21,13 @@ from families import ROWS, build
 from report import write_section
 from safetensors import safe_open
 
-from posgap.config import DistillConfig
 from posgap.demo import tiny_model
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.export import Trained, export
 from posgap.distillation.lora import add_adapters
-from posgap.errors import PosgapError
-from posgap.models.loading import load_model, save_model
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import save_model
 
 _NAMES = (
     "llama gpt2 mixtral qwen3 qwen3_moe gemma2 phi3 bloom falcon gpt_neox cohere granite "

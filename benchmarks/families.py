@@ -20,10 +20,10 @@ from report import write_section
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models.in_force import scale_model
+from posgap.mitigations.in_force import scale_model
 from posgap.models.loading import eager_attention
 from posgap.tasks.prompts import Prompt
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from report import ROOT
 
-from posgap.files import atomic
+from posgap.foundation.files import atomic
 
 SHOWN = 24  # lines of what a command says, at most
 LOG = """\

@@ -27,10 +27,10 @@ import numpy as np
 from report import conclude
 from scipy import special
 
-from posgap.config import GateConfig
+from posgap.foundation.tables import markdown
+from posgap.gating.config import GateConfig
 from posgap.gating.rules import Case, Ruling
 from posgap.gating.verdict import asked_rules, outcome_of
-from posgap.tables import markdown
 
 SPREAD, COMMON = 2.0, 0.8
 KINDS = ("flat", "equal", "hole", "U", "random")

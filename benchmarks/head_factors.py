@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
-from posgap.models.in_force import apply
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply
 
 HEADS = families.SIZES["num_attention_heads"]
 IDS = torch.randint(3, families.VOCABULARY - 4, (1, 20), generator=torch.Generator().manual_seed(7))

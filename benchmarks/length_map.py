@@ -17,12 +17,12 @@ import torch
 from distillation_results import R1, Bench, retrieval_bench
 from report import ROOT, write_section
 
-from posgap.config import CompareConfig, SweepConfig
+from posgap.foundation.tables import markdown
+from posgap.measurement.config import CompareConfig, SweepConfig
 from posgap.measurement.lengths import LengthMap, folder_at, read_lengths
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.sweep import sweep
-from posgap.tables import markdown
 
 DOCUMENTS = (10, 20, 30, 40, 60)
 MOST_GAP = 20  # points

@@ -25,13 +25,13 @@ import torch
 from report import write_section
 from sweep import llama, ours, theirs, timed, words
 
-from posgap.choices import TASKS
-from posgap.config import SweepConfig
+from posgap.foundation.tables import markdown
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import share_read
-from posgap.tables import markdown
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.prompts import Prompt, PromptBuilder
+from posgap.tasks.registry import TASKS
 
 
 def examples(options) -> list[Example]:

@@ -27,15 +27,14 @@ from alignment import interval, shown
 from report import ROOT, write_section
 
 from posgap.demo import tiny_model
+from posgap.foundation.tables import markdown
 from posgap.measurement.statistics import paired_difference
-from posgap.models.in_force import apply, remove
+from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import load_model
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, TeacherForced
 from posgap.scaling.questions import Question
 from posgap.scaling.strategies import CMAES, Genetic
-from posgap.tables import markdown
 from posgap.tasks.placements import spaced_positions
 
 CURVES = {

@@ -22,13 +22,14 @@ import torch
 from demo_seeds import run
 from report import ROOT, write_section
 
-from posgap.config import DemoConfig, MitigateConfig
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
+from posgap.foundation.tables import markdown
+from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.page import gap_against_cost
 from posgap.mitigating.report import MITIGATE_FILE, Found, Mitigate, advice, read_mitigate
 from posgap.stages.mitigate import mitigate
-from posgap.tables import markdown
 from posgap.tasks.placements import spaced_positions
 
 POSITIONS = 7

@@ -18,10 +18,10 @@ import torch
 from report import write_section
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from posgap.choices import MITIGATIONS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
-from posgap.models.in_force import apply, remove
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.layout import reading
 
 VOCABULARY, DOCUMENTS, BEFORE, BEHIND, DECODED = 1000, 20, 24, 40, 24

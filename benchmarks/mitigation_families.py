@@ -30,12 +30,13 @@ import transformers
 from report import write_section
 from transformers import PreTrainedModel
 
-from posgap.choices import MITIGATIONS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
-from posgap.models.in_force import apply, in_force, remove
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
 from posgap.models.layout import reading
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
 
 OF_MODELS = [each for each in MITIGATIONS if isinstance(each, ModelMitigation)]
 # A prompt with two documents, and a response of five tokens; with a window of 8 some of it lies outside.

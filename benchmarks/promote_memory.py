@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from posgap.files import read_json
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.foundation.files import read_json
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, save_model
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 POSGAP = Path(sys.executable).with_name("posgap")

@@ -16,9 +16,9 @@ import torch
 from distillation_results import Bench, retrieval_bench
 from report import ROOT, spread, write_section
 
+from posgap.foundation.tables import markdown
 from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.sweeps import Evidence
-from posgap.tables import markdown
 from posgap.tasks.placements import spaced_positions
 
 ASKED: dict[str, dict] = {

@@ -14,10 +14,10 @@ from statistics import mean, stdev
 import torch
 from distillation_results import Bench, retrieval_bench
 
-from posgap import files
-from posgap.choices import RECIPES
+from posgap.distillation.recipes import RECIPES
+from posgap.foundation import files
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import read_sweep
-from posgap.tables import markdown
 
 RATE = {"learning_rate": 1e-3, "save_steps": 0}
 POSITIONS = ("1", "5", "10", "15", "20")

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, stdev
 
-from posgap.files import atomic
+from posgap.foundation.files import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "docs" / "figures.md"

@@ -23,13 +23,13 @@ from statistics import median
 import numpy as np
 from report import ROOT, conclude
 
-from posgap.choices import TASKS
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.report import write_page
 from posgap.measurement.sweeps import Asked, Prediction, Sweep, summarize
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.registry import TASKS
 
 sys.path.append(str(ROOT / "tests"))
 from chromium import Page, browser, program

@@ -19,24 +19,25 @@ import torch
 from report import write_section
 from torch import Tensor, nn
 
-from posgap.config import ImportConfig, RolloutAdviseConfig
+from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.demo import tiny_model
-from posgap.files import read_model
+from posgap.foundation.files import read_model
+from posgap.foundation.tables import markdown
+from posgap.generation.setup import prompt_builder
 from posgap.mitigations.head_gates import answered
+from posgap.mitigations.in_force import load_model
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import load_model
 from posgap.rollout.advice import ADVICE_FILE, Advice, flattest
+from posgap.rollout.config import RolloutAdviseConfig
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import spearman
 from posgap.rollout.documents import by_document
 from posgap.rollout.texts import read_prompts
 from posgap.scaling.questions import ask
 from posgap.stages.rollout_advise import rollout_advise
-from posgap.tables import markdown
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import Placement, spaced_positions
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.reading import read_examples
 
 POSITIONS, CURVES, SMALL = 10, 32, 0.1
 PROMPTS = 20  # at each position, on which factors are tried

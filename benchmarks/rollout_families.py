@@ -24,7 +24,7 @@ from report import write_section
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.loading import eager_attention
 from posgap.rollout import decoders
 from posgap.rollout.attention import MatrixAttention, last_row

@@ -23,12 +23,13 @@ import torch
 from distillation_results import R1, Bench, retrieval_bench
 from report import ROOT, write_section
 
-from posgap import files
-from posgap.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
-from posgap.config import RolloutPredictConfig as PredictConfig
+from posgap.foundation import files
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
+from posgap.rollout.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
+from posgap.rollout.config import RolloutPredictConfig as PredictConfig
 from posgap.rollout.distributions import spearman
 from posgap.rollout.documents import gold_shares
 from posgap.rollout.experiment_summary import gap_table, sink_table
@@ -39,7 +40,6 @@ from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
-from posgap.tables import markdown
 
 KNOWN = ROOT.parent / "shared" / "theory" / "known_answers.json"
 N_DOCS = 20

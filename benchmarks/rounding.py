@@ -18,13 +18,14 @@ from distillation_results import Bench, retrieval_bench
 from report import ROOT, write_section
 from torch import Tensor
 
-from posgap import files
 from posgap.demo import tiny_model
 from posgap.distillation.export import FILE, LEAST_KEPT
+from posgap.foundation import files
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.models.loading import load_model, save_model
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import save_model
 from posgap.models.rounding import Kept, stochastic
-from posgap.tables import markdown
 
 OFFSETS = (0, 4, 8, 12)
 POSITIONS = (1, 3, 6, 10, 14, 18, 20)

@@ -23,8 +23,8 @@ from report import conclude
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from posgap.models.in_force import apply, scale_model
-from posgap.tables import markdown
+from posgap.foundation.tables import markdown
+from posgap.mitigations.in_force import apply, scale_model
 
 LAYERS, HEADS, WIDTH = 6, 12, 768
 STEPS_PER_TURN = 15

@@ -21,16 +21,17 @@ from statistics import mean
 from distillation_results import Bench, retrieval_bench
 from report import ROOT, spread, write_section
 
-from posgap.config import ImportConfig, ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig
+from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.demo import tiny_model
+from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
+from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply
 from posgap.stages.scale_search import scale_search
-from posgap.tables import markdown
 from posgap.tasks.placements import spaced_positions
-from posgap.transfer import Transferred, scale_transfer
+from posgap.workflows.transfer import Transferred, scale_transfer
 
 METHODS = {
     "uniform": {"curve": "uniform"},

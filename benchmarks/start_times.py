@@ -30,13 +30,14 @@ from pathlib import Path
 import click
 from report import conclude
 
-from posgap import stage
-from posgap.cli import build
-from posgap.tables import markdown
-from posgap.tasks.examples import KVExample, write_examples
+from posgap.cli.main import build
+from posgap.cli.verbs import STAGES, words
+from posgap.foundation.tables import markdown
+from posgap.stages import frame as stage
+from posgap.tasks.examples import KVExample
+from posgap.tasks.reading import write_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.server import make_ready
-from posgap.verbs import STAGES, words
 
 LIMIT = 1.5  # seconds of CPU that help, a refusal and a reused output may take
 LARGE = ("torch", "transformers", "mlflow", "matplotlib", "pandas", "kfp", "boto3")
@@ -63,7 +64,7 @@ except SystemExit as ended:
 UNTRACKED = """
 import contextlib, posgap.stage
 from posgap.tracking.runs import Run
-posgap.stage.start_run = lambda *_: contextlib.nullcontext(Run())
+posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
 """
 
 

@@ -39,10 +39,10 @@ from report import write_section
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from posgap.foundation.tables import markdown
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.loading import save_model
-from posgap.tables import markdown
 from posgap.tasks.prompts import Prompt
 
 INSTRUCTION, QUESTION = 24, 16  # tokens before and after the documents

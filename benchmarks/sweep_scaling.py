@@ -25,13 +25,13 @@ from report import write_section
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posgap.choices import TASKS
-from posgap.config import ImportConfig, MakeKVConfig, MakeQAConfig
+from posgap.data.config import ImportConfig, MakeKVConfig, MakeQAConfig
 from posgap.data.verbs import import_examples, make_kv, make_qa
+from posgap.foundation.tables import markdown
 from posgap.models.loading import save_model
-from posgap.tables import markdown
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 
 SPREAD = {20: "", 140: "1,35,70,105,140", 10: "1,5,10"}  # positions by number of documents; empty: all
 

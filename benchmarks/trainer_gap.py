@@ -21,22 +21,24 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import posgap
-from posgap.config import DemoConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, pair_up, plan
+from posgap.distillation.config import TeacherConfig
 from posgap.distillation.objectives import R1
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.foundation.tables import markdown
+from posgap.generation.setup import prompt_builder
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.plots import save_picture
 from posgap.pipelines.smoke import OVERRIDES
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.tables import markdown
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
+from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import read_responses
-from posgap.tasks.setup import prompt_builder
 
 MICRO_BATCH_TOKENS = 16384
 K = 4

@@ -27,9 +27,9 @@ from report import write_section
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
-from posgap.models.in_force import scale_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
+from posgap.mitigations.in_force import scale_model
 
 FACTORS = [1.0, 1.3, 1.7, 1.5]
 TOLERANCE = 2e-3  # of log-probabilities; a model whose factors were forgotten is farther off by a hundred times

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from report import ROOT, conclude
 
-from posgap.tables import markdown
+from posgap.foundation.tables import markdown
 
 TOGETHER = "mlflow,kfp,s3,tables,validate"  # what every installation brought before there were extras
 TEXT = """## What an installation weighs

@@ -6,7 +6,7 @@ from inspect import cleandoc
 import click
 from mkdocs.structure.files import File, Files
 
-from posgap.cli import build
+from posgap.cli.main import build
 
 _OUTSIDE = re.compile(r"\]\(\.\./([^)]+)\)")
 _LEAD = """# Commands

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from posgap.config import PipelineArguments, plain_type
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import plain_type
+from posgap.pipelines.config import PipelineArguments
 from posgap.pipelines.forms import FORMS, SETTINGS, fields_of, filled
 from posgap.preflight.form import given, settable, unknown
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from posgap.config import PipelineCompileConfig
-from posgap.errors import PosgapError
-from posgap.printing import keep, show
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import keep, show
+from posgap.pipelines.config import PipelineCompileConfig
 from posgap.storage.outputs import File
 
 

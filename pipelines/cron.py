@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 _FIELD = re.compile(r"(?:[A-Z]{3}(?![A-Z])|[0-9*/,-])+")
 

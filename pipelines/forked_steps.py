@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 LIBRARIES = (
     "kfp.dsl.executor_main",

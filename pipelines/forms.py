@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from posgap import yaml_text
-from posgap.config import Config, PreflightConfig, WatchFormConfig, plain_type
-from posgap.config.fields import IN_SETTINGS, MOST_SETTINGS, settings_of, settings_text
-from posgap.errors import PosgapError
+from posgap.foundation import yaml_text
+from posgap.foundation.config import Config
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import IN_SETTINGS, MOST_SETTINGS, plain_type, settings_of, settings_text
+from posgap.pipelines.config import WatchFormConfig
+from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settable
 
 FORMS: dict[str, type[Config]] = {

@@ -9,13 +9,13 @@ from typing import Any
 from tabulate import tabulate
 
 from posgap import __version__
-from posgap.config import PipelineLintConfig
-from posgap.errors import LintFindings
+from posgap.foundation.errors import LintFindings
+from posgap.foundation.printing import show
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
+from posgap.pipelines.config import PipelineLintConfig
 from posgap.pipelines.resources import Resources, most_accelerators, resources, secret_name
 from posgap.pipelines.steps import Group, Step, tree
-from posgap.printing import show
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
 _MOST_FIELDS = 12

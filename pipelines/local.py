@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from posgap.config import PipelineRunConfig
-from posgap.errors import PosgapError
-from posgap.interruption import goes_on
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.printing import is_quiet, show
+from posgap.pipelines.config import PipelineRunConfig
 from posgap.pipelines.forked_steps import forked_steps
-from posgap.printing import is_quiet, show
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PIPELINE_VARIABLE
 from posgap.tracking.server import track_at

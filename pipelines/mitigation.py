@@ -6,7 +6,6 @@ from typing import Any
 
 from kfp import dsl
 
-from posgap.choices import TASKS
 from posgap.components.apply import apply
 from posgap.components.champion import champion
 from posgap.components.compare import compare
@@ -22,12 +21,13 @@ from posgap.components.sweep import sweep
 from posgap.components.teacher import teacher
 from posgap.components.train_job import train_job
 from posgap.components.validate import validate
-from posgap.config import ClusterConfig
-from posgap.config.distillation import LOCAL_BACKENDS
-from posgap.mitigating.method import MITIGATE
+from posgap.distillation.config import LOCAL_BACKENDS
+from posgap.distillation.methods import MITIGATE
 from posgap.pipelines.forms import FORMS, dropdowns, form
 from posgap.pipelines.pools import Pools, cluster_config
+from posgap.preflight.config import ClusterConfig
 from posgap.preflight.form import commonly
+from posgap.tasks.registry import TASKS
 
 
 def mitigation_pipeline(cluster: ClusterConfig) -> Callable:

@@ -20,10 +20,9 @@ from kfp.dsl.pipeline_channel import PipelineChannel
 from pydantic import ValidationError
 
 from posgap.components.wrapper import image
-from posgap.config import ClusterConfig, PoolConfig
-from posgap.config.cluster import AUTHORITY, MLFLOW_LOGIN
-from posgap.errors import PosgapError, first_fault
+from posgap.foundation.errors import PosgapError, first_fault
 from posgap.gating import signature
+from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, PoolConfig
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"

@@ -8,12 +8,13 @@ and removed only when none of its runs is still running, since before KFP 2.16 r
 import logging
 from typing import TYPE_CHECKING
 
-from posgap.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import show as show_result
+from posgap.pipelines.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
+from posgap.pipelines.connection import connected
 from posgap.pipelines.submission import ENDED, to_run
 from posgap.pipelines.timetable import RecurringRun, enabled, listed, next_run, ours, table, timetable
-from posgap.pipelines.transport import connected, once
-from posgap.printing import show as show_result
+from posgap.pipelines.transport import once
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Client

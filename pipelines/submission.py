@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import kfp_server_api
 
-from posgap.config import PipelineOnCluster, PipelineSubmitConfig
-from posgap.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
+from posgap.foundation.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
+from posgap.foundation.printing import keep, show
 from posgap.pipelines.arguments import arguments, uncompiled
 from posgap.pipelines.compilation import Compiled, load
+from posgap.pipelines.config import PipelineOnCluster, PipelineSubmitConfig
+from posgap.pipelines.connection import connected
 from posgap.pipelines.steps import task_names
-from posgap.pipelines.transport import Unanswered, address, connected, once
+from posgap.pipelines.transport import Unanswered, address, once
 from posgap.pipelines.uploading import uploaded
-from posgap.printing import keep, show
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Client

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 from kfp_server_api import V2beta1RecurringRun as RecurringRun
 from tabulate import tabulate
 
-from posgap import __version__, files
-from posgap.config import ScheduleCreateConfig
+from posgap import __version__
+from posgap.foundation import files
 from posgap.pipelines import cron
 from posgap.pipelines.compilation import Compiled
+from posgap.pipelines.config import ScheduleCreateConfig
 
 log = logging.getLogger(__name__)
 _MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); scheduler in (?P<cluster>\S+); posgap \S+ (?P<digest>[0-9a-f]{64})")

@@ -4,18 +4,15 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import kfp_server_api
 import urllib3
 from kfp_server_api import rest
 
-from posgap.config import KfpConfig
-from posgap.errors import PosgapError
-from posgap.patience import Passing, Patience, Waits, retrying, within
-
-if TYPE_CHECKING:
-    from posgap.pipelines.client import Client
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
+from posgap.pipelines.config import KfpConfig
 
 T = TypeVar("T")
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
@@ -43,14 +40,6 @@ def address(config: KfpConfig) -> str:
     if not host.startswith(("http://", "https://")):
         raise PosgapError(f"--host: {host!r} must begin with http:// or https://")
     return host
-
-
-def connected(config: KfpConfig) -> "Client":
-    """KFP's client of the server. `PosgapError` where it has no address."""
-    address(config)
-    from posgap.pipelines.client import Client  # late: kfp, which it imports, takes half a second
-
-    return Client(config)
 
 
 def patience(retries: int) -> Patience:

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 import yaml
 
 from posgap import __version__
-from posgap.config import PipelineOnCluster, PipelineUploadConfig
-from posgap.errors import PosgapError
-from posgap.files import digest_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
+from posgap.foundation.printing import show
 from posgap.pipelines.compilation import Compiled, load, parse
-from posgap.pipelines.transport import connected, once
-from posgap.printing import show
+from posgap.pipelines.config import PipelineOnCluster, PipelineUploadConfig
+from posgap.pipelines.connection import connected
+from posgap.pipelines.transport import once
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Version

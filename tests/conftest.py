@@ -23,13 +23,13 @@ import torch
 from hypothesis import Phase, settings
 from s3 import Calls
 
-from posgap.choices import TASKS
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.distillation.batches import Collator, Pair
 from posgap.models.loading import save_model
 from posgap.tasks.content import content
 from posgap.tasks.examples import Document, Example, KVExample
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import Response
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -146,8 +146,8 @@ def registers(tmp_path) -> Callable[[Path], str]:
     import mlflow
     from mlflow.models import Model
 
-    from posgap.files import digest
-    from posgap.models import flavor
+    from posgap.foundation.files import digest
+    from posgap.tracking import flavor
     from posgap.tracking.champions import CHAMPION
     from posgap.tracking.registry import DIGEST
 

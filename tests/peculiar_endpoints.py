@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 from conftest import kv_example
 from endpoint import RECORD, Endpoint, retrieve, served
 
-from posgap.choices import TASKS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
-from posgap.generation.backends import EndpointParameters
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.openai import OpenAIGenerator
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.registry import TASKS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "endpoints.md"
 HEAD = ["endpoint", "what came out of 20 prompts", "what was said"]

@@ -5,7 +5,7 @@ from collections import Counter
 
 import boto3
 
-from posgap.locations import split_uri
+from posgap.foundation.locations import split_uri
 
 
 class Killed(Exception):

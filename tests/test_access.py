@@ -14,12 +14,10 @@ from test_gate import copy_of, write_sweep
 from warm import SERVER
 from warm_forks import command
 
-from posgap import registered
-from posgap.config import GateConfig
-from posgap.errors import PosgapError
-from posgap.models import flavor
+from posgap.foundation.errors import PosgapError
+from posgap.gating.config import GateConfig
 from posgap.stages.gate import gate
-from posgap.tracking import access, champions, registry
+from posgap.tracking import access, champions, flavor, registered, registry
 from posgap.tracking.server import Refused, ask
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")

@@ -14,21 +14,24 @@ from s3 import put
 from safetensors.torch import load_file
 
 import posgap
-from posgap import adapters
-from posgap.config import DistillConfig, SweepConfig, TeacherConfig, VerifyConfig
+from posgap.distillation import adapters
+from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.distillation.engine import Loop
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json, read_jsonl, write_jsonl
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.distillation.methods import method_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json, read_jsonl, write_jsonl
+from posgap.measurement.config import SweepConfig
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.cache import locked
+from posgap.storage.config import VerifyConfig
 from posgap.storage.inputs import read_manifest, source
-from posgap.storage.lineage import method_of
 from posgap.storage.verification import verify
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 peft = pytest.importorskip("peft")
 IDS = torch.arange(12)[None]

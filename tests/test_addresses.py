@@ -12,17 +12,17 @@ from huggingface_hub import constants
 from test_preflight import form  # noqa: F401  # a fixture
 from test_stage import CALLS, CopyConfig, copy
 
-from posgap.cli import main
-from posgap.config import DistillConfig
-from posgap.config.data import MakeKVConfig
-from posgap.config.measurement import SweepConfig
-from posgap.errors import PosgapError
+from posgap.cli.main import main
+from posgap.data.config import MakeKVConfig
+from posgap.distillation.config import DistillConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import addressed_cache, as_location, is_address, is_uri, with_uris
 from posgap.kfp_steps.arguments import to_config
-from posgap.locations import addressed_cache, as_location, is_address, is_uri, with_uris
+from posgap.measurement.config import SweepConfig
 from posgap.preflight.prerequisites import prerequisites
 from posgap.storage.inputs import fetched, read_manifest, source
 from posgap.storage.versions import newest
-from posgap.tasks.examples import read_examples, write_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 ON_HUB = f"hf://datasets/{DATA}/train.jsonl"
 

@@ -7,13 +7,13 @@ from conftest import kv_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.config import DistillConfig, TeacherConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.stages.distill import distill
 from posgap.stages.teacher import teacher
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import Response, at_one_placement, read_responses
 
 

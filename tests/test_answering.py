@@ -6,17 +6,18 @@ import shutil
 import pytest
 from conftest import kv_example
 
-from posgap import answering
-from posgap.answering import require_answers
-from posgap.config import MergeConfig, SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
+from posgap.measurement.config import MergeConfig, SweepConfig
+from posgap.mitigations.in_force import load_model
 from posgap.models import memory
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.models.memory import available_bytes, needed_bytes
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
+from posgap.tracking import answering
+from posgap.tracking.answering import require_answers
 
 
 @pytest.fixture

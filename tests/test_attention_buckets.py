@@ -10,9 +10,10 @@ from transformers import GenerationConfig
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.attention_buckets import NAME
-from posgap.models.in_force import apply, in_force, remove
+from posgap.mitigations.in_force import apply, remove
+from posgap.mitigations.state import in_force
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12], [3, 3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7]])
 BASES = [100.0, 1000.0, 10_000.0]

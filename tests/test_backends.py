@@ -8,11 +8,12 @@ from conftest import kv_example
 from endpoint import Endpoint, served
 from test_generation import llama
 
-from posgap.config import SweepConfig
-from posgap.files import read_jsonl
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.foundation.files import read_jsonl
+from posgap.measurement.config import SweepConfig
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 TEMPLATE = "{% for m in messages %}0{{ m['content'] }}{% endfor %}1"
 

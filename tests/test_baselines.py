@@ -6,20 +6,21 @@ import pytest
 from conftest import kv_example, qa_example
 from test_gate import write_sweep
 
-from posgap import library
-from posgap.choices import BASELINES, TASKS
-from posgap.config import MergeConfig, SweepConfig
+from posgap.api import library
 from posgap.data.two_hop import two_hop_examples
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, read_predictions, read_sweep, swept_rows
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import Passage, RankedExample, write_examples
+from posgap.tasks.examples import Passage, RankedExample
 from posgap.tasks.placements import Placement
-from posgap.tasks.task import AS_GIVEN, Order
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tasks.task import AS_GIVEN, BASELINES, Order
 
 ALL = ["closed-book", "oracle", "random"]
 

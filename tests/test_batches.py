@@ -10,17 +10,9 @@ from conftest import answered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.distillation.batches import (
-    Batch,
-    Row,
-    advantageous_rows,
-    pair_up,
-    plan,
-    share,
-    with_gold,
-)
+from posgap.distillation.batches import Batch, Row, advantageous_rows, pair_up, plan, share, with_gold
 from posgap.distillation.objectives import R1
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]

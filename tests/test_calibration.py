@@ -9,10 +9,10 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.calibration import CALIBRATION, TEMPERATURES
+from posgap.mitigations.in_force import apply
 from posgap.mitigations.mitigation import TriedOn
-from posgap.models.in_force import apply
 from posgap.models.layout import reading
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])

@@ -10,14 +10,13 @@ import pytest
 from conftest import kv_example
 from test_gate import base, copy_of, write_sweep  # noqa: F401  `base` is a fixture
 
-from posgap import admission
-from posgap.admission import admit
-from posgap.config import GateConfig, MergeConfig, PromoteConfig, SweepConfig
 from posgap.demo import tiny_model
-from posgap.errors import GateFailed, PosgapError
-from posgap.files import digest, write_json
+from posgap.foundation.errors import GateFailed, PosgapError
+from posgap.foundation.files import digest, write_json
+from posgap.gating.config import GateConfig
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.merge import merge
@@ -25,8 +24,11 @@ from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.storage.lineage import write_training_examples
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking import promotion, registry
+from posgap.tracking.config import PromoteConfig
+from posgap.workflows import admission
+from posgap.workflows.admission import admit
 
 
 @pytest.fixture

@@ -14,17 +14,18 @@ from conftest import ROOT
 from endpoint import RECORD, Endpoint, retrieve, served
 from test_gate import write_sweep
 
-from posgap.choices import CHECK_RULES, GATE_RULES, TASKS
-from posgap.cli import main
-from posgap.config import Policy
+from posgap.cli.main import main
 from posgap.data.made import made_examples
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json
 from posgap.gating.ci_reports import Checked, Reports, badge, junit, step_summary, text
+from posgap.gating.demands import Policy
 from posgap.gating.replay import replayed
+from posgap.gating.rules import CHECK_RULES, GATE_RULES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.text_curve import text_curve
+from posgap.tasks.registry import TASKS
 
 HOSTILE = 'm"]]></testsuite>\x1b[2J\x08<script>|`` x ```\n# Admitted\n@everyone'
 

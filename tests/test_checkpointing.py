@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posgap.cli import main
+from posgap.cli.main import main
 from posgap.demo.tiny_model import untrained
 from posgap.models.checkpointing import checkpoint_activations
 

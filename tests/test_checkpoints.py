@@ -25,11 +25,11 @@ from torch import nn
 from torch.multiprocessing import start_processes
 from transformers import LlamaConfig
 
-from posgap import files
 from posgap.distillation.checkpoints import FILES, Checkpoints, _remove, _rename, shares
 from posgap.distillation.sharding import Sharded
-from posgap.errors import PosgapError
-from posgap.files import read_object
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_object
 from posgap.storage.folders import Kept
 from posgap.storage.manifests import recorded
 

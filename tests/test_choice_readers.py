@@ -5,12 +5,12 @@ import gzip
 import pytest
 
 import posgap
-from posgap.config import ImportConfig
+from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
-from posgap.errors import PosgapError
-from posgap.files import read_rows, write_json, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_rows, write_json, write_jsonl
 from posgap.tasks.choice_files import LAYOUTS
-from posgap.tasks.examples import read_examples
+from posgap.tasks.reading import read_examples
 
 MMLU = {
     "question": "Capital of France?",

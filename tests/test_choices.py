@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from conftest import qa_example
 
-from posgap.choices import TASKS
 from posgap.measurement.choices import choices_of
 from posgap.tasks.placements import Placement
+from posgap.tasks.registry import TASKS
 from posgap.tasks.slots import ROTATED
 
 LETTERS = replace(TASKS["qa"], slots=ROTATED, slot_names=("A", "B", "C"), metric="em", extract=str.strip)

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.choices import TASKS
 from posgap.data.animals import animal_examples
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.measurement.choices import choices_of, same_item
 from posgap.tasks.choosing import chosen_letter
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 
 CITIES = Example(

@@ -7,10 +7,10 @@ import click
 import pytest
 from conftest import kv_example
 
-from posgap.cli import build, main
-from posgap.errors import PosgapError
-from posgap.files import read_json
-from posgap.tasks.examples import write_examples
+from posgap.cli.main import build, main
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
+from posgap.tasks.reading import write_examples
 
 
 def run(capsys, *words) -> tuple[int, str]:
@@ -176,7 +176,7 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posgap.stage.stage_at", lambda _: interrupted)
+    monkeypatch.setattr("posgap.stages.frame.stage_at", lambda _: interrupted)
     code, shown = run(capsys, "merge", tmp_path, "--out", tmp_path / "out")
     assert code == 130 and shown.strip() == "posgap: error: stopped"
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from test_gate import ASKED, N, write_sweep
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.measurement.comparability import ALLOWABLE, alike, differing
 from posgap.measurement.gradings import GRADED
 from posgap.measurement.sweeps import Evidence

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from test_gate import ASKED, N, write_sweep
 
-from posgap.cli import main
-from posgap.config import CompareConfig
-from posgap.errors import PosgapError
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
 from posgap.measurement.comparison import Comparison, _where
+from posgap.measurement.config import CompareConfig
 from posgap.measurement.statistics import placement_differences
 from posgap.stages.compare import compare
 from posgap.storage.inputs import read_manifest

@@ -7,10 +7,11 @@ import re
 import pytest
 import yaml
 
-from posgap import cli, config_file
-from posgap.cli import build, main
-from posgap.config import ConfigFileConfig
-from posgap.verbs import VERBS, words
+from posgap.cli import config_file
+from posgap.cli import main as cli
+from posgap.cli.config import ConfigFileConfig
+from posgap.cli.main import build, main
+from posgap.cli.verbs import VERBS, words
 
 
 @pytest.fixture

@@ -15,15 +15,18 @@ from endpoint import Endpoint, served
 from kfp import dsl
 from pydantic import Field
 
-from posgap.cli import build, main
+from posgap.cli.main import build, main
+from posgap.cli.verbs import STAGES, VERBS, Kind, words
 from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
-from posgap.config import ON_HUB, PreflightConfig, PromoteConfig, Role, ScaleApplyConfig, WatchFormConfig, role
-from posgap.config.base import NO_PARAMETERS
+from posgap.foundation.config import NO_PARAMETERS
+from posgap.foundation.fields import ON_HUB, Role, role
 from posgap.pipelines import forms
+from posgap.preflight.config import PreflightConfig, WatchFormConfig
 from posgap.preflight.form import STAGES as GIVEN_STAGES
-from posgap.tasks.examples import write_examples
-from posgap.verbs import STAGES, VERBS, Kind, words
+from posgap.scaling.config import ScaleApplyConfig
+from posgap.tasks.reading import write_examples
+from posgap.tracking.config import PromoteConfig
 
 # Fields that a component makes itself of what KFP gives it.
 MADE = {"compare": {"sweeps"}, "report": {"state", "message"}}
@@ -159,7 +162,7 @@ LIGHT = """
 import contextlib, sys, posgap.cli
 
 def imported(*words, code=0):
-    try: posgap.cli.main(words)
+    try: posgap.cli.main.main(words)
     except SystemExit as stopped: assert stopped.code == code
     large = {"torch", "transformers", "mlflow", "kfp", "boto3", "matplotlib", "pandas", "numpy"}
     print(*sorted(large & set(sys.modules)), file=sys.stderr)
@@ -171,11 +174,12 @@ for wrong in (["--cron", "x"], ["--file", "nowhere.yaml"], ["--param", "colour=r
     imported("pipeline", "schedule", "create", "nightly", *at_night, *wrong, code=2)
 imported("pipeline", "schedule", "list", "--host", "localhost", code=2)
 
-import posgap.admission, posgap.champion_sweep, posgap.stage, posgap.stages.promote, posgap.stages.validate
-import posgap.watching
+import posgap.stages.frame, posgap.stages.promote, posgap.stages.validate
+import posgap.workflows.admission, posgap.workflows.champion_sweep, posgap.workflows.watching
 from posgap.tracking.runs import Run
 
-posgap.stage.start_run = lambda *_: contextlib.nullcontext(Run())  # without tracking, for which MLflow is imported
+# Without tracking, for which MLflow is imported.
+posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 from cronsim import CronSim
 from kfp_server import cron_parses
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.pipelines import cron
 
 WINTER, SUMMER = datetime(2026, 11, 21, 12, tzinfo=UTC), datetime(2026, 7, 1, 12, tzinfo=UTC)

@@ -10,15 +10,15 @@ from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.components.data_version.component import data_version as data_version_component
 from posgap.components.validate.component import validate
-from posgap.config import DataVersionConfig
-from posgap.errors import PosgapError
-from posgap.files import digest, write_json
+from posgap.data.config import DataVersionConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, write_json
 from posgap.pipelines.local import run_locally
 from posgap.stages.data_version import data_version, read_data_version
 from posgap.stages.promote import promote
 from posgap.storage.cache import look
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking.registry import champion
 from posgap.tracking.version_record import record_of
 

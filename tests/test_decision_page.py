@@ -6,9 +6,10 @@ import pytest
 from test_gate import write_sweep
 from test_report import Reader
 
-from posgap.choices import GATE_RULES
-from posgap.config import GateConfig, Policy
+from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page, more_examples, reason
+from posgap.gating.demands import Policy
+from posgap.gating.rules import GATE_RULES
 from posgap.gating.verdict import judge
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.gate import gate

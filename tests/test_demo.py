@@ -10,16 +10,17 @@ from types import SimpleNamespace
 import mlflow
 import pytest
 
-from posgap.config import GateConfig, Policy
 from posgap.demo.summary import steps
-from posgap.files import read_json
+from posgap.foundation.files import read_json
+from posgap.gating.config import GateConfig
+from posgap.gating.demands import Policy
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_scores, read_sweep
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import among, contents
-from posgap.tasks.examples import read_examples
+from posgap.tasks.reading import read_examples
 
 pytestmark = pytest.mark.slow
 

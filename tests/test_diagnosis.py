@@ -19,26 +19,27 @@ from transformers import (
     Qwen3Config,
 )
 
-from posgap.choices import TASKS
-from posgap.config import DiagnoseConfig, SweepConfig
 from posgap.data.two_hop import two_hop_examples
 from posgap.diagnosis.attention import attention_shares
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
-from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
 from posgap.generation.generator import Completion, Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.diagnoses import TokenShift, read_diagnosis, summarize_shifts
+from posgap.mitigations.in_force import load_model
 from posgap.models import attention_reading
 from posgap.models.attention_reading import attention_rows
-from posgap.models.loading import load_model, load_tokenizer
+from posgap.models.loading import load_tokenizer
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import write_examples
 from posgap.tasks.gold_spans import gold_spans, gold_tokens
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 
 

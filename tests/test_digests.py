@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 from conftest import kv_example
 
-from posgap import files
-from posgap.config import DistillConfig, SweepConfig
+from posgap.distillation.config import DistillConfig
+from posgap.foundation import files
+from posgap.measurement.config import SweepConfig
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 WEIGHTS = "model.safetensors"
 

@@ -9,19 +9,20 @@ import torch
 from conftest import kv_example
 from safetensors.torch import load_file
 
-from posgap.config import DistillConfig
 from posgap.distillation import export
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.engine import Loop
 from posgap.distillation.teacher_states import TeacherStates
-from posgap.errors import PosgapError, Rejected
-from posgap.files import read_json, read_jsonl, write_json, write_jsonl
-from posgap.models.loading import load_config, load_model, load_tokenizer, save_model
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_json, read_jsonl, write_json, write_jsonl
+from posgap.generation.setup import prompt_builder
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_config, load_tokenizer, save_model
 from posgap.stages import distill as distilling
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
-from posgap.tasks.examples import read_examples, write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.reading import read_examples, write_examples
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from posgap.distillation.losses import alignment_weights, per_row, token_kl
 from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
-from posgap.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, Stopped
+from posgap.mitigations.in_force import scale_model
 from posgap.models.checkpointing import checkpoint_activations
-from posgap.models.in_force import scale_model
 from posgap.tasks.placements import Placement
 
 TRIVIAL = [(2,), (3,), (4,), (5,)]

@@ -13,9 +13,9 @@ import click
 import pytest
 from chromium import browser, program
 
-from posgap import cli
-from posgap.errors import PosgapError
-from posgap.verbs import VERBS
+from posgap.cli import main as cli
+from posgap.cli.verbs import VERBS
+from posgap.foundation.errors import PosgapError
 
 ROOT = Path(__file__).parents[1]
 QUOTED = re.findall(r"^`(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)

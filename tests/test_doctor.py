@@ -8,8 +8,8 @@ from importlib.metadata import requires
 import pytest
 from packaging.requirements import Requirement
 
-from posgap import doctor
-from posgap.cli import main
+from posgap.cli import doctor
+from posgap.cli.main import main
 
 
 @pytest.fixture

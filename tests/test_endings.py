@@ -8,15 +8,16 @@ from test_generation import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posgap.choices import METRICS, TASKS
-from posgap.config import SweepConfig
-from posgap.generation.backends import EndpointParameters
 from posgap.generation.endings import Reading, before_stop
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
+from posgap.generation.setup import builder_of
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.config import SweepConfig
+from posgap.tasks.metrics import METRICS
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
-from posgap.tasks.setup import builder_of
+from posgap.tasks.registry import TASKS
 
 PIECES = ["<end>", "<think>", "</think>", "\n", "\n\n", " ", "a", "b\nc", "Question:", "[THINK]", "[/THINK]", "é"]
 END = 0

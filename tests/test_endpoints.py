@@ -6,15 +6,15 @@ import pytest
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
 
-from posgap.config import MergeConfig, SweepConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
 from posgap.generation.served import Served
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.spending import Spent, estimated_tokens
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 N, DOCS = 4, 3
 USAGE = {"prompt_tokens": 100, "completion_tokens": 20, "completion_tokens_details": {"reasoning_tokens": 15}}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_gate import ASKED, N, write_sweep
 
-from posgap.config import Policy
-from posgap.errors import PosgapError
-from posgap.files import digest, digest_of, read_json, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, digest_of, read_json, write_json
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of, first_difference, folder_of, lacking, record_of, wrong_figure
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.lineage import write_training_examples

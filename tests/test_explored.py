@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from test_gate import ASKED, write_sweep
 from test_report import DIAGNOSIS
 
-from posgap.choices import TASKS
-from posgap.config import CompareConfig, GateConfig
 from posgap.data.two_hop import two_hop_examples
-from posgap.files import write_jsonl
+from posgap.foundation.files import write_jsonl
+from posgap.gating.config import GateConfig
 from posgap.measurement import explored as module
+from posgap.measurement.config import CompareConfig
 from posgap.measurement.explored import (
     _expanded,
     _packed,
@@ -39,6 +39,7 @@ from posgap.stages.gate import gate
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 
 HOSTILE = [

@@ -11,10 +11,10 @@ import yaml
 from conftest import ROOT, kv_example, qa_example
 from warm import posgap_on_path  # noqa: F401  a fixture
 
-from posgap.choices import Choices
-from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.foundation.choices import Choices
+from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 PACKAGE = ROOT / "tests" / "extension"
 

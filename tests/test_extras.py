@@ -10,10 +10,10 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from posgap import cli
-from posgap.cli import main
-from posgap.errors import PosgapError
-from posgap.extras import EXTRA_OF, how_to_install, needed
+from posgap.cli import main as cli
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.extras import EXTRA_OF, how_to_install, needed
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = {Requirement(each).name for each in PROJECT["dependencies"]}

@@ -13,12 +13,13 @@ sys.path.append(str(ROOT / "benchmarks"))
 import exports
 import families
 
-from posgap.config import ServeCheckConfig
-from posgap.errors import PosgapError
-from posgap.files import read_object
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_object
+from posgap.mitigations.in_force import apply, load_model, remove, scale_model
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
-from posgap.models.in_force import apply, in_force, remove, scale_model
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
+from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.serve_check import serve_check
 
 TABLE = (ROOT / "docs" / "families.md").read_text()

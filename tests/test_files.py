@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from posgap.errors import PosgapError
-from posgap.files import atomic, digest, read_json, sweep, write_json, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import atomic, digest, read_json, sweep, write_json, write_jsonl
 
 
 def test_an_interrupted_write_leaves_the_old_content_and_no_rest(tmp_path):

@@ -13,18 +13,18 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 import posgap
-from posgap.answering import as_swept
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import digest
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest
+from posgap.generation.setup import builder_of
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
-from posgap.models import flavor
-from posgap.models.in_force import scale_model
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.mitigations.in_force import load_model, scale_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.setup import builder_of
+from posgap.tasks.reading import write_examples
+from posgap.tracking import flavor
+from posgap.tracking.answering import as_swept
 
 IDS = torch.arange(5, 25)[None]
 PROMPT = "<bos> find key :"

@@ -18,12 +18,12 @@ from test_stage import CopyConfig
 from warm import SERVER
 from warm_forks import command
 
-from posgap import files
-from posgap.cli import main
-from posgap.config import ImportConfig, MakeKVConfig
+from posgap.cli.main import main
+from posgap.data.config import ImportConfig, MakeKVConfig
 from posgap.data.verbs import import_examples, make_kv
-from posgap.errors import PosgapError, Rejected
-from posgap.stage import stage
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 
 FORK = multiprocessing.get_context("fork")
@@ -86,7 +86,7 @@ def test_a_folder_with_somebody_s_files_is_refused_before_any_work(config, conte
     (config.out / content).parent.mkdir(parents=True)
     (config.out / content).write_text('{"stage": "shout"}')
     before = tree(config.out.parent)
-    monkeypatch.setattr("posgap.stage._make", None)
+    monkeypatch.setattr("posgap.stages.frame._make", None)
     with pytest.raises(PosgapError, match=rf"out: is not replaced: it holds what posgap did not write \({content}\)"):
         shout(config.model_copy(update={"force": force}))
     assert tree(config.out.parent) == before
@@ -311,8 +311,8 @@ def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
     def full(path, **_):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("posgap.files.flush", full)
-    monkeypatch.setattr("posgap.stage._make", None)
+    monkeypatch.setattr("posgap.foundation.files.flush", full)
+    monkeypatch.setattr("posgap.stages.frame._make", None)
     with pytest.raises(PosgapError, match="out: cannot be written: No space left on device"):
         shout(config)
     assert not list(config.out.parent.iterdir())

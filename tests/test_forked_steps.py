@@ -5,7 +5,7 @@ import json
 import pytest
 from warm import step_server
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.pipelines.forked_steps import LIBRARIES, StepServer
 
 pytestmark = pytest.mark.slow

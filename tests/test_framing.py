@@ -11,11 +11,13 @@ from s3 import put
 from test_backends import sweep_options
 from test_generation import llama
 
-from posgap.choices import BACKENDS, TASKS
-from posgap.config import DistillConfig, GradeConfig, SweepConfig, TeacherConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.generation.backends import BACKENDS
+from posgap.generation.setup import builder_of
 from posgap.measurement.comparability import differing
+from posgap.measurement.config import GradeConfig, SweepConfig
 from posgap.measurement.sweeps import Asked, read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
@@ -23,8 +25,8 @@ from posgap.tasks import framing
 from posgap.tasks.framing import Framing
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import require_prompts
-from posgap.tasks.setup import builder_of
 
 CHAT = (
     "{{- bos_token }}{%- for m in messages %}<|{{ m['role'] }}|>{{ m['content'] | trim }}<|end|>{%- endfor %}"

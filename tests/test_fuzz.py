@@ -21,9 +21,9 @@ from conftest import kv_example
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from posgap.cli import build, main
-from posgap.files import write_json, write_jsonl
-from posgap.tasks.examples import write_examples
+from posgap.cli.main import build, main
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.tasks.reading import write_examples
 
 SECONDS = float(os.environ.get("POSGAP_CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "0"))

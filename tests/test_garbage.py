@@ -7,7 +7,7 @@ import mlflow
 import pytest
 from test_cli import fails
 
-from posgap.cli import main
+from posgap.cli.main import main
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.server import experiment_id
 

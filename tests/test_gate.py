@@ -7,16 +7,17 @@ import mlflow
 import numpy as np
 import pytest
 
-from posgap.admission import admit
-from posgap.cli import main
-from posgap.config import GateConfig, PromoteConfig
-from posgap.errors import GateFailed, PosgapError
-from posgap.files import digest, read_json, write_json, write_jsonl
+from posgap.cli.main import main
+from posgap.foundation.errors import GateFailed, PosgapError
+from posgap.foundation.files import digest, read_json, write_json, write_jsonl
+from posgap.gating.config import GateConfig
 from posgap.gating.verdict import markdown, read_verdict
 from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.tasks.placements import category
+from posgap.tracking.config import PromoteConfig
+from posgap.workflows.admission import admit
 
 N = 200
 

@@ -6,13 +6,13 @@ import shutil
 import pytest
 from test_gate import ASKED, N, base, decide, promotion, write_sweep  # noqa: F401  `base` is a fixture
 
-from posgap.cli import main
-from posgap.config import PromoteConfig
-from posgap.errors import GateFailed, PosgapError
-from posgap.files import read_json, write_json
+from posgap.cli.main import main
+from posgap.foundation.errors import GateFailed, PosgapError
+from posgap.foundation.files import read_json, write_json
 from posgap.gating.replay import replayed
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
+from posgap.tracking.config import PromoteConfig
 
 FLAT = [0.995] * 5
 

@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 from test_gate import N, write_sweep
 
-from posgap.cli import main
-from posgap.config import PlanGateConfig, Policy
-from posgap.files import read_jsonl, write_jsonl
+from posgap.cli.main import main
+from posgap.foundation.files import read_jsonl, write_jsonl
+from posgap.gating.config import PlanGateConfig
+from posgap.gating.demands import Policy
 from posgap.gating.planning import plan_gate
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, judge

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
-from posgap.choices import TASKS
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Sampling, complete, complete_groups
@@ -17,6 +16,7 @@ from posgap.generation.prefix_cache import can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.tasks.placements import swept_placements
 from posgap.tasks.prompts import Prompt, PromptBuilder
+from posgap.tasks.registry import TASKS
 
 PROMPTS = [Prompt("", [1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4)) for i in range(11)]
 tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)

@@ -11,15 +11,15 @@ from conftest import kv_example
 from endpoint import Endpoint, served
 from test_champion import LAX
 
-from posgap.admission import admit
-from posgap.config import CompareConfig, DiagnoseConfig, GateConfig, GradeConfig, MergeConfig, SweepConfig
-from posgap.errors import PosgapError, Rejected
-from posgap.files import read_jsonl
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_jsonl
+from posgap.gating.config import GateConfig
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
 from posgap.generation import openai
 from posgap.grading.controls import INSTRUCTION
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
+from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, SweepConfig
 from posgap.measurement.gradings import cohen_kappa, kappa_interval
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.compare import compare
@@ -27,7 +27,9 @@ from posgap.stages.diagnose import diagnose
 from posgap.stages.grade import grade
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import Document, Example, write_examples
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.reading import write_examples
+from posgap.workflows.admission import admit
 
 N, DOCS = 12, 3
 EXAMPLES = [

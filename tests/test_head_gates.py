@@ -11,23 +11,34 @@ from safetensors.torch import load_file, save_file
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.choices import MITIGATIONS
-from posgap.config import ApplyConfig, RolloutAdviseConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
+from posgap.generation.setup import prompt_builder
+from posgap.mitigating.config import ApplyConfig
 from posgap.mitigations.applied import multiply
 from posgap.mitigations.head_gates import answered, flattening, head_effects, turned
+from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import TriedOn
-from posgap.models.in_force import apply, in_force, remove
-from posgap.models.loading import load_model
-from posgap.rollout.advice import Advised, Checked, Effect, agreement, changes, first_pull, predicted, reading, to_check
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
+from posgap.rollout.advice import (
+    Advised,
+    Checked,
+    Effect,
+    agreement,
+    changes,
+    first_pull,
+    predicted,
+    reading,
+    to_check,
+)
+from posgap.rollout.config import RolloutAdviseConfig
 from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.questions import ask
 from posgap.stages.apply import apply as apply_stage
 from posgap.stages.rollout_advise import rollout_advise
-from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.reading import write_examples
 
 QUESTIONS = [([5, 9, 2, 7], [7, 3]), ([5, 9, 2, 8], [1, 4]), ([5, 9, 6], [2])]
 

@@ -8,9 +8,9 @@ from test_cli import fails, run
 from test_gate import base as base
 from test_gate import copy_of, promotion
 
-from posgap.cli import main
-from posgap.config import PolicySetConfig
-from posgap.files import read_json
+from posgap.cli.main import main
+from posgap.foundation.files import read_json
+from posgap.gating.config import PolicySetConfig
 from posgap.gating.policy import set_policy
 from posgap.stages.promote import promote
 from posgap.tracking import champions

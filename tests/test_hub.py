@@ -11,15 +11,16 @@ from conftest import kv_example
 from hub import COMMIT, NAME, TAG, hub_with
 from huggingface_hub import constants
 
-from posgap.cli import main
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import digest
-from posgap.locations import is_hub_name
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest
+from posgap.foundation.locations import is_hub_name
+from posgap.measurement.config import SweepConfig
+from posgap.mitigations.in_force import load_model
 from posgap.models import loading
-from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_model, load_tokenizer
+from posgap.models.loading import _snapshot, commit_on_hub, load_config, load_tokenizer
 from posgap.storage.inputs import ByName, OnDisk, source, sources
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking.promotion import crown
 from posgap.tracking.registry import DIGEST, champion
 from posgap.tracking.runs import start_run

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 import posgap
-from posgap.cli import main
-from posgap.tasks.examples import write_examples
+from posgap.cli.main import main
+from posgap.tasks.reading import write_examples
 
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "max_unanswered": 100}
 

@@ -15,10 +15,10 @@ from test_generation import random_model
 from transformers import LlamaConfig, Qwen2Config
 
 import posgap
-from posgap.choices import TASKS
 from posgap.demo import tiny_model
 from posgap.models.loading import save_model
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 
 if not importlib.util.find_spec("inspect_ai"):
     pytest.skip("Inspect is not installed here: `make inspect` runs these in an environment of their own", True)

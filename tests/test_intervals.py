@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
-from posgap.config import PlanConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.measurement import power as power_module
 from posgap.measurement import statistics
+from posgap.measurement.config import PlanConfig
 from posgap.measurement.power import Assumed, correlation_of_placements, examples_for_gap, plan
 
 RUNS = 400

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap import json_text
-from posgap.errors import PosgapError
-from posgap.files import read_json, read_jsonl, read_rows
-from posgap.json_text import DEPTH, EXPANSION, LARGEST, MB, parse
+from posgap.foundation import json_text
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, read_jsonl, read_rows
+from posgap.foundation.json_text import DEPTH, EXPANSION, LARGEST, MB, parse
 
 values = st.recursive(
     st.none()

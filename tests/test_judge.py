@@ -2,17 +2,19 @@
 
 import pytest
 
-from posgap.choices import TASKS
-from posgap.config import MakeChoiceConfig, SweepConfig
 from posgap.data.animals import YOUNG, animal_examples
+from posgap.data.config import MakeChoiceConfig
 from posgap.data.expectations import check, describe, expectations
 from posgap.data.verbs import make_choice
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.sweep import sweep
 from posgap.tasks.content import content
-from posgap.tasks.examples import Document, read_examples, write_examples
+from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
 
 
 @pytest.fixture

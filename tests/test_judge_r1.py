@@ -3,20 +3,21 @@
 import pytest
 import torch
 
-from posgap.choices import TASKS
-from posgap.config import DistillConfig, TeacherConfig
 from posgap.data.animals import animal_examples
 from posgap.demo import tiny_judge
 from posgap.demo.tiny_training import Updates
 from posgap.distillation.averaging import letters_of
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl, write_jsonl
-from posgap.models.loading import load_model, save_model
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl, write_jsonl
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import save_model
 from posgap.stages.distill import distill
 from posgap.stages.teacher import advantageous_placements
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import Response
 
 TASK, N = TASKS["options"], 4

@@ -18,8 +18,8 @@ from endpoint import Endpoint, retrieve, served
 from warm import SERVER
 from warm_forks import command
 
-from posgap import files
-from posgap.tasks.examples import write_examples
+from posgap.foundation import files
+from posgap.tasks.reading import write_examples
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "POSGAP_CHAOS_SECONDS" in os.environ

@@ -16,7 +16,7 @@ from manifests import (
     pod_templates,
 )
 
-from posgap.config import ClusterConfig
+from posgap.preflight.config import ClusterConfig
 
 pytestmark = needs_kubectl
 PROMOTE = ClusterConfig().promote_secret

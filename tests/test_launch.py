@@ -11,12 +11,12 @@ import pytest
 from ports import free_port
 from torch.multiprocessing import ProcessExitedException, start_processes
 
-from posgap import cli
-from posgap.config import StageConfig
-from posgap.config.fields import InputPath
-from posgap.errors import OfAll, PosgapError
-from posgap.launch import end, is_main_process, of_all
-from posgap.stage import stage
+from posgap.cli import main as cli
+from posgap.foundation.config import StageConfig
+from posgap.foundation.errors import OfAll, PosgapError
+from posgap.foundation.fields import InputPath
+from posgap.foundation.launch import end, is_main_process, of_all
+from posgap.stages.frame import stage
 
 
 def launch(body, local_ranks: list[int]) -> None:

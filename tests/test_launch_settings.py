@@ -5,7 +5,7 @@ import json
 import pytest
 
 from posgap.distillation.processes import accelerator, deepspeed_settings
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 # The file in transformers' documentation, shortened.
 COMMON = {

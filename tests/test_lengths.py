@@ -16,29 +16,31 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import posgap
-from posgap.answering import require_answers
-from posgap.choices import TASKS
-from posgap.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig, TeacherConfig
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import effective_length, folder_at, read_lengths
 from posgap.measurement.sweeps import read_sweep
-from posgap.positions import parse_depths, parse_length, tokens_of
 from posgap.stages.compare import compare
 from posgap.stages.diagnose import diagnose
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import advantageous_placements
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import Document, Example, write_examples
+from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 from posgap.tasks.placements import Placement
+from posgap.tasks.positions import parse_depths, parse_length, tokens_of
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
+from posgap.tracking.answering import require_answers
 
 CHAT = "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<eos>\n{% endfor %}<|assistant|>\n"
 WORDS = ("the", "of", "gap", "naïve", "Köln", "東京", "😀", "don't", "3,141", "x²", "retrieval-augmented", "run\tup")

@@ -14,14 +14,15 @@ from s3 import put
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 import posgap
-from posgap.config import GateConfig, SweepConfig
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.gating.config import GateConfig
 from posgap.gating.evidence import FILES
 from posgap.gating.verdict import judge
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.stages.sweep import sweep as sweep_stage
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "label": "tiny"}
 
@@ -215,7 +216,7 @@ def test_the_gate_judges_results_as_it_judges_folders(swept, tmp_path):
     demands = {"least_examples": 4, "max_gap": 50}
     verdict = posgap.gate(swept, swept, **demands)
     config = GateConfig(candidate=folder, base=folder, out=tmp_path / "out", **demands)
-    policy = posgap.library.Policy.of(config)
+    policy = posgap.api.library.Policy.of(config)
     assert verdict.rules == judge(folder, folder, None, policy).rules
     assert posgap.gate(folder, folder, **demands).rules == verdict.rules
     assert {rule.name for rule in posgap.gate(swept).rules} < {rule.name for rule in verdict.rules}
@@ -271,7 +272,9 @@ def test_the_examples_of_the_docs_run_as_they_stand(tmp_path, monkeypatch, model
     write_examples(tmp_path / "examples.jsonl", [kv_example(number, 20) for number in range(3)])
     write_examples(tmp_path / "held-out.jsonl", [kv_example(number, 20) for number in range(3, 5)])
     # The tiny model reads no long keys.
-    monkeypatch.setattr("posgap.library.made_examples", lambda task, n, *_: [kv_example(i, 20) for i in range(n // 50)])
+    monkeypatch.setattr(
+        "posgap.api.library.made_examples", lambda task, n, *_: [kv_example(i, 20) for i in range(n // 50)]
+    )
     ids = torch.full((2, 6), 9)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(model_folder), AutoTokenizer.from_pretrained(model_folder)
     arguments = TrainingArguments(output_dir="out", max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True)

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from test_generation import random_model
 from transformers import Gemma2Config, LlamaConfig
 
-from posgap.cli import main
+from posgap.cli.main import main
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.models.loading import load_model, load_tokenizer, require_finite_files, save_model
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, require_finite_files, save_model
 
 NORM = "model.layers.1.input_layernorm.weight"
 

@@ -3,15 +3,15 @@
 import pytest
 from conftest import but_for_seconds, kv_example
 
-from posgap.cli import main
-from posgap.config import MergeConfig, SweepConfig
+from posgap.cli.main import main
 from posgap.data.two_hop import two_hop_examples
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
+from posgap.measurement.config import MergeConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 WRITTEN = ("sweep.json", "predictions.jsonl", "sweep.png", "sweep.html", "model_card.md")
 

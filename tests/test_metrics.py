@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.choices import METRICS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.metrics import (
+    METRICS,
     contains_any,
     exact_match,
     f1,

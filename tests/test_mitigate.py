@@ -8,28 +8,29 @@ import pytest
 import torch
 from conftest import kv_example
 
-from posgap.choices import MITIGATIONS
-from posgap.config import ApplyConfig, MitigateConfig, SweepConfig
-from posgap.config.mitigation import seconds_of
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.files import read_json, work_folder, write_json
+from posgap.distillation.methods import method_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, work_folder, write_json
 from posgap.measurement.comparison import compare_sweeps
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Evidence, read_predictions
 from posgap.mitigating import trials
+from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.report import PURPOSES, advice, described, read_mitigate
 from posgap.mitigating.splits import split
 from posgap.mitigating.trials import Tried, curve_of
+from posgap.mitigations.in_force import load_model
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
-from posgap.models.in_force import in_force
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
 from posgap.stages.apply import apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
-from posgap.storage.lineage import method_of
 from posgap.tasks.content import contents
-from posgap.tasks.examples import read_examples, write_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 
 @pytest.fixture(scope="module")

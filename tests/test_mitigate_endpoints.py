@@ -7,15 +7,16 @@ from conftest import kv_example
 from endpoint import Endpoint, served
 from test_prompt_mitigations import USAGE, lost_in_the_middle
 
-from posgap.choices import MITIGATIONS
-from posgap.config import MitigateConfig, SweepConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation import openai
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.report import read_mitigate
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 
 @pytest.fixture

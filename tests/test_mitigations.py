@@ -11,13 +11,14 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 import mitigation_families
 
-from posgap.choices import MITIGATIONS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, TriedOn
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
-from posgap.models.in_force import apply, in_force, remove
 from posgap.models.layout import reading
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
 
 OF_MODELS = [mitigation.name for mitigation in MITIGATIONS if isinstance(mitigation, ModelMitigation)]
 FAMILIES = ["llama", "gemma2"]

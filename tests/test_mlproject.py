@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from mlflow.projects._project_spec import load_project
 
-from posgap.cli import build
-from posgap.mlproject import mlproject
-from posgap.verbs import STAGES
+from posgap.cli.main import build
+from posgap.cli.mlproject import mlproject
+from posgap.cli.verbs import STAGES
 
 PROJECT = load_project(str(ROOT))
 POINTS = {"demo", "smoke", "scale", "rollout", *STAGES}

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.config import ImportConfig, MakeTwoHopConfig
+from posgap.data.config import ImportConfig, MakeTwoHopConfig
 from posgap.data.multihop_readers import read_hotpotqa, read_musique
 from posgap.data.two_hop import two_hop_examples
 from posgap.data.verbs import import_examples, make_two_hop
-from posgap.errors import PosgapError
-from posgap.files import read_json
-from posgap.tasks.examples import read_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
 from posgap.tasks.metrics import sub_exact_match
+from posgap.tasks.reading import read_examples
 
 HOTPOT = {
     "_id": "5a7a",

@@ -9,13 +9,13 @@ from email.utils import format_datetime
 import pytest
 from endpoint import Endpoint, served
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.interruption import GOES_ON
 from posgap.generation import openai
-from posgap.generation.backends import EndpointParameters
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
 from posgap.generation.served import Served
-from posgap.interruption import GOES_ON
 from posgap.tasks.prompts import Prompt
 
 SAMPLING = Sampling(7, seed=3)

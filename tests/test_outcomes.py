@@ -11,15 +11,18 @@ from endpoint import RECORD, Endpoint, retrieve, served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.config import CompareConfig, GateConfig, MergeConfig, Policy, SweepConfig, TeacherConfig
-from posgap.errors import PosgapError, Rejected
-from posgap.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_json, read_jsonl, work_folder, write_json, write_jsonl
+from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import decision_page
+from posgap.gating.demands import Policy
 from posgap.gating.policy import read_policy
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import judge
 from posgap.generation.generator import Completion
 from posgap.measurement import asking
+from posgap.measurement.config import CompareConfig, MergeConfig, SweepConfig
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.compare import compare
@@ -28,7 +31,8 @@ from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import KVExample, write_examples
+from posgap.tasks.examples import KVExample
+from posgap.tasks.reading import write_examples
 
 N, DOCS, MIDDLE = 100, 5, 3
 COUNTS = {"answered": N - 4, "refused": 3, "empty": 1, "cut": 2}  # at the position in the middle

@@ -14,17 +14,17 @@ from conftest import kv_example
 from test_generation import llama
 from warm import SERVER, STEPS
 
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl
 from posgap.generation.backends import TRANSFORMERS, open_generator
 from posgap.generation.generator import Sampling
 from posgap.generation.parallel import ParallelGenerator
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.unfinished import Unfinished
 from posgap.models.loading import save_model
 from posgap.stages.sweep import sweep
-from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
+from posgap.tasks.reading import write_examples
 
 pytestmark = pytest.mark.slow
 N, DOCS = 14, 4

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from posgap.config import Policy
+from posgap.gating.demands import Policy
 from posgap.gating.rules import Case
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power

@@ -7,15 +7,16 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.config import ImportConfig, MakeNeedleConfig, MakeQAConfig
+from posgap.data.config import ImportConfig, MakeNeedleConfig, MakeQAConfig
 from posgap.data.distractors import with_distractors
 from posgap.data.needles import needle_examples
 from posgap.data.passage_readers import read_dpr, read_own
 from posgap.data.verbs import import_examples, make_needle, make_qa
-from posgap.errors import PosgapError
-from posgap.files import write_json, write_jsonl
-from posgap.tasks.examples import Document, Example, read_examples, write_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
+from posgap.tasks.reading import read_examples, write_examples
 
 
 def passage(text: str, **marks) -> dict:

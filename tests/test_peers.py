@@ -13,12 +13,12 @@ from test_framing import CHAT
 from test_generation import random_model
 
 import posgap
-from posgap.choices import TASKS
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.loading import save_model
 from posgap.peers.questions import Questions
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'posgap[harness]'")
 

@@ -11,15 +11,15 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 
 import posgap
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling
+from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
+from posgap.mitigations.in_force import apply, wants_spans
 from posgap.mitigations.pine import segments
-from posgap.models.in_force import apply, wants_spans
 from posgap.models.layout import reading
 from posgap.models.loading import save_model
 from posgap.tasks.prompts import Prompt
-from posgap.tasks.setup import prompt_builder
 
 BEFORE, AFTER = [3, 4, 5], [20, 21, 22]
 DOCUMENTS = [[6, 7, 8], [9, 10], [11, 12, 13, 14], [30, 31]]

@@ -13,8 +13,8 @@ from mlflow import MlflowClient
 from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.mitigating.report import read_mitigate
@@ -22,7 +22,7 @@ from posgap.models import CONFIG_KEY
 from posgap.models.loading import save_model
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.mitigation import mitigation
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking.candidates import best
 
 pytestmark = pytest.mark.slow

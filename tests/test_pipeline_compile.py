@@ -15,14 +15,14 @@ from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from toy_pipeline import fails, posgap, toy, write_toy
 from warm import warm_steps  # noqa: F401  a fixture
 
-from posgap.choices import TASKS
-from posgap.config import PipelineLintConfig
-from posgap.config.fields import settings_of, settings_text
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import settings_of, settings_text
 from posgap.pipelines import compilation, smoke
 from posgap.pipelines.arguments import checked, uncompiled
 from posgap.pipelines.compilation import compiled_text, load, parse
+from posgap.pipelines.config import PipelineLintConfig
 from posgap.preflight.form import candidates, commonly
+from posgap.tasks.registry import TASKS
 
 COMMITTED = ROOT / "pipelines" / "mitigation.yaml"
 OURS = pytest.mark.parametrize("name", ["mitigation", "watch"])
@@ -203,7 +203,7 @@ def test_switching_the_cache_off_reaches_steps_within_groups():
 @dsl.component(base_image="python:3.11", install_kfp_package=False)
 def write(text: str, times: int, out: dsl.Output[dsl.Artifact]):
     if times > 5:
-        from posgap.errors import PosgapError
+        from posgap.foundation.errors import PosgapError
 
         raise PosgapError("times: too many")
     with open(out.path, "w") as file:

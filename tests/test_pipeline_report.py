@@ -10,11 +10,11 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from posgap.config import ReportConfig
-from posgap.files import read_json
+from posgap.foundation.files import read_json
 from posgap.stages import report as report_stage
 from posgap.stages.report import report
 from posgap.storage.inputs import read_manifest
+from posgap.tracking.config import ReportConfig
 from posgap.tracking.outcomes import markdown, outcome, spent
 from posgap.tracking.pipeline_runs import Step
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run

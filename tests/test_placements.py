@@ -7,9 +7,9 @@ from conftest import kv_example, qa_example
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.config import SweepConfig, TeacherConfig
-from posgap.errors import PosgapError
-from posgap.positions import parse_shard
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.measurement.config import SweepConfig
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import (
     Placement,
@@ -21,6 +21,7 @@ from posgap.tasks.placements import (
     spaced_positions,
     swept_placements,
 )
+from posgap.tasks.positions import parse_shard
 from posgap.tasks.slots import INSERTED, ROTATED, inserted
 
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from posgap.config import PlanDistillConfig
 from posgap.distillation import planning
+from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.footprint import (
     OPERATIONS,
     Micro,
@@ -24,7 +24,7 @@ from posgap.distillation.footprint import (
     working,
 )
 from posgap.distillation.planning import GB, USABLE, Way, plan_distill, read_tokens, standing, ways
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
 
 SHAPE = LlamaConfig(

@@ -7,13 +7,14 @@ import mlflow
 import pytest
 from test_gate import base, decide, promotion, write_sweep  # noqa: F401  `base` is a fixture
 
-from posgap.cli import main
-from posgap.config import GateConfig, Policy
-from posgap.errors import NotEnoughEvidence, PosgapError
-from posgap.files import digest, digest_of, read_json
+from posgap.cli.main import main
+from posgap.foundation.errors import NotEnoughEvidence, PosgapError
+from posgap.foundation.files import digest, digest_of, read_json
+from posgap.foundation.redaction import redacted
+from posgap.gating.config import GateConfig
+from posgap.gating.demands import Policy
 from posgap.gating.policy import MOST_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replayed
-from posgap.redaction import redacted
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.version_record import record_of

@@ -4,15 +4,14 @@ import pytest
 import yaml
 
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
-from posgap.config import ClusterConfig
-from posgap.config.cluster import AUTHORITY, MLFLOW_LOGIN
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints
 from posgap.pipelines.mitigation import mitigation_pipeline
 from posgap.pipelines.pools import cluster_config
 from posgap.pipelines.resources import resources
 from posgap.pipelines.steps import tree
+from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig
 
 CLUSTER = ClusterConfig()
 AMD = {"key": "amd.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

@@ -7,18 +7,19 @@ import pytest
 import torch
 from conftest import kv_example
 
-from posgap.choices import TASKS
-from posgap.cli import main
-from posgap.config import PreflightConfig
-from posgap.config.fields import settings_text
+from posgap.cli.main import main
 from posgap.demo import tiny_model
-from posgap.errors import Rejected
-from posgap.locations import split_uri
+from posgap.foundation.errors import Rejected
+from posgap.foundation.fields import settings_text
+from posgap.foundation.locations import split_uri
 from posgap.models.loading import save_model
+from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, candidates, complaints, parts, recipe, remedies, settings
 from posgap.stages.preflight import preflight, read_plan
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import Document, Example, write_examples
+from posgap.tasks.examples import Document, Example
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 
 
 @pytest.fixture

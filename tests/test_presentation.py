@@ -6,7 +6,7 @@ from mlflow_server import serving
 from test_gate import base as base
 from test_gate import promotion
 
-from posgap.files import digest
+from posgap.foundation.files import digest
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest

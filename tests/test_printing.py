@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 import pytest
 
-from posgap import cli, printing
-from posgap.cli import build, example, main
-from posgap.errors import Differs, GateFailed, PosgapError, Rejected
-from posgap.locations import is_uri
-from posgap.progress import track
-from posgap.verbs import SECTIONS, VERBS, Verb
+from posgap.cli import main as cli
+from posgap.cli.main import build, example, main
+from posgap.cli.verbs import SECTIONS, VERBS, Verb
+from posgap.foundation import printing
+from posgap.foundation.errors import Differs, GateFailed, PosgapError, Rejected
+from posgap.foundation.locations import is_uri
+from posgap.foundation.progress import track
 
 log = logging.getLogger("posgap.test")
 

@@ -13,13 +13,14 @@ from conftest import kv_example
 from safetensors.torch import load_file
 from warm import posgap_on_path  # noqa: F401  a fixture
 
-from posgap.config import DistillConfig
-from posgap.files import read_jsonl, work_folder, write_jsonl
+from posgap.distillation.config import DistillConfig
+from posgap.foundation.files import read_jsonl, work_folder, write_jsonl
 from posgap.kfp_steps.launching import as_options, on_all_gpus
-from posgap.models.loading import load_model, load_tokenizer, save_model
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.stages.distill import distill
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from posgap import progress
+from posgap.foundation import progress
 
 
 class Clock:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_gate import write_sweep
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import champions, leases
 from posgap.tracking.candidates import best

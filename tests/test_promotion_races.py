@@ -27,7 +27,7 @@ from test_gate import copy_of, write_sweep
 from warm import SERVER
 from warm_forks import command
 
-from posgap.config import GateConfig
+from posgap.gating.config import GateConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.gate import gate
 from posgap.tracking import champions, leases, registry

@@ -12,39 +12,36 @@ from endpoint import Endpoint, retrieve, served
 from test_gate import write_sweep
 
 import posgap
-from posgap.check import check
-from posgap.choices import MITIGATIONS, TASKS
-from posgap.config import (
-    CheckConfig,
-    DiagnoseConfig,
-    GateConfig,
-    HubPushConfig,
-    MergeConfig,
-    PromoteConfig,
-    SweepConfig,
-    TeacherConfig,
-)
 from posgap.data.made import made_examples
 from posgap.diagnosis.swept import read_swept
-from posgap.errors import NotEnoughEvidence, PosgapError
-from posgap.files import parsed, read_json, write_json
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import NotEnoughEvidence, PosgapError
+from posgap.foundation.files import parsed, read_json, write_json
+from posgap.gating.config import CheckConfig, GateConfig
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
 from posgap.mitigations.permutation import Orders, majority
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.reordering import at_ends, by_relevance
+from posgap.peers.config import HubPushConfig
 from posgap.peers.hub import _sweeps
 from posgap.stages.gate import gate
 from posgap.stages.merge import merge
 from posgap.stages.promote import promote
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import advantageous_placements
-from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample, write_examples
+from posgap.tasks.examples import Document, Example, KVExample, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tracking.config import PromoteConfig
+from posgap.workflows.check import check
 
 OF_PROMPTS = [mitigation for mitigation in MITIGATIONS if isinstance(mitigation, PromptMitigation)]
 RECORD = re.compile(r'"(\w+)": "(\w+)"')

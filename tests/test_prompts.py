@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posgap.choices import TASKS
 from posgap.data.two_hop import two_hop_examples
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.final_answers import final_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 
 

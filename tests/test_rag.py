@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import posgap
-from posgap.choices import TASKS
-from posgap.cli import main as command_line
-from posgap.config import MakeQAConfig, ValidateConfig
+from posgap.cli.main import main as command_line
+from posgap.data.config import MakeQAConfig, ValidateConfig
 from posgap.data.expectations import answering_distractors, expectations
 from posgap.data.verbs import make_qa
-from posgap.errors import PosgapError, Rejected
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_json
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.validate import validate
 from posgap.tasks.content import examples_digest
-from posgap.tasks.examples import Document, Example, Passage, RankedExample, read_examples, write_examples
+from posgap.tasks.examples import Document, Example, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.rag import as_retrieved
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import holds_answer
 
 RAG_TASKS = ("rag", "rag-one", "rag-alone")

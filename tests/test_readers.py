@@ -9,13 +9,13 @@ from conftest import kv_example, qa_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.config import ImportConfig, MakeKVConfig
+from posgap.data.config import ImportConfig, MakeKVConfig
 from posgap.data.readers import read_litm_kv, read_litm_qa
 from posgap.data.uuids import uuid_records
 from posgap.data.verbs import import_examples, make_kv
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl, write_jsonl
-from posgap.tasks.examples import read_examples, write_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl, write_jsonl
+from posgap.tasks.reading import read_examples, write_examples
 
 KV_LINE = {
     "ordered_kv_records": [["ab12", "f0"], ["ab99", "11"], ["cd00", "22"], ["cd77", "33"], ["ef", "44"]],

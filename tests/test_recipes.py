@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from posgap.choices import RECIPES
-from posgap.config import DistillConfig
-from posgap.mlproject import mlproject
-from posgap.tables import markdown
+from posgap.cli.mlproject import mlproject
+from posgap.distillation.config import DistillConfig
+from posgap.distillation.recipes import RECIPES
+from posgap.foundation.tables import markdown
 
 DOCS = Path(__file__).parents[1] / "docs" / "distillation.md"
 EMPTY = {name for name, field in DistillConfig.parameters().items() if field.default in (None, "")}

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from test_gate import ASKED
 
-from posgap.config import Policy
-from posgap.errors import PosgapError
-from posgap.files import write_json, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.gating.demands import Policy
 from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
@@ -18,7 +18,7 @@ from posgap.measurement.sweeps import Sweep, read_scores, read_sweep, summarize
 from posgap.rollout.files import read_measurement, read_prediction
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import read_examples
+from posgap.tasks.reading import read_examples
 from posgap.tasks.responses import read_responses
 
 DOCUMENTS = {

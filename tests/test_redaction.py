@@ -2,7 +2,7 @@
 
 import pytest
 
-from posgap.redaction import redacted, redacted_value
+from posgap.foundation.redaction import redacted, redacted_value
 
 
 @pytest.fixture(autouse=True)

@@ -10,16 +10,16 @@ from test_cli import fails, run
 from test_flavor import logits
 
 import posgap
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json
-from posgap.locations import registered_cache, with_uris
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json
+from posgap.foundation.locations import registered_cache, with_uris
 from posgap.measurement.sweeps import read_sweep
-from posgap.models import flavor
-from posgap.models.loading import load_model, load_tokenizer, save_model
-from posgap.registered import Registered
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.storage.inputs import source
-from posgap.tasks.examples import write_examples
-from posgap.tracking import registry
+from posgap.tasks.reading import write_examples
+from posgap.tracking import flavor, registry
+from posgap.tracking.registered import Registered
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from fault_proxy import FAULTS, FINE, faulty
 from s3 import keys, put
 from warm import posgap_on_path  # noqa: F401  a fixture
 
-from posgap.cli import main
-from posgap.errors import PosgapError
-from posgap.locations import split_uri
-from posgap.patience import Patience
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import split_uri
+from posgap.foundation.patience import Patience
 from posgap.storage import client, objects, records
 from posgap.storage.versions import newest, release
 

@@ -13,17 +13,18 @@ from test_gate import write_sweep
 from warm import SERVER
 from warm_forks import command
 
-from posgap.config import SweepConfig, TeacherConfig
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl, work_folder
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl, work_folder
 from posgap.generation.generator import Completion, Usage
 from posgap.measurement import asking
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.measurement.unfinished import Unfinished
 from posgap.stages import teacher as teacher_stage
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 N, DOCS = 12, 4
 

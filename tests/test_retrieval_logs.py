@@ -7,12 +7,13 @@ import pandas
 import pytest
 
 import posgap
-from posgap.config import ImportConfig
+from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
-from posgap.errors import PosgapError
-from posgap.files import write_json, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json, write_jsonl
 from posgap.tasks.content import content
-from posgap.tasks.examples import Example, RankedExample, read_examples, write_examples
+from posgap.tasks.examples import Example, RankedExample
+from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.retrieval_logs import Reading, read_labels, read_log
 
 TRACES = Path(__file__).parent / "traces"

@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 from scipy import stats
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.loading import eager_attention
 from posgap.rollout import attributions, decoders
 from posgap.rollout.agreement import agreement

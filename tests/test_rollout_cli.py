@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from test_cli import fails, run
 
-from posgap.config import RolloutPredictConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
+from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.files import Measurement
 from posgap.stages.rollout_predict import described, with_file
 

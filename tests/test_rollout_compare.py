@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from test_gate import ASKED
 
-from posgap.config import RolloutCompareConfig, RolloutMeasureConfig, RolloutPredictConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
 from posgap.rollout.comparison import compare
+from posgap.rollout.config import RolloutCompareConfig, RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.distributions import normalized, reading, shape, spearman, wasserstein
 from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_measure import rollout_measure

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.config import RolloutExperimentConfig
-from posgap.files import read_json
+from posgap.foundation.files import read_json
+from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack

@@ -25,12 +25,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from posgap.config import RolloutMeasureConfig, RolloutPredictConfig
-from posgap.errors import PosgapError
-from posgap.files import read_json, write_json
-from posgap.models.in_force import scale_model
-from posgap.models.loading import eager_attention, load_model, load_tokenizer, save_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, write_json
+from posgap.generation.setup import prompt_builder
+from posgap.mitigations.in_force import load_model, scale_model
+from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
+from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
 from posgap.rollout.documents import by_document, joined, joined_reading, shortened
 from posgap.rollout.encodings import alibi_slopes
@@ -39,9 +40,8 @@ from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES, Statistics, mea
 from posgap.rollout.texts import read_text
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
-from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
-from posgap.tasks.setup import prompt_builder
+from posgap.tasks.reading import write_examples
 
 sys.path.append(str(ROOT / "benchmarks"))
 import rollout_families

@@ -9,7 +9,7 @@ from posgap.components.rollout_compare import rollout_compare
 from posgap.components.rollout_experiment import rollout_experiment
 from posgap.components.rollout_measure import rollout_measure
 from posgap.components.rollout_predict import rollout_predict
-from posgap.files import read_json
+from posgap.foundation.files import read_json
 from posgap.pipelines.local import run_locally
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask, MatrixAttention, last_row
 from posgap.rollout.encodings import alibi_slopes, checked_lambdas, power_schedule, rope_scores

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply, load_model, model_mitigation, remove, written
 from posgap.mitigations.rope_parameters import Factor
 from posgap.mitigations.yarn import Yarn
 from posgap.models import NTK_KEY
-from posgap.models.in_force import apply, model_mitigation, remove, written
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
 
 NATIVE = ["linear", "ntk", "yarn"]
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])

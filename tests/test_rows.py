@@ -7,9 +7,9 @@ import pyarrow
 import pytest
 from pyarrow import ipc
 
-from posgap.errors import PosgapError
-from posgap.files import read_rows, write_json
-from posgap.rows import kind_of_table, table_rows
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_rows, write_json
+from posgap.foundation.rows import kind_of_table, table_rows
 
 ROWS = [{"question": "who?", "answers": ["me", "I"], "score": 0.5}, {"question": "ä\nb", "answers": [], "score": 1.0}]
 

@@ -10,9 +10,9 @@ from conftest import kv_example
 from mlflow_server import serving
 from test_cli import run
 
-from posgap.files import digest
+from posgap.foundation.files import digest
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking import parents, runs
 from posgap.tracking.outbox import place_of
 from posgap.tracking.runs import PIPELINE_VARIABLE, start_run

@@ -11,9 +11,9 @@ from fault_proxy import FAULTS, FINE, faulty
 from s3 import elsewhere
 from s3_servers import serving
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.patience import Patience
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.patience import Patience
 from posgap.storage import client
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import publish

@@ -20,8 +20,8 @@ from mlflow_server import serving
 from s3 import keys, put
 from test_gate import copy_of, promotion, write_sweep
 
-from posgap.errors import PosgapError
-from posgap.locations import split_uri
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import split_uri
 from posgap.stages.promote import promote
 from posgap.storage.cache import fetch
 from posgap.storage.folders import announce, publish, publish_file

@@ -11,19 +11,20 @@ from conftest import kv_example
 from s3 import Killed, elsewhere, keys, put
 from test_stage import CopyConfig
 
-from posgap import files
-from posgap.cli import main
-from posgap.config import CompareConfig, DemoConfig, SweepConfig
-from posgap.errors import PosgapError, Rejected
+from posgap.cli.main import main
+from posgap.demo.config import DemoConfig
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.locations import s3_cache
 from posgap.kfp_steps.arguments import to_config
-from posgap.locations import s3_cache
+from posgap.measurement.config import CompareConfig, SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import publish
 from posgap.storage.inputs import source
-from posgap.tasks.examples import read_examples, write_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 N, DOCS = 6, 4
 
@@ -181,7 +182,7 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
 
 def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, capsys, monkeypatch):
     put(f"{bucket}/text", b"refuse")
-    monkeypatch.setattr("posgap.stage.stage_at", lambda _: lambda config: shout(shouting))
+    monkeypatch.setattr("posgap.stages.frame.stage_at", lambda _: lambda config: shout(shouting))
     code = run("validate", "--examples", "x", "--model", "y", "--out", "z")
     assert code == 2 and f"{bucket}/text: refused; see {bucket}/out.rejected/a.txt" in capsys.readouterr().err
     assert keys(f"{bucket}/out.rejected") == [f"out.rejected/{name}" for name in ("a.txt", "b.txt", "rejected.json")]

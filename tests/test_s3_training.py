@@ -15,15 +15,15 @@ from test_processes import TORCHRUN, command, environment, history, parameters
 from test_rollout_experiment import TINY, trials
 from warm import posgap_on_path  # noqa: F401  a fixture
 
-from posgap.config import DistillConfig
 from posgap.distillation.checkpoints import FILES
-from posgap.errors import PosgapError
-from posgap.files import write_jsonl
+from posgap.distillation.config import DistillConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_jsonl
 from posgap.rollout.trials import run_trials
 from posgap.stages.distill import distill
 from posgap.storage.cache import fetch
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 FIRST, SECOND = "step-2", "step-4"
 

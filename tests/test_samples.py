@@ -10,14 +10,14 @@ from pydantic import ValidationError
 from test_backends import sweep_options
 from test_generation import llama
 
-from posgap.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.diagnosis.swept import read_swept
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl
 from posgap.gating.evidence import wrong_figure
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement import statistics
+from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.models.loading import save_model
 from posgap.stages.merge import merge

@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posgap
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.factors import is_altered
-from posgap.models.in_force import scale_model
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
 from posgap.scaling import vllm_plugin
 
 SIZES = {

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.choices import TASKS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
@@ -23,6 +22,7 @@ from posgap.scaling.questions import Question, right_response
 from posgap.scaling.scores import Scores
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
+from posgap.tasks.registry import TASKS
 
 CANDIDATES = [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.7, 1.3)]
 PROMPTS = [[1, 4, 5, 9 + i, 10 + i % 7, 30] + [8, 12, 13] * (i % 4) for i in range(10)]

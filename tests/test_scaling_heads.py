@@ -11,14 +11,15 @@ sys.path.append(str(ROOT / "benchmarks"))
 import families
 import head_factors
 
-import posgap.models.in_force
-from posgap.config import ServeCheckConfig
-from posgap.errors import PosgapError
+import posgap.mitigations.in_force
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply, load_model, remove, scale_model
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
-from posgap.models.in_force import apply, in_force, remove, scale_model
 from posgap.models.layout import reading
-from posgap.models.loading import load_model, save_model
+from posgap.models.loading import save_model
+from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.serve_check import serve_check
 
 

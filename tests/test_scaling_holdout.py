@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from conftest import kv_example
 
-from posgap.config import ScaleSearchConfig
 from posgap.demo import tiny_model
-from posgap.files import read_json, write_json
+from posgap.foundation.files import read_json, write_json
 from posgap.models.loading import save_model
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import FEWEST, gain, kept_aside
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_search import scale_search
 from posgap.tasks.content import contents
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 EXAMPLES = [kv_example(i) for i in range(48)]
 

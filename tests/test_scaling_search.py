@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.scaling.curves import MONOTONE, Curve
 from posgap.scaling.scores import Score
 from posgap.scaling.search import search

@@ -13,15 +13,16 @@ from huggingface_hub import constants
 from test_cli import fails, run
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from posgap.cli import main
-from posgap.config import ScaleApplyConfig, ScaleSearchConfig, SweepConfig
+from posgap.cli.main import main
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json, work_folder, write_json
-from posgap.locations import below
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json, work_folder, write_json
+from posgap.foundation.locations import below
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.models import CONFIG_KEY, loading
 from posgap.models.loading import save_model
+from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, position_weights
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_apply import scale_apply
@@ -30,8 +31,8 @@ from posgap.stages.sweep import sweep
 from posgap.storage.cache import fetch
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import contents
-from posgap.tasks.examples import read_examples, write_examples
-from posgap.transfer import Target, Transferred
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.workflows.transfer import Target, Transferred
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from conftest import ROOT
 sys.path.append(str(ROOT / "benchmarks"))
 import families
 
-from posgap.errors import PosgapError
-from posgap.models.in_force import apply
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.in_force import apply
 
 IDS = torch.randint(3, 60, (2, 23), generator=torch.Generator().manual_seed(0))
 

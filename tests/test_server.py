@@ -10,8 +10,8 @@ import pytest
 from mlflow_server import serving
 from test_gate import copy_of, promotion, write_sweep
 
-from posgap.config import StageConfig
-from posgap.stage import stage
+from posgap.foundation.config import StageConfig
+from posgap.stages.frame import stage
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 

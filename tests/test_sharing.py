@@ -29,8 +29,8 @@ from posgap.distillation.objectives import R1, CrossEntropy
 from posgap.distillation.reading import sharing, singly
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
+from posgap.mitigations.in_force import scale_model
 from posgap.models.checkpointing import checkpoint_activations
-from posgap.models.in_force import scale_model
 
 SHAPE = {
     "vocab_size": 64,

@@ -11,14 +11,14 @@ from typing import ClassVar
 import pytest
 from fault_proxy import FAULTS, FINE, faulty
 
-from posgap.cli import main
-from posgap.config import ImportConfig
-from posgap.config.sources import SOURCES, Source
+from posgap.cli.main import main
 from posgap.data import fetching, verbs
+from posgap.data.config import ImportConfig
 from posgap.data.fetching import checksum, fetched
-from posgap.errors import PosgapError
-from posgap.locations import cache_folder
-from posgap.patience import Patience
+from posgap.data.sources import SOURCES, Source
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import cache_folder
+from posgap.foundation.patience import Patience
 
 BODY = b"records" * 1000
 SHA256 = hashlib.sha256(BODY).hexdigest()

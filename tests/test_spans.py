@@ -7,17 +7,19 @@ import pytest
 from endpoint import Endpoint, served
 
 import posgap
-from posgap.choices import METRICS, TASKS
-from posgap.config import MakeNeedleConfig, MakeSpansConfig, Policy
+from posgap.data.config import MakeNeedleConfig, MakeSpansConfig
 from posgap.data.made import made_examples
 from posgap.data.multihop_readers import read_hotpotqa
 from posgap.data.verbs import make_needle, make_spans
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import lacking
 from posgap.measurement.grid import grid_of
 from posgap.measurement.report import charts, page
 from posgap.measurement.sweeps import read_sweep, summarize
-from posgap.tasks.examples import read_examples
+from posgap.tasks.metrics import METRICS
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.spans import distance, distance_category
 
 

@@ -6,11 +6,11 @@ import os
 import mlflow
 import pytest
 
-from posgap.cli import main
-from posgap.config import StageConfig
-from posgap.config.fields import InputPath
-from posgap.errors import PosgapError, Rejected
-from posgap.stage import stage
+from posgap.cli.main import main
+from posgap.foundation.config import StageConfig
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.fields import InputPath
+from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import runs
 from posgap.tracking.outbox import place_of

@@ -5,10 +5,10 @@ import sys
 import pytest
 import yaml
 
-from posgap import start
-from posgap.cli import main
-from posgap.config import SweepConfig
-from posgap.tasks.examples import read_examples
+from posgap.cli import init as start
+from posgap.cli.main import main
+from posgap.measurement.config import SweepConfig
+from posgap.tasks.reading import read_examples
 
 
 @pytest.fixture(autouse=True)

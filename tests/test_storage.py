@@ -12,10 +12,10 @@ import boto3
 import pytest
 from s3 import Killed, elsewhere, keys, put
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.locations import as_location, is_uri, s3_cache, split_uri, with_uris
-from posgap.patience import Patience
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import as_location, is_uri, s3_cache, split_uri, with_uris
+from posgap.foundation.patience import Patience
 from posgap.storage import client, transfer
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import Kept, announce, publish, twin

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 from conftest import kv_example
 
-from posgap.choices import METRICS
-from posgap.config import SweepConfig, TeacherConfig, ValidateConfig
+from posgap.data.config import ValidateConfig
 from posgap.data.two_hop import two_hop_examples
-from posgap.files import read_jsonl
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.files import read_jsonl
+from posgap.generation.setup import builder_of
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import read_scores, read_sweep, summarize
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.examples import write_examples
-from posgap.tasks.metrics import Metric
+from posgap.tasks.metrics import METRICS, Metric
 from posgap.tasks.placements import Placement, category
+from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import read_responses
-from posgap.tasks.setup import builder_of
 
 
 @pytest.fixture

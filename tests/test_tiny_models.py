@@ -11,20 +11,22 @@ from conftest import kv_example
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from posgap.choices import TASKS
-from posgap.config import DistillConfig, SweepConfig, TeacherConfig
 from posgap.data.two_hop import QUESTION, two_hop_examples
 from posgap.demo import tiny_model, tiny_two_hop
 from posgap.demo.tiny_training import IGNORED
-from posgap.errors import PosgapError
-from posgap.files import read_json
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
-from posgap.tasks.examples import Document, Example, write_examples
+from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import read_responses
 
 # Of a recipe, so that its training takes no time.

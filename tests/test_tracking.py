@@ -18,10 +18,10 @@ import pytest
 from fault_proxy import FAULTS, FINE, Fault, faulty
 from mlflow_server import serving
 
-from posgap.cli import main
-from posgap.config import StageConfig
-from posgap.patience import Patience
-from posgap.stage import stage
+from posgap.cli.main import main
+from posgap.foundation.config import StageConfig
+from posgap.foundation.patience import Patience
+from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry, runs, server
 from posgap.tracking.outbox import KEY_TAG, place_of

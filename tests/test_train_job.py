@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from posgap.cluster import following
 from posgap.cluster.train_jobs import Job
-from posgap.config import DistillConfig, TrainJobConfig
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl, write_json, write_jsonl
+from posgap.distillation.config import DistillConfig, TrainJobConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl, write_json, write_jsonl
 from posgap.stages import train_job as stage
 from posgap.stages.distill import distill
 from posgap.stages.train_job import train_job
@@ -26,7 +26,7 @@ from posgap.storage.folders import publish
 from posgap.storage.inputs import read_manifest
 from posgap.storage.objects import find
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 
 RUNNING = Scene(0, ("Running", "Running"))
 COMPLETE = Scene(0.3, ("Succeeded", "Succeeded"), "Complete", ("loss 1\n", ""))

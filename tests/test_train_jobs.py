@@ -12,7 +12,7 @@ from kubernetes_api import Scene, served
 from posgap.cluster import following
 from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, create
-from posgap.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError, Stopped
 
 JOB = Job(
     name="posgap-distill-0123456789",

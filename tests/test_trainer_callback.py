@@ -9,8 +9,8 @@ from transformers import Trainer, TrainingArguments
 
 import posgap
 from posgap.demo import tiny_model
-from posgap.errors import PosgapError
-from posgap.tasks.examples import write_examples
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.reading import write_examples
 
 OPTIONS = {"n_docs": 4, "max_new_tokens": 2, "positions": [1, 2, 4]}
 PLACES = {f"eval_accuracy_at_{position}" for position in OPTIONS["positions"]}
@@ -82,7 +82,7 @@ def test_the_checkpoint_with_the_smallest_gap_is_the_best_one(trainer, examples,
         result = sweep(*arguments, **options)
         return posgap.SweepResult(result.figures.model_copy(update={"gap": next(gaps)}), result.predictions)
 
-    monkeypatch.setattr("posgap.trainer_callback.sweep", with_gaps)
+    monkeypatch.setattr("posgap.api.trainer_callback.sweep", with_gaps)
     trainer.add_callback(callback)
     trainer.train()
     assert trainer.state.best_metric == 10.0 and trainer.state.best_model_checkpoint.endswith("checkpoint-2")

@@ -8,19 +8,19 @@ from accelerate import DistributedType
 from conftest import kv_example
 from safetensors.torch import load_file
 
-from posgap.config import DistillConfig
 from posgap.distillation import processes
 from posgap.distillation.batches import Collator, pair_up
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.watching import Watch, require_whole_parameters, watched_placements
-from posgap.errors import PosgapError
-from posgap.files import read_json, read_jsonl, write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_json, read_jsonl, write_jsonl
+from posgap.generation.setup import prompt_builder
 from posgap.stages.distill import distill
 from posgap.storage.folders import Kept
 from posgap.tasks.content import content
-from posgap.tasks.examples import write_examples
 from posgap.tasks.placements import Placement
+from posgap.tasks.reading import write_examples
 from posgap.tasks.responses import read_responses
-from posgap.tasks.setup import prompt_builder
 
 FIGURES = {"mean", "gain", "gap", "worst", "best_position", "elsewhere", "fall"}
 

@@ -5,15 +5,16 @@ import json
 import pytest
 from conftest import kv_example, qa_example
 
-from posgap.choices import TASKS
-from posgap.config import ValidateConfig
+from posgap.data.config import ValidateConfig
 from posgap.data.expectations import check, describe, expectations
-from posgap.errors import Rejected
+from posgap.foundation.errors import Rejected
 from posgap.stages.validate import validate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import content
-from posgap.tasks.examples import Document, read_examples, write_examples
+from posgap.tasks.examples import Document
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import read_examples, write_examples
+from posgap.tasks.registry import TASKS
 
 
 def config(tmp_path, examples, model_folder, **options):

@@ -9,9 +9,9 @@ import pytest
 from scipy import stats
 from test_gate import ASKED, N, write_sweep
 
-from posgap.choices import Parameters
-from posgap.config import Policy
-from posgap.files import digest, digest_of, write_json
+from posgap.foundation.choices import Parameters
+from posgap.foundation.files import digest, digest_of, write_json
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import case_of
 from posgap.gating.rules import Case, GateRule, Ruling
 from posgap.gating.verdict import Verdict, _ruling, asked_rules, digests, judge, log_verdict, markdown, read_verdict

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from s3 import put
 
-from posgap.cli import main
-from posgap.errors import PosgapError
+from posgap.cli.main import main
+from posgap.foundation.errors import PosgapError
 from posgap.storage.versions import newest, parse
 
 

@@ -18,10 +18,11 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from vllm_environment import QUIET, found_or_made, in_vllm, vllm_server
 
-from posgap.cli import main
-from posgap.config import DistillConfig, SweepConfig, TeacherConfig
+from posgap.cli.main import main
+from posgap.distillation.config import DistillConfig, TeacherConfig
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
-from posgap.models.in_force import scale_model
+from posgap.mitigations.in_force import scale_model
 from posgap.models.loading import save_model
 from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
@@ -211,6 +212,6 @@ def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, to
     assert head.endswith("posgap_rope_factors [1.0, 1.3, 1.7]")
     assert [line.split()[-1] for line in layers] == ["1.0000", "1.3000", "1.7000"]
     # A loader that forgets the factors is found out.
-    monkeypatch.setattr("posgap.models.in_force.apply_configured", lambda model: model)
+    monkeypatch.setattr("posgap.mitigations.in_force.apply_configured", lambda model: model)
     code, complaint = run(capsys, *words)
     assert code == 2 and "transformers does not apply the factors of its config; do not serve it" in complaint

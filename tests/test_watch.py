@@ -12,18 +12,20 @@ from test_gate import base, write_sweep  # noqa: F401  `base` is a fixture
 from toy_pipeline import posgap
 from warm import warm_steps  # noqa: F401  a fixture
 
-from posgap.admission import admit
-from posgap.champion_sweep import SweptVersion, champion
-from posgap.config import ChampionConfig, GateConfig, Policy, WatchConfig
-from posgap.errors import LeftPolicy, PosgapError
-from posgap.files import digest, read_json, write_json
+from posgap.foundation.errors import LeftPolicy, PosgapError
+from posgap.foundation.files import digest, read_json, write_json
+from posgap.gating.config import GateConfig
+from posgap.gating.demands import Policy
 from posgap.gating.verdict import read_verdict
 from posgap.measurement.sweeps import read_sweep
 from posgap.pipelines.local import run_locally
 from posgap.pipelines.watch import watch as pipeline
-from posgap.tasks.examples import write_examples
+from posgap.tasks.reading import write_examples
 from posgap.tracking import registry
-from posgap.watching import watch
+from posgap.workflows.admission import admit
+from posgap.workflows.champion_sweep import SweptVersion, champion
+from posgap.workflows.config import ChampionConfig, WatchConfig
+from posgap.workflows.watching import watch
 
 HIGH = Policy(**LAX | {"min_mean": 99}, data="0" * 64)  # no model that answers by chance keeps it
 

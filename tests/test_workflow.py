@@ -7,7 +7,7 @@ import sys
 import yaml
 from conftest import ROOT
 
-from posgap.config import ClusterConfig
+from posgap.preflight.config import ClusterConfig
 
 FILES = {file.name: file for file in (ROOT / ".github" / "workflows").iterdir()}
 WORKFLOWS = {name: yaml.safe_load(file.read_text()) for name, file in FILES.items()}

@@ -9,7 +9,7 @@ from kfp import dsl, kubernetes
 from kfp.dsl import pipeline_task
 
 from posgap import __version__
-from posgap.cli import main
+from posgap.cli.main import main
 from posgap.pipelines.compilation import compiled_text
 
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

@@ -41,6 +41,6 @@ def _main(words: list[str], environment: dict[str, str], streams: dict[int, int]
         with contextlib.suppress(ImportError):
             importlib.import_module("sitecustomize")
     sys.argv = ["posgap", *words]
-    from posgap.cli import main
+    from posgap.cli.main import main
 
     main(words)

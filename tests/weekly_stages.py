@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.files import digest, read_json, read_jsonl, write_json, write_jsonl
+from posgap.foundation.files import digest, read_json, read_jsonl, write_json, write_jsonl
 from posgap.measurement.sweeps import Asked, Sweep, summarize
 from posgap.tasks.content import examples_digest
-from posgap.tasks.examples import EXAMPLES_FILE, read_examples
+from posgap.tasks.reading import EXAMPLES_FILE, read_examples
 
 SKILL = "skill.json"  # of a model's folder: its accuracy at each of five positions
 BIASED = [0.98, 0.6, 0.3, 0.6, 0.9]

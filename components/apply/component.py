@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import ApplyConfig
+from posgap.mitigating.config import ApplyConfig
 
 
 @component(ApplyConfig)
@@ -15,9 +15,9 @@ def apply(
 ):
     """Writes a copy of the model that loads with a mitigation in force."""
     arguments = dict(locals())
-    from posgap.config import ApplyConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_model
+    from posgap.mitigating.config import ApplyConfig
     from posgap.stages.apply import apply
 
     apply(to_config(ApplyConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.config import ChampionConfig
+from posgap.workflows.config import ChampionConfig
 
 
 @component(ChampionConfig, SERVE)
@@ -17,10 +17,10 @@ def champion(
     """Sweeps the registered champion, if there is one, in the way that another sweep was asked. The run page shows the
     curve."""
     arguments = dict(locals())
-    from posgap.champion_sweep import champion
-    from posgap.config import ChampionConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_champion
+    from posgap.workflows.champion_sweep import champion
+    from posgap.workflows.config import ChampionConfig
 
     champion(to_config(ChampionConfig, arguments))
     show_champion(out, curve, metrics)

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import CompareConfig
+from posgap.measurement.config import CompareConfig
 
 
 @component(CompareConfig, apart={"sweeps": ("reference", "candidate")})
@@ -16,9 +16,9 @@ def compare(
 ):
     """Compares a candidate's sweep with a reference's by paired differences. The run page shows the result."""
     arguments = dict(locals())
-    from posgap.config import CompareConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_page
+    from posgap.measurement.config import CompareConfig
     from posgap.stages.compare import compare
 
     compare(to_config(CompareConfig, arguments, sweeps=[reference.path, candidate.path]))

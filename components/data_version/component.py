@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import DataVersionConfig
+from posgap.data.config import DataVersionConfig
 
 
 @component(DataVersionConfig)
@@ -25,7 +25,7 @@ def data_version(
     arguments = dict(locals())
     from pathlib import Path
 
-    from posgap.config import DataVersionConfig
+    from posgap.data.config import DataVersionConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.stages.data_version import data_version, read_data_version
 

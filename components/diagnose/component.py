@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import DiagnoseConfig
+from posgap.measurement.config import DiagnoseConfig
 
 
 @component(DiagnoseConfig, TRAIN)
@@ -16,9 +16,9 @@ def diagnose(
 ):
     """Explains why the model answers wrongly where it does. The run page shows the report."""
     arguments = dict(locals())
-    from posgap.config import DiagnoseConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_page
+    from posgap.measurement.config import DiagnoseConfig
     from posgap.stages.diagnose import diagnose
 
     diagnose(to_config(DiagnoseConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import DistillConfig
+from posgap.distillation.config import DistillConfig
 
 
 @component(DistillConfig, TRAIN)
@@ -18,7 +18,7 @@ def distill(
 ):
     """Trains the model with its own answers from its best position (Pos2Distill)."""
     arguments = dict(locals())
-    from posgap.config import DistillConfig
+    from posgap.distillation.config import DistillConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_training
     from posgap.kfp_steps.launching import on_all_gpus

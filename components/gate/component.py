@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import GateConfig
+from posgap.gating.config import GateConfig
 
 
 @component(GateConfig)
@@ -22,10 +22,10 @@ def gate(
     """Decides whether the candidate may enter the registry, against its champion; returns the verdict. The run page
     shows why."""
     arguments = dict(locals())
-    from posgap.admission import admit
-    from posgap.config import GateConfig
+    from posgap.gating.config import GateConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_gate
+    from posgap.workflows.admission import admit
 
     admit(to_config(GateConfig, arguments))
     return show_gate(out, page, rules, metrics)

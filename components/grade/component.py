@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import GradeConfig
+from posgap.measurement.config import GradeConfig
 
 
 @component(GradeConfig, TRAIN)
@@ -17,9 +17,9 @@ def grade(
 ):
     """Scores the responses of a sweep again, by a model that judges them. The run page shows the curve."""
     arguments = dict(locals())
-    from posgap.config import GradeConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_sweep
+    from posgap.measurement.config import GradeConfig
     from posgap.stages.grade import grade
 
     grade(to_config(GradeConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import MitigateConfig
+from posgap.mitigating.config import MitigateConfig
 
 
 @component(MitigateConfig, TRAIN)
@@ -18,9 +18,9 @@ def mitigate(
 ):
     """Tries the mitigations that suit a model on some examples, and measures the best of them on others."""
     arguments = dict(locals())
-    from posgap.config import MitigateConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_mitigate
+    from posgap.mitigating.config import MitigateConfig
     from posgap.stages.mitigate import mitigate
 
     mitigate(to_config(MitigateConfig, arguments))

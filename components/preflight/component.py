@@ -5,7 +5,7 @@ from typing import NamedTuple
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import PreflightConfig
+from posgap.preflight.config import PreflightConfig
 
 
 @component(PreflightConfig)
@@ -35,9 +35,9 @@ def preflight(
 ):
     """Checks the form and the run's prerequisites before any GPU time is spent, and returns each stage's settings."""
     arguments = dict(locals())
-    from posgap.config import PreflightConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_preflight
+    from posgap.preflight.config import PreflightConfig
     from posgap.preflight.form import STAGES
     from posgap.stages.preflight import preflight, read_plan
 

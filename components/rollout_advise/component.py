@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import RolloutAdviseConfig
+from posgap.rollout.config import RolloutAdviseConfig
 
 
 @component(RolloutAdviseConfig, TRAIN)
@@ -15,9 +15,9 @@ def rollout_advise(
 ):
     """Finds the attention heads that make the bias, predicts what turning them changes, and checks it."""
     arguments = dict(locals())
-    from posgap.config import RolloutAdviseConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout
+    from posgap.rollout.config import RolloutAdviseConfig
     from posgap.stages.rollout_advise import rollout_advise
 
     rollout_advise(to_config(RolloutAdviseConfig, arguments))

@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import RolloutCompareConfig
+from posgap.rollout.config import RolloutCompareConfig
 
 
 @component(RolloutCompareConfig)
@@ -16,9 +16,9 @@ def rollout_compare(
 ):
     """Compares the predicted influence of each position with the measured one, and with the accuracy by position."""
     arguments = dict(locals())
-    from posgap.config import RolloutCompareConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout
+    from posgap.rollout.config import RolloutCompareConfig
     from posgap.stages.rollout_compare import rollout_compare
 
     rollout_compare(to_config(RolloutCompareConfig, arguments))

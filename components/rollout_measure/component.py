@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import RolloutMeasureConfig
+from posgap.rollout.config import RolloutMeasureConfig
 
 
 @component(RolloutMeasureConfig, TRAIN)
@@ -15,9 +15,9 @@ def rollout_measure(
 ):
     """Measures what each input position contributes to a model's last token, its residual strengths and attention."""
     arguments = dict(locals())
-    from posgap.config import RolloutMeasureConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout
+    from posgap.rollout.config import RolloutMeasureConfig
     from posgap.stages.rollout_measure import rollout_measure
 
     rollout_measure(to_config(RolloutMeasureConfig, arguments))

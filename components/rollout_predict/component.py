@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import RolloutPredictConfig
+from posgap.rollout.config import RolloutPredictConfig
 
 
 @component(RolloutPredictConfig)
@@ -15,9 +15,9 @@ def rollout_predict(
 ):
     """Predicts from the architecture alone how much of each input position reaches the last token."""
     arguments = dict(locals())
-    from posgap.config import RolloutPredictConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout
+    from posgap.rollout.config import RolloutPredictConfig
     from posgap.stages.rollout_predict import rollout_predict
 
     rollout_predict(to_config(RolloutPredictConfig, arguments))

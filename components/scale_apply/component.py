@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import ScaleApplyConfig
+from posgap.scaling.config import ScaleApplyConfig
 
 
 @component(ScaleApplyConfig)
@@ -14,9 +14,9 @@ def scale_apply(
 ):
     """Writes a copy of the model with the scaling's factors in its config."""
     arguments = dict(locals())
-    from posgap.config import ScaleApplyConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_model
+    from posgap.scaling.config import ScaleApplyConfig
     from posgap.stages.scale_apply import scale_apply
 
     scale_apply(to_config(ScaleApplyConfig, arguments))

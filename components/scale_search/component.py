@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import TRAIN, component
-from posgap.config import ScaleSearchConfig
+from posgap.scaling.config import ScaleSearchConfig
 
 
 @component(ScaleSearchConfig, TRAIN)
@@ -18,9 +18,9 @@ def scale_search(
 ):
     """Searches for the RoPE factor per layer with which the model answers best (LPES)."""
     arguments = dict(locals())
-    from posgap.config import ScaleSearchConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_scaling
+    from posgap.scaling.config import ScaleSearchConfig
     from posgap.stages.scale_search import scale_search
 
     scale_search(to_config(ScaleSearchConfig, arguments))

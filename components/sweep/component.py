@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.config import SweepConfig
+from posgap.measurement.config import SweepConfig
 
 
 @component(SweepConfig, SERVE)
@@ -17,9 +17,9 @@ def sweep(
 ):
     """Measures accuracy with the gold documents at every position. The run page shows the curve."""
     arguments = dict(locals())
-    from posgap.config import SweepConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_sweep
+    from posgap.measurement.config import SweepConfig
     from posgap.stages.sweep import sweep
 
     sweep(to_config(SweepConfig, arguments))

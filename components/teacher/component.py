@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import SERVE, component
-from posgap.config import TeacherConfig
+from posgap.distillation.config import TeacherConfig
 
 
 @component(TeacherConfig, SERVE)
@@ -17,7 +17,7 @@ def teacher(
 ):
     """Samples the model's own responses with the gold documents where it answers best."""
     arguments = dict(locals())
-    from posgap.config import TeacherConfig
+    from posgap.distillation.config import TeacherConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_responses
     from posgap.stages.teacher import teacher

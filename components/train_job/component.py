@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import TrainJobConfig
+from posgap.distillation.config import TrainJobConfig
 
 
 @component(TrainJobConfig)
@@ -18,7 +18,7 @@ def train_job(
 ):
     """Starts a TrainJob of Kubeflow Trainer that distils the model on several machines, and follows it to its end."""
     arguments = dict(locals())
-    from posgap.config import TrainJobConfig
+    from posgap.distillation.config import TrainJobConfig
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_training
     from posgap.stages.train_job import train_job

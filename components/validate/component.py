@@ -3,7 +3,7 @@
 from kfp import dsl
 
 from posgap.components.wrapper import component
-from posgap.config import ValidateConfig
+from posgap.data.config import ValidateConfig
 
 
 @component(ValidateConfig)
@@ -21,8 +21,8 @@ def validate(
     import shutil
     from pathlib import Path
 
-    from posgap.config import ValidateConfig
-    from posgap.errors import Rejected
+    from posgap.data.config import ValidateConfig
+    from posgap.foundation.errors import Rejected
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_examples
     from posgap.stages.validate import validate

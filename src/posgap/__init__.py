@@ -10,17 +10,17 @@ import importlib
 __version__ = "0.1.0"
 # Imported when asked for: they need torch, which takes seconds.
 _LAZY = {
-    "ComparisonResult": "posgap.results",
-    "Estimate": "posgap.results",
-    "LengthsResult": "posgap.results",
-    "PositionGapCallback": "posgap.trainer_callback",
-    "SweepResult": "posgap.results",
-    "examples": "posgap.library",
-    "gate": "posgap.library",
-    "load": "posgap.library",
-    "load_model": "posgap.registered",
-    "scale_model": "posgap.models.in_force",
-    "sweep": "posgap.library",
+    "ComparisonResult": "posgap.api.results",
+    "Estimate": "posgap.api.results",
+    "LengthsResult": "posgap.api.results",
+    "PositionGapCallback": "posgap.api.trainer_callback",
+    "SweepResult": "posgap.api.results",
+    "examples": "posgap.api.library",
+    "gate": "posgap.api.library",
+    "load": "posgap.api.library",
+    "load_model": "posgap.api.library",
+    "scale_model": "posgap.mitigations.in_force",
+    "sweep": "posgap.api.library",
 }
 
 

@@ -1,5 +1,5 @@
 """`python -m posgap`."""
 
-from posgap.cli import main
+from posgap.cli.main import main
 
 main()

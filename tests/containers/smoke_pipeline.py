@@ -10,9 +10,9 @@ from pathlib import Path
 from kfp import dsl, local
 from kfp.local import docker_task_handler
 
-from posgap.config import DemoConfig
 from posgap.demo import run as demo
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.pipelines import smoke
 from posgap.pipelines.forms import filled
 from posgap.tracking.runs import PIPELINE_VARIABLE

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from posgap.cluster.train_jobs import Job, create
 from posgap.cluster.worker_logs import printed, why_it_failed
-from posgap.errors import PosgapError, Stopped
-from posgap.interruption import Termination, deferred_termination
+from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.interruption import Termination, deferred_termination
 
 if TYPE_CHECKING:
     from kubeflow.trainer import TrainerClient

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 if TYPE_CHECKING:
     from kubeflow.trainer import TrainerClient

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from posgap.printing import is_quiet
+from posgap.foundation.printing import is_quiet
 
 if TYPE_CHECKING:
     from kubeflow.trainer import TrainerClient

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Iterator
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 
 YOUNG = {

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample, KVExample, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize, sub_exact_match

@@ -12,11 +12,11 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from posgap.config.sources import Source
-from posgap.errors import PosgapError
-from posgap.files import atomic, digest
-from posgap.locations import cache_folder
-from posgap.patience import Passing, Patience, Waits, retrying, within
+from posgap.data.sources import Source
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import atomic, digest
+from posgap.foundation.locations import cache_folder
+from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
 
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # how long an answer may take to begin, and a download may pause

@@ -5,12 +5,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from posgap.config import MakeChoiceConfig, MakeKVConfig, MakeNeedleConfig, MakeSpansConfig, MakeTwoHopConfig
 from posgap.data.animals import animal_examples
+from posgap.data.config import MakeChoiceConfig, MakeKVConfig, MakeNeedleConfig, MakeSpansConfig, MakeTwoHopConfig
 from posgap.data.needles import needle_examples
 from posgap.data.two_hop import two_hop_examples
 from posgap.data.uuids import uuid_records
-from posgap.errors import PosgapError, first_fault
+from posgap.foundation.errors import PosgapError, first_fault
 from posgap.tasks.examples import AnyExample, KVExample
 from posgap.tasks.task import Task
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
-from posgap.errors import PosgapError
-from posgap.files import parsed, read_rows
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, read_rows
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.metrics import sub_exact_match
 

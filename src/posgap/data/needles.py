@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document, Example
 
 ATTRIBUTES = (

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from posgap.errors import PosgapError
-from posgap.files import parsed, read_rows
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 from posgap.tasks.metrics import holds_answer
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.errors import PosgapError
-from posgap.files import Record, parsed, read_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, parsed, read_jsonl
 from posgap.tasks.examples import AnyExample, Document, Example, KVExample
 
 

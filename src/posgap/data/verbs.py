@@ -4,7 +4,8 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from posgap.config import (
+from posgap.data.bm25 import with_ranked_distractors
+from posgap.data.config import (
     FetchConfig,
     ImportConfig,
     MakeChoiceConfig,
@@ -16,32 +17,24 @@ from posgap.config import (
     NewestConfig,
     ReleaseConfig,
 )
-from posgap.config.sources import SOURCES
-from posgap.data.bm25 import with_ranked_distractors
 from posgap.data.distractors import with_distractors
 from posgap.data.fetching import fetched
 from posgap.data.made import made
 from posgap.data.multihop_readers import read_hotpotqa, read_musique
 from posgap.data.passage_readers import read_dpr, read_own
 from posgap.data.readers import read_litm_kv, read_litm_qa, take_lines
+from posgap.data.sources import SOURCES
 from posgap.data.uuids import uuid_records
-from posgap.errors import PosgapError
-from posgap.files import write_jsonl
-from posgap.locations import Location
-from posgap.printing import RESULT, keep, show
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_jsonl
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT, keep, show
 from posgap.storage.outputs import writes_file
 from posgap.storage.versions import newest as newest_version
 from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
-from posgap.tasks.examples import (
-    AnyExample,
-    Example,
-    KVExample,
-    RankedExample,
-    read_examples,
-    told_apart,
-    write_examples,
-)
+from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
+from posgap.tasks.reading import read_examples, told_apart, write_examples
 from posgap.tasks.retrieval_logs import Reading, read_labels, read_log, without_answering
 
 log = logging.getLogger(__name__)

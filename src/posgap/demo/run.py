@@ -8,19 +8,20 @@ import time
 from pathlib import Path
 
 import posgap
-from posgap import files
-from posgap.config import DemoConfig, ImportConfig, MakeKVConfig
+from posgap.data.config import ImportConfig, MakeKVConfig
 from posgap.data.verbs import import_examples, make_kv
 from posgap.demo import tiny_model
+from posgap.demo.config import DemoConfig
 from posgap.demo.summary import steps, summarize, table
-from posgap.errors import PosgapError
-from posgap.interruption import goes_on
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.printing import show
 from posgap.measurement.explored import explored_folders
 from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.pipelines import smoke
 from posgap.pipelines.local import run_locally
-from posgap.printing import show
 from posgap.storage.datasets import dataset_at
 from posgap.storage.outputs import RunFolder
 from posgap.tracking.runs import PARENT_VARIABLE, link, start_run

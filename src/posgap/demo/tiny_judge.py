@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from posgap.choices import TASKS
 from posgap.data.animals import AFTER, BEFORE, QUESTION, YOUNG, animal_examples
 from posgap.demo.tiny_training import IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
-from posgap.errors import PosgapError
-from posgap.files import atomic
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import atomic
+from posgap.foundation.progress import track
 from posgap.models.loading import save_model
-from posgap.progress import track
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import Placement
+from posgap.tasks.registry import TASKS
 
 HARD = 0.5  # share of the questions that are hard
 BENT_EASY, BENT_HARD = 0.1, 0.7  # shares of the labels that are the favoured letter although another one is right

@@ -28,13 +28,13 @@ import torch
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from posgap import files
 from posgap.demo import tiny_training
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
-from posgap.errors import PosgapError
-from posgap.locations import cache_folder
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import cache_folder
+from posgap.foundation.progress import track
 from posgap.models.loading import save_model
-from posgap.progress import track
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from tokenizers import Regex, decoders, normalizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from posgap.choices import TASKS
 from posgap.data.two_hop import PEOPLE, QUESTION
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
+from posgap.foundation.progress import track
 from posgap.models.loading import save_model
-from posgap.progress import track
 from posgap.tasks.final_answers import MARKER
+from posgap.tasks.registry import TASKS
 
 TASK = "multihop-cot"
 N_DOCS = 20

@@ -4,17 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from posgap.choices import BACKENDS
-from posgap.config import DiagnoseConfig, SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import parsed
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed
+from posgap.generation.backends import BACKENDS
+from posgap.generation.setup import builder_of
+from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.filling import as_filled
 from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
-from posgap.tasks.setup import builder_of
+from posgap.tasks.reading import read_examples
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from posgap.distillation.batches import Batch, Collator, Draw, Pair, Positions, 
 from posgap.distillation.head import Head
 from posgap.distillation.losses import token_kl
 from posgap.distillation.teacher_states import Teacher, TeacherStates
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.prompts import PromptBuilder
 from posgap.tasks.responses import Response
 

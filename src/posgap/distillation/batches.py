@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from posgap.distillation.branches import Branches, laid_out
-from posgap.errors import PosgapError
-from posgap.files import digest_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
 from posgap.tasks.content import contents
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement

@@ -28,12 +28,12 @@ from accelerate import Accelerator
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 
-from posgap import files
 from posgap.distillation import training_state
 from posgap.distillation.processes import gather, meet, rank_and_world
 from posgap.distillation.training_state import KINDS, State
-from posgap.errors import PosgapError
-from posgap.launch import first_of_its_node
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.launch import first_of_its_node
 from posgap.storage import manifests
 from posgap.storage.folders import Kept
 

@@ -25,10 +25,10 @@ from posgap.distillation.processes import gather, rank_and_world
 from posgap.distillation.reading import Reading, sharing, singly
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
-from posgap.errors import PosgapError, Stopped
-from posgap.interruption import deferred_termination
+from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.interruption import deferred_termination
+from posgap.foundation.progress import track
 from posgap.models.memory import is_exhaustion
-from posgap.progress import track
 
 if TYPE_CHECKING:
     from posgap.distillation.watching import Watch

@@ -12,15 +12,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from posgap.adapters import merged_in_float32, named
-from posgap.config import DistillConfig
+from posgap.distillation.adapter_merging import merged_in_float32
+from posgap.distillation.adapters import named
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.lora import merged, write_adapter
 from posgap.distillation.processes import in_pieces, trained_parameters
 from posgap.distillation.sharding import callable_by_itself
-from posgap.errors import PosgapError
-from posgap.files import write_json
-from posgap.launch import is_main_process
-from posgap.models.loading import load_model, save_model, without_flash_attention
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.launch import is_main_process
+from posgap.mitigations.in_force import load_model
+from posgap.models.loading import save_model, without_flash_attention
 from posgap.models.rounding import LEAST_KEPT, Rounded, name_of, rounded
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.rope_lengths import RopeLengths
 
 # What the logits of some families are multiplied by, from the text model's configuration; by the beginning of its type.

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.adapters import WEIGHTS
-from posgap.errors import PosgapError
-from posgap.models import ADAPTER
+from posgap.foundation.errors import PosgapError
+from posgap.models import ADAPTER, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -87,10 +86,12 @@ def write_adapter(
     try:
         out.mkdir(parents=True, exist_ok=True)
         about.save_pretrained(str(out))
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out / WEIGHTS, {"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in weights.items()}, out / ADAPTER_WEIGHTS, {"format": "pt"}
+        )
     except (OSError, SafetensorError) as error:
         raise PosgapError(f"{out}: the adapter could not be written: {error}") from None
-    shutil.copymode(out / ADAPTER, out / WEIGHTS)  # safetensors lets nobody but their owner read them
+    shutil.copymode(out / ADAPTER, out / ADAPTER_WEIGHTS)  # safetensors lets nobody but their owner read them
 
 
 @torch.no_grad()

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from posgap.choices import Number, Parameters
+from posgap.foundation.choices import Choices, Number, Parameters
+from posgap.storage.inputs import Manifest, read_manifest
 
 if TYPE_CHECKING:
     from posgap.distillation.batches import Pair
@@ -82,3 +84,50 @@ R1 = _R1("r1", "KL to the teacher's distributions, for retrieval", R1Parameters,
 R2 = Method("r2", "cross-entropy on the teacher's chains of thought, for two-hop reasoning")
 SFT = _GoldAnswers("sft", "a baseline, cross-entropy on gold answers")
 SEQKD = Method("seqkd", "a baseline, cross-entropy on the teacher's responses")
+
+LPES = Method(
+    "lpes",
+    "RoPE factors per layer, searched without training",
+    made_by="scale_apply",
+    needs_rope=True,
+    most_gold=1,
+)
+
+MITIGATE = Method(
+    "mitigate",
+    "the remedy without training that measures best of those that suit the model",
+    made_by="apply",
+)
+
+METHODS: Choices[Method] = Choices(
+    "method",
+    "posgap.methods",
+    R1,
+    R2,
+    SFT,
+    SEQKD,
+    LPES,
+    MITIGATE,
+)
+
+
+def method_of(model: str | Path) -> str:
+    """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere.
+
+    Where one without training was put on top of what another had made, both: `r1 then mitigate`.
+    """
+    return method_in(read_manifest(Path(model)))
+
+
+def method_in(manifest: Manifest) -> str:
+    """The same by the manifest of the model's folder."""
+    made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
+    if not made:
+        return str(manifest.get("config", {}).get("method", ""))
+    return " then ".join(filter(None, (manifest.get("model_made_by"), made[0])))
+
+
+def label_of(model: str | Path, mitigation: str) -> str:
+    """The name of what is swept in plots and tables, where nobody gives one: the method that made the model, and the
+    mitigation by which it is asked."""
+    return ", ".join(filter(None, (method_of(model) or "model", mitigation)))

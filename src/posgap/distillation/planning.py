@@ -8,18 +8,18 @@ from functools import cache, partial
 from math import ceil
 from typing import Any
 
-from posgap.choices import RECIPES
-from posgap.config import PlanDistillConfig
 from posgap.distillation.batches import Row, plan
+from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.footprint import Micro, Size, operations, size_of, working
 from posgap.distillation.objectives import R1
 from posgap.distillation.reading import sharing, singly
-from posgap.errors import PosgapError
+from posgap.distillation.recipes import RECIPES
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import show
+from posgap.foundation.progress import track
+from posgap.foundation.tables import markdown
 from posgap.models.loading import load_config
-from posgap.printing import show
-from posgap.progress import track
 from posgap.storage.inputs import with_local_paths
-from posgap.tables import markdown
 
 log = logging.getLogger(__name__)
 GB = 1e9

@@ -19,9 +19,9 @@ from accelerate.utils import is_deepspeed_available
 from torch.distributed.tensor import DTensor
 
 from posgap.distillation.sharding import Sharded
-from posgap.errors import PosgapError
-from posgap.files import read_object
-from posgap.launch import launched, of_all
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_object
+from posgap.foundation.launch import launched, of_all
 
 T = TypeVar("T")
 # What a launcher may ask of FSDP: the variable, the one value that is as posgap trains, and what there is instead.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from posgap.choices import Parameters
+from posgap.foundation.choices import Choices, Parameters
 
 
 class Setting(NamedTuple):
@@ -80,4 +80,11 @@ AUTHORS = Recipe(
         "alignment": Setting("authors", "kd/loss_design.py, AdaptiveKLWeightedKLLoss"),
         "anchoring": Setting(1.0, f"{_SCRIPT}: perserve"),
     },
+)
+
+RECIPES: Choices[Recipe] = Choices(
+    "recipe",
+    "posgap.recipes",
+    PAPER,
+    AUTHORS,
 )

@@ -25,9 +25,9 @@ from posgap.distillation.batches import Batch, Collator, advantageous_rows
 from posgap.distillation.head import Head
 from posgap.distillation.micro_batches import in_micro_batches
 from posgap.distillation.processes import gather, meet, rank_and_world, whole
-from posgap.errors import PosgapError
-from posgap.files import atomic
-from posgap.progress import track
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import atomic
+from posgap.foundation.progress import track
 from posgap.storage.folders import Kept
 
 SHARD_ROWS = 64

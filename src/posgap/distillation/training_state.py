@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 PARAMETERS, MEANS = "parameters", ("exp_avg", "exp_avg_sq")
 KINDS = (PARAMETERS, *MEANS, "step")  # as the first part of a name

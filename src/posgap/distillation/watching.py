@@ -16,24 +16,25 @@ from accelerate import Accelerator, DistributedType
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from posgap import files
-from posgap.choices import TASKS
-from posgap.config import DistillConfig
 from posgap.distillation.batches import Collator, Pair
 from posgap.distillation.checkpoints import History
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.processes import gather, rank_and_world, trained_parameters
 from posgap.distillation.student import Student
-from posgap.errors import PosgapError
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.statistics import accuracy, difference_interval, gap
 from posgap.models.loading import on_device
-from posgap.positions import format_positions
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
+from posgap.tasks.positions import format_positions
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 
 log = logging.getLogger(__name__)
 OPTIONS = {"watch_every", "watch_placements", "stop_gap", "max_hours"}  # of the config; they change no step

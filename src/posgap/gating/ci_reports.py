@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
 
-from posgap.choices import CHECK_RULES
-from posgap.errors import PosgapError
-from posgap.files import atomic, remove
-from posgap.gating.rules import Ruling
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import atomic, remove
+from posgap.foundation.printing import coloured
+from posgap.foundation.redaction import redacted
+from posgap.gating.rules import CHECK_RULES, Ruling
 from posgap.gating.verdict import OFTEN, Verdict, against, markdown
 from posgap.measurement.sweeps import Sweep
 from posgap.measurement.text_curve import text_curve
-from posgap.printing import coloured
-from posgap.redaction import redacted
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file to which the steps of a GitHub job add their summaries
 _COLORS = {"admitted": "brightgreen", "refused": "red", "not enough evidence": "yellow"}

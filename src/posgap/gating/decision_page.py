@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from posgap.choices import GATE_RULES
-from posgap.gating.rules import Ruling
+from posgap.gating.rules import GATE_RULES, Ruling
 from posgap.gating.verdict import MORE, Verdict
 from posgap.measurement.explored import Explored, explored_folders
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.sweeps import Evidence, Sweep
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 
 GATE_PAGE = "gate.html"
 

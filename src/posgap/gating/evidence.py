@@ -6,15 +6,15 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from posgap.choices import TASKS
-from posgap.config import Policy
-from posgap.errors import PosgapError
-from posgap.files import Record, digest, digest_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, digest, digest_of
+from posgap.gating.demands import Policy
 from posgap.gating.rules import Case
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, summarize
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
 from posgap.tasks.placements import Placement
+from posgap.tasks.registry import TASKS
 
 FILES = (SWEEP_FILE, PREDICTIONS_FILE, TRAINING_EXAMPLES_FILE)  # of a sweep's folder, what a verdict rests on
 SPACING = 0.25  # largest share of the documents that may lie between two neighbouring positions of a sweep

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from posgap.config import PlanGateConfig
+from posgap.foundation.printing import show
+from posgap.gating.config import PlanGateConfig
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.statistics import LEVEL, tango_bound
-from posgap.printing import show
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)

@@ -4,16 +4,18 @@ import json
 import logging
 from pathlib import Path
 
-from posgap.config import CheckConfig, Config, GateConfig, Policy, PolicySetConfig, PolicyShowConfig
-from posgap.config.fields import REGISTRY, registered
-from posgap.errors import PosgapError
-from posgap.files import atomic, digest_of, parsed
-from posgap.json_text import opened
-from posgap.locations import Location, cache_folder
-from posgap.printing import RESULT, keep, show
+from posgap.foundation.config import Config
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import REGISTRY, registered
+from posgap.foundation.files import atomic, digest_of, parsed
+from posgap.foundation.json_text import opened
+from posgap.foundation.locations import Location, cache_folder
+from posgap.foundation.printing import RESULT, keep, show
+from posgap.foundation.yaml_text import parse
+from posgap.gating.config import CheckConfig, GateConfig, PolicySetConfig, PolicyShowConfig
+from posgap.gating.demands import Policy
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking import registry
-from posgap.yaml_text import parse
 
 log = logging.getLogger(__name__)
 MOST_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth

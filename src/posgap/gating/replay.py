@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from posgap.config import GateReplayConfig, Policy
-from posgap.errors import PosgapError
-from posgap.files import digest, read_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, read_json
+from posgap.foundation.printing import RESULT
+from posgap.foundation.printing import keep as keep_result
+from posgap.gating.config import GateReplayConfig
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
-from posgap.printing import RESULT
-from posgap.printing import keep as keep_result
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)

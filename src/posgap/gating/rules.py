@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, computed_field
 
-from posgap.choices import TASKS, Parameters
-from posgap.errors import PosgapError
-from posgap.files import Record
-from posgap.positions import format_positions
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record
+from posgap.tasks.positions import format_positions
+from posgap.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     import numpy as np
 
     from posgap.measurement.power import Assumed
     from posgap.measurement.sweeps import Evidence
+from posgap.measurement.answered import MaxUnanswered
 
 
 class Ruling(Record):
@@ -116,16 +118,6 @@ class GateRule:
     asked: Callable[[Any], bool] = always
     needs_reference: bool = True
     broken: str = ""
-
-
-class MaxUnanswered(Parameters):
-    max_unanswered: float = Field(
-        2.0,
-        ge=0,
-        le=100,
-        description="percent of the prompts at any placement that may go unanswered (refused, truncated, empty, "
-        "failed or ungraded); beyond it there are no figures",
-    )
 
 
 def _answered(parameters: MaxUnanswered, case: Case) -> Ruling:
@@ -437,3 +429,18 @@ CONSISTENCY = GateRule(
     needs_reference=False,
     broken="the order decides too often what is chosen",
 )
+
+GATE_RULES: Choices[GateRule] = Choices(
+    "gate rule",
+    "posgap.gate_rules",
+    GAP,
+    MEAN,
+    ADVANTAGEOUS,
+    USEFUL,
+    WORST,
+    REGIONS,
+    ANSWERED,
+    CONSISTENCY,
+)
+
+CHECK_RULES = GATE_RULES.where(lambda rule: not rule.needs_reference)  # all that `posgap check` can apply

@@ -8,9 +8,9 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from posgap.config import PolicyKeygenConfig
-from posgap.errors import PosgapError
-from posgap.printing import show
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import show
+from posgap.gating.config import PolicyKeygenConfig
 
 VARIABLE = "POSGAP_SIGNING_KEY"
 PUBLIC, PRIVATE = "ed25519:", "ed25519-private:"  # before the 32 bytes of a key in base64

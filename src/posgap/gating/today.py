@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.gating.verdict import Verdict
 from posgap.tracking import registry
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import computed_field
 
-from posgap import tables
-from posgap.choices import CHECK_RULES, GATE_RULES, Parameters
-from posgap.config import Policy
-from posgap.errors import GateFailed, NotEnoughEvidence, PosgapError
-from posgap.files import Record, read_model
+from posgap.foundation import tables
+from posgap.foundation.choices import Parameters
+from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
+from posgap.foundation.files import Record, read_model
+from posgap.gating.demands import Policy
 from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of, unanswered_references
 from posgap.gating.policy import policy_digest
-from posgap.gating.rules import Case, GateRule, Ruling
+from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
 from posgap.measurement.sweeps import Sweep
 

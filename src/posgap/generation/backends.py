@@ -2,19 +2,23 @@
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 
-from posgap.choices import BACKENDS, SECRET, TASKS, WITHOUT_EFFECT, Parameters
-from posgap.errors import PosgapError
+from posgap.foundation.choices import WITHOUT_EFFECT, Choices, Parameters
+from posgap.foundation.errors import PosgapError
+from posgap.generation.config import GenerationConfig
+from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
+from posgap.generation.setup import builder_of, order_of
+from posgap.mitigations.in_force import load_model
+from posgap.tasks.framing import Framing
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+from posgap.tasks.registry import TASKS
 
 if TYPE_CHECKING:
-    from posgap.config import BackendConfig
     from posgap.generation.generator import Generator
     from posgap.generation.served import Served
-    from posgap.tasks.framing import Framing
-    from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,6 @@ class Backend:
 
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
-        from posgap.tasks.prompts import TextPromptBuilder
-        from posgap.tasks.setup import builder_of, order_of
 
         if self.local:
             return builder_of(config)
@@ -62,8 +64,6 @@ class Backend:
 
     def framing(self, config: "BackendConfig") -> "Framing":
         """The framing that a model elsewhere is asked with; raises `PosgapError` for what only a local one can be."""
-        from posgap.tasks.framing import Framing
-
         framing = Framing.of(config)
         if framing.template or framing.date != Framing.date:
             name = "template" if framing.template else "date"
@@ -95,7 +95,6 @@ class _Transformers(Backend):
 
         from posgap.generation.parallel import ParallelGenerator
         from posgap.generation.transformers import TransformersGenerator
-        from posgap.models.loading import load_model
 
         tokenizer = _with_tokenizer(build).tokenizer
         processes = TransformersParameters.of(config).processes or torch.cuda.device_count()
@@ -110,78 +109,6 @@ class _VLLM(Backend):
 
         local = _with_tokenizer(build)
         return VLLMGenerator(config.model, config.dtype, local.context, config.seed, local.tokenizer)
-
-
-def _pairs(value: Any) -> Any:
-    from posgap.config.fields import pairs  # which is built on the registries
-
-    return pairs(value)
-
-
-def _json(value: Any) -> Any:
-    from posgap.config.fields import from_json
-
-    return from_json(value)
-
-
-class RequestParameters(Parameters):
-    """How an endpoint is asked, whichever it is; the parameter `named_by` says what its model is called there."""
-
-    named_by: ClassVar[str] = "model"
-
-    endpoint: Literal["chat", "completions"] = Field(
-        "chat",
-        description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
-        "prompt (base models)",
-    )
-    body: Annotated[dict[str, Any], BeforeValidator(_json)] = Field(
-        {},
-        description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
-        "what is sent otherwise",
-    )
-    header: Annotated[dict[str, str], BeforeValidator(_pairs), SECRET, WITHOUT_EFFECT] = Field(
-        {},
-        description="openai: header of each request, in which $NAME stands for a variable of the environment; its "
-        "value is written down nowhere",
-    )
-    identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT] = Field(
-        "fingerprint",
-        description="openai: what the endpoint must stay throughout a sweep; fingerprint: the same model with the same "
-        "fingerprint; model: the same model; any: whatever it says",
-    )
-    concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=1, description="openai: number of requests at the same time"
-    )
-    timeout: Annotated[float, WITHOUT_EFFECT] = Field(
-        120.0, gt=0, description="openai: seconds to wait for a whole response"
-    )
-    retries: Annotated[int, WITHOUT_EFFECT] = Field(
-        8, ge=0, description="openai: number of retries of a request before its prompt counts as failed"
-    )
-
-    @field_validator("body")
-    @classmethod
-    def _more(cls, body: Any) -> dict[str, Any]:
-        for name, parameter in (_SENT_BY_US | {"model": cls.named_by}).items():
-            if name in body:
-                instead = f": give --{parameter.replace('_', '-')}" if parameter else ""
-                raise ValueError(f"{name!r} is posgap's own{instead}")
-        return body
-
-
-class EndpointParameters(RequestParameters):
-    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")
-
-
-_SENT_BY_US = {  # by the parameter that sets it
-    "messages": "",
-    "prompt": "",
-    "n": "",
-    "stream": "",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "chat_template_kwargs": "template_args",
-}
 
 
 class _OpenAI(Backend):
@@ -234,7 +161,24 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
 
 
 def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
-    from posgap.tasks.prompts import PromptBuilder
-
     assert isinstance(build, PromptBuilder)
     return build
+
+
+BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS, VLLM, OPENAI)
+
+
+class BackendConfig(GenerationConfig):
+    """The base of the configs of stages that generate; each adds the parameters of the backends that it offers."""
+
+    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
+        "transformers", description=f"backend that generates; {BACKENDS.described()}"
+    )
+
+    @property
+    def answered_by(self) -> str:
+        """The name of the backend that answers."""
+        return self.backend
+
+    def is_served(self, name: str) -> bool:
+        return name == "model" and not BACKENDS[self.answered_by].local

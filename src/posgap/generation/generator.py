@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple, Protocol, Self, runtime_checkable
 
-from posgap.files import digest_of
+from posgap.foundation.files import digest_of
 from posgap.generation.thoughts import opened_by
 from posgap.tasks.document_spans import Span
 from posgap.tasks.prompts import Prompt, TextPromptBuilder

@@ -21,16 +21,16 @@ from typing import Any
 
 import httpx2
 
-from posgap.errors import PosgapError, shortened
-from posgap.generation.backends import EndpointParameters
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.json_text import RECORD
+from posgap.foundation.patience import Passing, Patience, Waits, retrying_async
+from posgap.foundation.redaction import HIDDEN, LEAST, redacted
 from posgap.generation.endings import before_stop
+from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.served import MUST_STAY, Changed, Served, What
 from posgap.generation.wire import Answer, Fault, read_answer, read_fault
-from posgap.interruption import GOES_ON
-from posgap.json_text import RECORD
-from posgap.patience import Passing, Patience, Waits, retrying_async
-from posgap.redaction import HIDDEN, LEAST, redacted
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import Prompt
 

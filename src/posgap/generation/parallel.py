@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection, wait
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, group_batches
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.transformers import TransformersGenerator
-from posgap.models.loading import load_model
+from posgap.mitigations.in_force import load_model
 
 
 class ParallelGenerator:

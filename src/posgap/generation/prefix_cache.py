@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from posgap.models.in_force import reads_whole
+from posgap.mitigations.state import reads_whole
 from posgap.models.rope_lengths import RopeLengths
 
 

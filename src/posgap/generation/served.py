@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model, write_json
 
 What = Literal["model", "fingerprint"]
 # What an endpoint must stay throughout a sweep, by the parameter `identity`.

@@ -14,13 +14,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.mitigations.state import reads_alone, reads_spans
 from posgap.models.attention_reading import attention_rows
-from posgap.models.in_force import reads_alone, reads_spans
 from posgap.models.layout import Span, reading
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, reading_order
 from posgap.generation.endings import Reading
 from posgap.generation.generator import Completion, Sampling

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from posgap.errors import shortened
+from posgap.foundation.errors import shortened
 from posgap.generation.generator import Completion, Usage
 from posgap.generation.thoughts import split_thoughts
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.measurement.gradings import Controls

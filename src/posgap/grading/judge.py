@@ -3,15 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from posgap.choices import BACKENDS
-from posgap.config import GradeConfig, SweepConfig
-from posgap.errors import PosgapError, shortened
-from posgap.files import digest_of, work_folder
-from posgap.generation.backends import OPENAI, TRANSFORMERS, open_generator
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.files import digest_of, work_folder
+from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import Served
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.asking import ask
+from posgap.measurement.config import GradeConfig, SweepConfig
 from posgap.measurement.gradings import Judgement, Verdict
 from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.prompts import Prompt, PromptBuilder

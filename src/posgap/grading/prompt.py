@@ -4,8 +4,8 @@ import re
 from importlib import resources
 from typing import NamedTuple
 
-from posgap.config.fields import JUDGE_PLACES
-from posgap.files import digest_of
+from posgap.foundation.files import digest_of
+from posgap.tasks.fields import JUDGE_PLACES
 
 _DIGITS = 12  # of the number in a tag
 

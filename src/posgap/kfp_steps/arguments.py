@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any, TypeVar
 
-from posgap.config import Config, Role, role
-from posgap.errors import PosgapError, faults
-from posgap.locations import is_address, is_uri
+from posgap.foundation.config import Config
+from posgap.foundation.errors import PosgapError, faults
+from posgap.foundation.fields import Role, role
+from posgap.foundation.locations import is_address, is_uri
 
 C = TypeVar("C", bound=Config)
 

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posgap.files import read_json, read_jsonl, write_json
+from posgap.distillation.methods import method_of
+from posgap.foundation.files import read_json, read_jsonl, write_json
 from posgap.measurement.sweeps import read_sweep
-from posgap.positions import format_positions
 from posgap.storage.inputs import read_manifest
-from posgap.storage.lineage import method_of
+from posgap.tasks.positions import format_positions
 
 ROUNDED = 3  # digits after the point, in metrics
 

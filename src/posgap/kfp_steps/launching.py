@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from posgap.config import StageConfig
-from posgap.errors import PosgapError
-from posgap.locations import Location
+from posgap.foundation.config import StageConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location
 
 C = TypeVar("C", bound=StageConfig)
 

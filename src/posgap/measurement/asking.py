@@ -8,18 +8,17 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from posgap.choices import BACKENDS
-from posgap.config import BackendConfig
-from posgap.files import digest, work_folder
-from posgap.generation.backends import open_generator
+from posgap.foundation.files import digest, work_folder
+from posgap.foundation.progress import track
+from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import AsServed, Served
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.unfinished import Unfinished
-from posgap.progress import track
-from posgap.tasks.examples import AnyExample, examples_file
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.reading import examples_file
 
 log = logging.getLogger(__name__)
 # Of a stage's parameters those that change no response, beside those that change no result at all.

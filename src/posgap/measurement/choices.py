@@ -6,7 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.measurement import statistics
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement

@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any, get_args
 
-from posgap.choices import METRICS
-from posgap.config.fields import Allowable
-from posgap.errors import PosgapError
-from posgap.files import digest_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import Allowable
+from posgap.foundation.files import digest_of
 from posgap.measurement.sweeps import Evidence, Sweep
-from posgap.positions import format_positions
+from posgap.tasks.metrics import METRICS
+from posgap.tasks.positions import format_positions
 
 ALLOWABLE: tuple[str, ...] = get_args(Allowable)
 _SHOWN = 12  # characters of a digest

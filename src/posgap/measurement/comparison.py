@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from posgap.files import Record, read_model
+from posgap.foundation.files import Record, read_model
 from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import Evidence, Sweep
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 
 COMPARISON_FILE = "comparison.json"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field
 
-from posgap.files import Record, read_model
+from posgap.foundation.files import Record, read_model
 
 DIAGNOSIS_FILE = "diagnosis.json"
 

@@ -15,10 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posgap.files import Record
-from posgap.json_text import EXPANSION, FREE
+from posgap.foundation.files import Record
+from posgap.foundation.json_text import EXPANSION, FREE
 from posgap.measurement.shape import regions
-from posgap.measurement.sweeps import SWEEP_PAGE, Evidence, Prediction, Sweep, outcome_of, read_predictions, swept_rows
+from posgap.measurement.sweeps import (
+    SWEEP_PAGE,
+    Evidence,
+    Prediction,
+    Sweep,
+    outcome_of,
+    read_predictions,
+    swept_rows,
+)
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import TextPromptBuilder

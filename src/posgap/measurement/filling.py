@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import Record, digest_of
-from posgap.positions import parse_depths, tokens_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, digest_of
+from posgap.measurement.config import SweepConfig
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import holds_answer
 from posgap.tasks.placements import Placement
+from posgap.tasks.positions import parse_depths, tokens_of
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.slots import INSERTED, shuffled
 from posgap.tasks.task import Order

@@ -8,7 +8,7 @@ import numpy as np
 import scipy
 from pydantic import Field
 
-from posgap.files import Record, digest_of
+from posgap.foundation.files import Record, digest_of
 from posgap.generation.served import Served
 from posgap.measurement import statistics
 from posgap.measurement.spending import Spent

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.measurement import statistics
 from posgap.tasks.spans import distance
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from posgap.files import write_json
+from posgap.foundation.files import write_json
 from posgap.measurement.lengths import LENGTHS_PAGE, LENGTHS_PICTURE, LengthComparison, LengthMap, folder_at
 from posgap.measurement.plots import save_picture
 from posgap.measurement.report import rendered, save_page

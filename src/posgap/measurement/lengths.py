@@ -12,12 +12,12 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model
 from posgap.generation.batching import reading_order, shared_lengths
 from posgap.measurement import statistics
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Filled
 from posgap.measurement.spending import Price, estimate
 from posgap.measurement.sweeps import LENGTHS_FILE, Evidence, Points, Sweep

@@ -7,16 +7,24 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from posgap.config import SweepConfig
-from posgap.config.fields import Shard
-from posgap.errors import PosgapError
-from posgap.files import Record, parsed
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, parsed
 from posgap.generation.served import MUST_STAY, Served
 from posgap.measurement.comparability import differing
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.outcomes import Outcomes
 from posgap.measurement.spending import Spent
-from posgap.measurement.sweeps import Evidence, Prediction, Sweep, baselines_of, read_predictions, summarize, swept_rows
-from posgap.positions import format_positions, parse_shard
+from posgap.measurement.sweeps import (
+    Evidence,
+    Prediction,
+    Sweep,
+    baselines_of,
+    read_predictions,
+    summarize,
+    swept_rows,
+)
+from posgap.tasks.fields import Shard
+from posgap.tasks.positions import format_positions, parse_shard
 
 _ALIKE = ("label", "model_digest", "prompt_digest")  # beside what is asked
 _TAKEN_OVER = {*_ALIKE, "model", "scaling", "task", "metric", "n_docs", "examples_digest"}

@@ -4,12 +4,12 @@ one is the answer."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from posgap.choices import PROMPT_MITIGATIONS
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Attending, Completion, Generator, Sampling, Usage
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import AskedBy
 from posgap.mitigations.mitigation import Asked
+from posgap.mitigations.registry import PROMPT_MITIGATIONS
 from posgap.tasks.document_spans import Span
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement

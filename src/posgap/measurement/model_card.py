@@ -5,11 +5,11 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCardData
 
 from posgap import __version__
-from posgap.files import atomic
+from posgap.foundation.files import atomic
+from posgap.foundation.tables import markdown
 from posgap.measurement.reading import reading
 from posgap.measurement.sweeps import Sweep
-from posgap.positions import format_positions
-from posgap.tables import markdown
+from posgap.tasks.positions import format_positions
 
 TAGS = ["posgap", "position-bias", "long-context"]
 DATASET = "posgap-"  # with which the type of the data begins in `model-index`

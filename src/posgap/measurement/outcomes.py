@@ -6,9 +6,9 @@ from typing import Annotated, Self, get_args
 
 from pydantic import Field, model_validator
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.generation.generator import Outcome
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 
 UNANSWERED: tuple[Outcome, ...] = tuple(name for name in get_args(Outcome) if name != "answered")
 Count = Annotated[int, Field(ge=0)]

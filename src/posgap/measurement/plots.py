@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from posgap.files import atomic
+from posgap.foundation.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import AttentionFigures
 from posgap.measurement.sweeps import Sweep

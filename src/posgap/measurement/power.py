@@ -15,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import scipy
 
-from posgap.config import PlanConfig
-from posgap.config.measurement import ExpectedConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import show
+from posgap.measurement.config import ExpectedConfig, PlanConfig
 from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes
 from posgap.measurement.sweeps import Evidence
-from posgap.printing import show
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """A sweep in words, as one would cite it."""
 
 from posgap.measurement.sweeps import Sweep
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 
 
 def reading(sweep: Sweep) -> list[str]:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
-from posgap.files import atomic
+from posgap.foundation.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.explored import Explored
 from posgap.measurement.reading import p_value, reading
 from posgap.measurement.sweeps import Sweep
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 from posgap.tasks.spans import distance
 
 if TYPE_CHECKING:

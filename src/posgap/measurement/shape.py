@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.measurement import statistics
 from posgap.tasks.placements import in_order
 

@@ -8,8 +8,8 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model
 from posgap.generation.generator import Usage
 
 PRICES_FILE = "prices.json"

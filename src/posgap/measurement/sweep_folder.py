@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from posgap.files import write_json, write_jsonl
+from posgap.foundation.files import write_json, write_jsonl
 from posgap.measurement.explored import Explored
 from posgap.measurement.model_card import write_model_card
 from posgap.measurement.report import write_report

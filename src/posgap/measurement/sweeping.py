@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posgap.choices import BACKENDS
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError, shortened
-from posgap.files import digest_of
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.files import digest_of
+from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.locations import with_uris
+from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import Served
-from posgap.interruption import GOES_ON
-from posgap.locations import with_uris
 from posgap.measurement.asking import Each, answers
 from posgap.measurement.choices import choices_of
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
 from posgap.measurement.mitigated import Mitigated
 from posgap.measurement.outcomes import Outcomes
@@ -32,11 +32,10 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
-from posgap.positions import parse_shard
-from posgap.storage.lineage import method_of
 from posgap.tasks.content import contents, examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
+from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
 
 log = logging.getLogger(__name__)
@@ -54,13 +53,6 @@ def baseline_placements(config: SweepConfig, build: TextPromptBuilder) -> list[P
     """The baselines that a sweep's config asks for: of a sweep in parts, with the first of them."""
     first = not config.shard or parse_shard(config.shard)[0] == 1
     return build.task.baselines(config.baselines, config.n_docs) if first else []
-
-
-def label_of(config: SweepConfig) -> str:
-    """The name of what is swept in plots and tables, where the config gives none: the method that made the model, and
-    the mitigation by which it is asked."""
-    parts = [method_of(config.model) or "model", config.mitigation]
-    return config.label or ", ".join(filter(None, parts))
 
 
 def prompt_digest(config: SweepConfig, build: TextPromptBuilder) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from posgap.errors import PosgapError, Rejected
-from posgap.files import Record, read_model, read_models
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import Record, read_model, read_models
+from posgap.foundation.locations import Location
 from posgap.generation.generator import Completion, Outcome
 from posgap.generation.served import Served
-from posgap.locations import Location
 from posgap.measurement import statistics
 from posgap.measurement.choices import Choices
 from posgap.measurement.filling import Filled
@@ -22,9 +22,9 @@ from posgap.measurement.grid import Grid, grid_of
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
-from posgap.positions import format_positions
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, in_order
+from posgap.tasks.positions import format_positions
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.spans import CATEGORY
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
-from posgap.files import Record, digest_of, parsed
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, digest_of, parsed
+from posgap.foundation.json_text import parse
 from posgap.generation.generator import Completion, Outcome, Usage
 from posgap.generation.served import Served
-from posgap.json_text import parse
 
 
 class _Answer(Record):

@@ -8,14 +8,15 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from posgap.choices import BACKENDS, MITIGATIONS
-from posgap.config import MitigateConfig
-from posgap.files import Record, read_model
-from posgap.locations import with_uris
+from posgap.foundation.files import Record, read_model
+from posgap.foundation.locations import with_uris
+from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparison import Difference
 from posgap.measurement.sweeps import Sweep
+from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.timing import Cost
 from posgap.mitigations.mitigation import Mitigation
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.scaling.fitness import Objective
 
 MITIGATE_FILE = "mitigate.json"

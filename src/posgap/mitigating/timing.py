@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.generation.generator import Attending
 from posgap.measurement.mitigated import Question
 from posgap.mitigating.trials import BASE, Asking

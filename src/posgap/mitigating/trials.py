@@ -10,20 +10,20 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from transformers import PreTrainedModel
 
-from posgap.choices import MITIGATIONS
-from posgap.config import MitigateConfig
-from posgap.config.mitigation import seconds_of
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model, write_json
+from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.progress import track
 from posgap.generation.generator import Generator as Answering
 from posgap.generation.generator import Sampling
 from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
-from posgap.interruption import GOES_ON
 from posgap.measurement.mitigated import Mitigated, Question
+from posgap.mitigating.config import MitigateConfig, seconds_of
+from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
-from posgap.models.in_force import apply, in_force, reads_spans, remove
-from posgap.progress import track
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force, reads_spans
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Objective, fitness
 from posgap.scaling.questions import ask, one_right_response

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model, read_object, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model, read_object, write_json
+from posgap.mitigations.in_force import written
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import among
@@ -36,8 +37,6 @@ def write_mitigated_model(
 ) -> None:
     """Copies a model folder into `out` with the mitigation in `config.json`, `mitigation.json`, the examples by which
     its settings were chosen, and, unless whatever loads the folder serves it, a warning in the model card."""
-    from posgap.models.in_force import written  # which needs torch, as reading a folder does not
-
     copy_model(model, out)
     write_json(out / "config.json", written(read_object(out / "config.json"), mitigation.name, settings))
     write_json(out / APPLIED_FILE, applied.model_dump(mode="json"))

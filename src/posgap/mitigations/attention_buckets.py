@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.mitigations.rope_parameters import changed, changed_types, followed_rotaries, logits, require_bases
 
@@ -41,8 +41,8 @@ def _change(config: "PretrainedConfig", parameters: Mapping[str, Any], base: flo
 
 
 def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
+    from posgap.mitigations.own_attention import is_taken_over
     from posgap.models.layer_scaling import has_tables_by_head
-    from posgap.models.own_attention import is_taken_over
     from posgap.models.rope_lengths import RopeLengths
 
     where = f"{model.name_or_path or type(model).__name__}: {NAME}"

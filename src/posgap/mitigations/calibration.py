@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.models.layout import layout_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from posgap.mitigations.own_attention import Computed
     from posgap.models.layout import Layout, Span
-    from posgap.models.own_attention import Computed
 
 # The paper's is 5e-5, for prompts of some 3,000 tokens; of shorter ones a token gets more attention.
 TEMPERATURES = (5e-5, 5e-4, 5e-3)
@@ -41,8 +42,7 @@ class Calibration(Settings):
 
 
 def _apply(model: "PreTrainedModel", settings: Calibration) -> Undo:
-    from posgap.models.layout import layout_of
-    from posgap.models.own_attention import require_plain_attention, take_over
+    from posgap.mitigations.own_attention import require_plain_attention, take_over
 
     require_plain_attention(model, "calibration")
     config, name = model.config.get_text_config(), model.name_or_path or type(model).__name__

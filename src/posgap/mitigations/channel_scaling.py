@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.models.layout import layout_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -49,8 +50,7 @@ class _Attention(NamedTuple):
 
 
 def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
-    from posgap.models.layout import layout_of
-    from posgap.models.own_attention import is_taken_over
+    from posgap.mitigations.own_attention import is_taken_over
 
     layers = decoder_layers(model, "channel-scaling")
     name, width = model.name_or_path or type(model).__name__, model.config.get_text_config().hidden_size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.channel_scaling import decoder_layers
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
 
@@ -21,7 +22,6 @@ class LayerFactors(Settings):
 
 
 def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
-    from posgap.models.in_force import in_force
     from posgap.models.layer_scaling import layer_scaling
 
     if "ms-poe-static" in in_force(model):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from posgap.choices import Parameters
+from posgap.foundation.choices import Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
 
@@ -56,7 +57,6 @@ def _rank(model: "PreTrainedModel", settings: HeadRanking) -> Undo:
 
 def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
     from posgap.models.head_scaling import scaled_heads
-    from posgap.models.in_force import in_force
 
     check_factors(settings.factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or "ms-poe")
     _require_own_attention(model, "ms-poe-static")
@@ -73,8 +73,6 @@ def _scale(model: "PreTrainedModel", settings: HeadFactors) -> Undo:
 
 
 def _require_own_attention(model: "PreTrainedModel", name: str) -> None:
-    from posgap.models.in_force import in_force
-
     taken = str(model.config.get_text_config()._attn_implementation).startswith("posgap_")
     if taken or "attention-buckets" in in_force(model):
         raise PosgapError(

@@ -9,7 +9,7 @@ that the base was ever another and a second factor would come on top of the firs
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
 from posgap.mitigations.rope_parameters import Factor, put, require_bases, rotary_dimensions, written
 from posgap.models import NTK_KEY

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
+from posgap.tasks.metrics import normalize
 
 if TYPE_CHECKING:
     from posgap.tasks.examples import Document
@@ -34,8 +35,6 @@ def _shuffled(asked: Asked, settings: Orders) -> Sequence[Sequence["Document"]]:
 def majority(responses: Sequence[str]) -> int:
     """The index of the first response of those that are given most often, as SQuAD normalises them; of several that are
     given as often, the one that came first. A response that says nothing is none, unless all are."""
-    from posgap.tasks.metrics import normalize
-
     said = [normalize(response) for response in responses]
     votes = Counter(filter(None, said)) or Counter(said)
     ((most, _),) = votes.most_common(1)  # which keeps the order in which they came

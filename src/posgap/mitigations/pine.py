@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.models.layout import layout_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from posgap.mitigations.own_attention import Computed, Rotation
     from posgap.models.layout import Span
-    from posgap.models.own_attention import Computed, Rotation
 
 
 class NoChoice(Settings):
@@ -67,8 +68,7 @@ def _plan(ids: Sequence[int], spans: "Sequence[Span]") -> _Plan:
 
 
 def _apply(model: "PreTrainedModel", settings: NoChoice) -> Undo:
-    from posgap.models.layout import layout_of
-    from posgap.models.own_attention import Rotation, require_plain_attention, take_over
+    from posgap.mitigations.own_attention import Rotation, require_plain_attention, take_over
 
     require_plain_attention(model, "pine")
     reader = _Reader(layout_of(model), Rotation(model, "pine"))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
+from posgap.tasks.examples import RankedExample
 
 if TYPE_CHECKING:
     from posgap.tasks.examples import AnyExample, Document
@@ -54,7 +55,6 @@ def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list
     count among these documents; those that are as relevant stay in the order given.
     """
     from posgap.data.bm25 import relevance
-    from posgap.tasks.examples import RankedExample
 
     if isinstance(example, RankedExample):
         ranks = {passage.document: rank for rank, passage in reversed([*enumerate(example.passages)])}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError, first_line
+from posgap.foundation.errors import PosgapError, first_line
 from posgap.mitigations.mitigation import Settings, Undo
 
 if TYPE_CHECKING:

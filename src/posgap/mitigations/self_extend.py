@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from posgap.models.own_attention import Computed, Rotation
+    from posgap.mitigations.own_attention import Computed, Rotation
 
 NAME = "self-extend"
 _QUERIES = 256  # rows of the attention matrix that exist at a time
@@ -32,7 +32,7 @@ class Groups(Settings):
 
 
 def _apply(model: "PreTrainedModel", settings: Groups) -> Undo:
-    from posgap.models.own_attention import Rotation, require_plain_attention, take_over
+    from posgap.mitigations.own_attention import Rotation, require_plain_attention, take_over
 
     require_plain_attention(model, NAME)
     turn = Rotation(model, NAME)

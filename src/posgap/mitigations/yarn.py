@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, TriedOn, Undo
 from posgap.mitigations.rope_parameters import Change, Factor, put, require_unscaled, written
 

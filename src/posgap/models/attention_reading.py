@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.loading import eager_attention
 
 WEIGHTS_AT_ONCE = 1 << 26  # attention weights held at once, over all layers and heads: 256 MiB in float32

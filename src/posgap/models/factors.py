@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 
 if TYPE_CHECKING:

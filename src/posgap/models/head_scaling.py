@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from posgap.errors import PosgapError, first_line
+from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.layout import Layout, layout_of
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError, first_line
+from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.rope_lengths import KINDS
 
 _ATTRIBUTE = "_posgap_layer_scaling"

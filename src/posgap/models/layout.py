@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,9 @@ from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrained
 from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
-from posgap.errors import PosgapError, first_line
+from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.patience import within
 from posgap.models import ADAPTER
-from posgap.patience import within
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,9 +74,9 @@ def load_config(path: str) -> PretrainedConfig:
     return _loaded(AutoConfig, path, "model")
 
 
-def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
-    """A causal language model from safetensors, in evaluation mode, on the CPU; scaled where its
-    config names RoPE factors.
+def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
+    """A causal language model from safetensors, in evaluation mode, on the CPU, without the mitigations that its config
+    names: `posgap.mitigations.in_force.load_model` puts those in force, and is what everybody calls.
 
     `dtype` of the parameters: "auto" is bfloat16 where there is a GPU and float32 elsewhere,
     "stored" is that of the file. `compute` is that of the arithmetic where autocast makes it
@@ -88,8 +88,6 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     """
     # Whoever reads a config or a tokenizer alone need not wait for all that models are made of.
     from transformers import AutoModelForCausalLM
-
-    from posgap.models.in_force import apply_configured
 
     config = load_config(path)
     _require_causal_family(path, config)
@@ -114,7 +112,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
     _require_whole(path, report)
     _require_finite(path, model.named_parameters())
     _require_causal(path, model.eval())
-    return apply_configured(model)
+    return model
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 LEAST_KEPT = 0.9  # the least share of the update that is to be in what is stored
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}

@@ -13,11 +13,11 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData,
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 from yaml import YAMLError
 
-from posgap.config import HubPushConfig
-from posgap.errors import PosgapError, shortened
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.printing import show
 from posgap.measurement.model_card import DATASET, TAGS, results, section
 from posgap.measurement.sweeps import SWEEP_FILE, Sweep, read_sweep
-from posgap.printing import show
+from posgap.peers.config import HubPushConfig
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import OnDisk, source
 

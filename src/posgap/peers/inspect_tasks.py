@@ -14,10 +14,10 @@ from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import Metric, SampleScore, Score, Scorer, Target, metric, scorer
 from inspect_ai.solver import TaskState
 
-from posgap.choices import TASKS
 from posgap.peers.questions import Figures, Questions, Scoring
-from posgap.positions import format_positions, parse_positions
 from posgap.tasks.placements import Placement
+from posgap.tasks.positions import format_positions, parse_positions
+from posgap.tasks.registry import TASKS
 
 _NO_ANSWER = "no_response"  # Inspect's word for it
 

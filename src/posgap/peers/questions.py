@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from posgap.choices import BACKENDS
-from posgap.config import SweepConfig
 from posgap.data.made import made_examples
-from posgap.errors import PosgapError
-from posgap.files import parsed
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed
+from posgap.generation.backends import BACKENDS
 from posgap.generation.endings import before_stop
 from posgap.generation.thoughts import split_thoughts
 from posgap.measurement import statistics
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.shape import regions
-from posgap.positions import format_positions
 from posgap.storage.inputs import fetched
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
+from posgap.tasks.positions import format_positions
+from posgap.tasks.reading import read_examples
 from posgap.tasks.task import Task
 
 # The options of `posgap sweep` that say what is asked; how it is asked is the other program's business.

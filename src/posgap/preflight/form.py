@@ -8,26 +8,18 @@ from functools import partial
 from typing import Any
 
 from posgap import __version__
-from posgap.choices import METHODS, MITIGATIONS
-from posgap.config import (
-    CompareConfig,
-    Config,
-    DistillConfig,
-    GateConfig,
-    MitigateConfig,
-    PoolConfig,
-    PreflightConfig,
-    Role,
-    SweepConfig,
-    TeacherConfig,
-    TrainJobConfig,
-    ValidateConfig,
-    role,
-)
-from posgap.config.fields import IN_SETTINGS, registered_name, settings_of
-from posgap.errors import faults
-from posgap.files import digest_of
-from posgap.mitigating.method import MITIGATE
+from posgap.data.config import ValidateConfig
+from posgap.distillation.config import DistillConfig, TeacherConfig, TrainJobConfig
+from posgap.distillation.methods import METHODS, MITIGATE
+from posgap.foundation.config import Config
+from posgap.foundation.errors import faults
+from posgap.foundation.fields import IN_SETTINGS, Role, registered_name, role, settings_of
+from posgap.foundation.files import digest_of
+from posgap.gating.config import GateConfig
+from posgap.measurement.config import CompareConfig, SweepConfig
+from posgap.mitigating.config import MitigateConfig
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.preflight.config import PoolConfig, PreflightConfig
 
 STAGES: dict[str, type[Config]] = {
     "validate": ValidateConfig,

@@ -6,16 +6,21 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from posgap.choices import METHODS, TASKS
-from posgap.config import PreflightConfig, SweepConfig, TeacherConfig
-from posgap.distillation.methods import Method
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl
-from posgap.locations import as_location, is_address, is_uri
+from posgap.distillation.config import TeacherConfig
+from posgap.distillation.methods import METHODS, Method
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl
+from posgap.foundation.locations import as_location, is_address, is_uri
+from posgap.generation.setup import builder_of
+from posgap.measurement.config import SweepConfig
+from posgap.models.factors import require_rope
+from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, settings
 from posgap.storage.cache import Snapshot, fetch, look
 from posgap.storage.inputs import AtAddress, ByName, OnDisk, source
 from posgap.storage.versions import newest
+from posgap.tasks.reading import EXAMPLES_FILE, examples_file, first_example
+from posgap.tasks.registry import TASKS
 
 _SMALL = (".json", ".txt", ".model", ".jinja")  # endings of a model folder's files other than its weights
 
@@ -34,8 +39,6 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
 
 
 def _examples(location: str) -> str:
-    from posgap.tasks.examples import EXAMPLES_FILE, examples_file
-
     if is_address(location) and not location.startswith("gs://") and "KUBERNETES_SERVICE_HOST" in os.environ:
         raise PosgapError(f"{location}: Kubeflow Pipelines imports from s3:// and gs:// alone; copy the file there")
     examples = source(as_location(location))
@@ -56,7 +59,6 @@ def _apart(form: PreflightConfig) -> str:
 
 def _model(form: PreflightConfig) -> str:
     """Checks that the folder is complete, that tokenizer and model fit, and that a method that needs RoPE finds it."""
-    from posgap.models.factors import require_rope
     from posgap.models.loading import load_config, load_tokenizer
 
     folder, names = _without_weights(form.base_model)
@@ -110,9 +112,6 @@ def _sweeps(form: PreflightConfig) -> str:
 def _prompts(form: PreflightConfig) -> str:
     """Checks that a prompt can be made of the evaluation data, and fits into the model's context with its response, as
     the sweep asks and as the teacher does."""
-    from posgap.tasks.examples import first_example
-    from posgap.tasks.setup import builder_of
-
     (folder, _), longest = _without_weights(form.base_model), 0
     example = first_example(fetch(as_location(str(newest(form.data_eval).location))))
     for stage in ("sweep", "teacher"):

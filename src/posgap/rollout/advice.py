@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from posgap.files import Record
+from posgap.foundation.files import Record
 from posgap.mitigations.head_gates import STEPS, Gates, turned
 from posgap.rollout.distributions import spearman
 from posgap.rollout.plots import COLORS, styled

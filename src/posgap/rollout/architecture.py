@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.rollout.attention import Attention, Mask, RelativeAttention, last_row, totals
 from posgap.rollout.kernels import ExponentialKernel, Kernel, TabulatedKernel
 

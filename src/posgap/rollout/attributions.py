@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 AT_ONCE = 1 << 22  # numbers of written values worked on at a time: 16 MiB in float32
 ROUNDING = 0.02  # of a norm, by which what was put together may differ from what the model made

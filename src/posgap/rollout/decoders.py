@@ -14,9 +14,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.mitigations.own_attention import is_taken_over
 from posgap.models.loading import eager_attention
-from posgap.models.own_attention import is_taken_over
 from posgap.rollout.encodings import alibi_slopes
 
 Call = tuple[tuple, dict]  # positional and keyword arguments of a layer

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from posgap.tables import markdown
+from posgap.foundation.tables import markdown
 
 
 def summarize(rows: list[dict]) -> list[dict]:

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
 from typing_extensions import TypedDict
 
-from posgap.errors import PosgapError
-from posgap.files import Record, atomic, read_model
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, atomic, read_model
 
 PREDICTION_FILE, MEASUREMENT_FILE, ARRAYS_FILE = "prediction.json", "measurement.json", "arrays.npz"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.rollout.attributions import ROUNDING, Written, answer_direction, matrix_of, scaled_back
 from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized

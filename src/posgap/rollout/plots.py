@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from posgap.files import atomic
+from posgap.foundation.files import atomic
 from posgap.rollout.files import Measurement
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import Field
 
-from posgap.choices import POSITION_ENCODINGS, Numbers, NumbersOrRows, Parameters, PositiveNumbers
-from posgap.errors import PosgapError
+from posgap.foundation.choices import Choices, Numbers, NumbersOrRows, Parameters, PositiveNumbers
+from posgap.foundation.errors import PosgapError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,3 +126,13 @@ NONE = PositionEncoding("none", "no position encoding", _nothing)
 DECAY = PositionEncoding("decay", "scores fall linearly with distance", _decay, Slope)
 ALIBI = PositionEncoding("alibi", "the same, with ALiBi's slope for each head", _alibi)
 ROPE = PositionEncoding("rope", "queries and keys are rotated by their positions", _rope, Rotation)
+
+POSITION_ENCODINGS: Choices[PositionEncoding] = Choices(
+    "position encoding",
+    "posgap.position_encodings",
+    MEASURED,
+    NONE,
+    DECAY,
+    ALIBI,
+    ROPE,
+)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from posgap.errors import PosgapError
-from posgap.files import read_jsonl
-from posgap.progress import track
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_jsonl
+from posgap.foundation.progress import track
 from posgap.rollout.documents import Asked, shortened
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
 from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.reading import read_examples
 
 log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 256

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from posgap import files
-from posgap.locations import Location
-from posgap.progress import track
+from posgap.foundation import files
+from posgap.foundation.locations import Location
+from posgap.foundation.progress import track
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.storage.folders import Kept

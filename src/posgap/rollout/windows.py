@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.mitigations.channel_scaling import decoder_layers
 
 _APART = 1e-3  # by how much of their norm logits may differ that should be the same, but for rounding

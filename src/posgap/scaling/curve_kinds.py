@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import comb
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from posgap.choices import Parameters
+from posgap.foundation.choices import Choices, Parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,9 +34,16 @@ class CurveKind:
     smooth: bool = False  # whether the control points lie evenly over depth, so that a plot can show them
 
 
-def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
-    from posgap.scaling.curves import bernstein
+def bernstein(x: "np.ndarray", order: int) -> "np.ndarray":
+    """Bernstein polynomials `[X, order + 1]` at `x [X]` in [0, 1]: the weights of Bezier points."""
+    import numpy as np
 
+    i = np.arange(order + 1)
+    binomial = np.array([comb(order, j) for j in i])
+    return binomial * x[:, None] ** i * (1 - x[:, None]) ** (order - i)
+
+
+def _bernstein(depth: "np.ndarray", k: int) -> "np.ndarray":
     return bernstein(depth, k - 1)
 
 
@@ -63,3 +71,13 @@ LINEAR = CurveKind("linear", "a straight line", lambda p, n_layers: 2, _bernstei
 STEP = CurveKind("step", "equal runs of layers with one factor per run", lambda p, n_layers: p.order + 1, _runs, Order)
 FREE = CurveKind("free", "an independent factor for each layer", lambda p, n_layers: n_layers, _one_each)
 UNIFORM = CurveKind("uniform", "one factor for all layers", lambda p, n_layers: 1, _constant)
+
+CURVES: Choices[CurveKind] = Choices(
+    "curve",
+    "posgap.curves",
+    BEZIER,
+    LINEAR,
+    STEP,
+    FREE,
+    UNIFORM,
+)

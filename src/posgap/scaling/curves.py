@@ -6,12 +6,11 @@ bounds of the points, and rise with depth if the points do.
 """
 
 from dataclasses import dataclass, field
-from math import comb
 from typing import Any
 
 import numpy as np
 
-from posgap.choices import CURVES
+from posgap.scaling.curve_kinds import CURVES
 
 MONOTONE = ("none", "increasing", "decreasing")
 # Finer than any difference that a search can resolve, and coarse enough that equal candidates compare as equal.
@@ -54,10 +53,3 @@ class Curve:
             return points
         ordered = np.sort(points)
         return ordered if self.monotone == "increasing" else ordered[::-1]
-
-
-def bernstein(x: np.ndarray, order: int) -> np.ndarray:
-    """Bernstein polynomials `[X, order + 1]` at `x [X]` in [0, 1]: the weights of Bezier points."""
-    i = np.arange(order + 1)
-    binomial = np.array([comb(order, j) for j in i])
-    return binomial * x[:, None] ** i * (1 - x[:, None]) ** (order - i)

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from posgap.foundation.progress import track
 from posgap.generation.batching import batches, reading_order
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
-from posgap.progress import track
 from posgap.scaling.questions import Question
 from posgap.tasks.prompts import Prompt
 

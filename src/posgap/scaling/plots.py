@@ -4,8 +4,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from posgap.choices import CURVES
-from posgap.files import atomic
+from posgap.foundation.files import atomic
+from posgap.scaling.curve_kinds import CURVES
 from posgap.scaling.scaling_file import Scaling
 
 

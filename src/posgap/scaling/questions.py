@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from posgap.choices import METRICS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.models.rope_lengths import RopeLengths
 from posgap.tasks.examples import AnyExample
+from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder
 

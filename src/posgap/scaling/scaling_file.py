@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from posgap.errors import PosgapError
-from posgap.files import Record, parsed, read_model, read_object, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, parsed, read_model, read_object, write_json
 from posgap.mitigations.applied import copy_model, refuse_chosen_by, warn_in_card
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from posgap.errors import PosgapError
-from posgap.files import Record, read_model, write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_model, write_json
 from posgap.scaling.fitness import Candidate, Evaluator
 
 

@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from posgap.config import ServeCheckConfig
-from posgap.errors import PosgapError
-from posgap.files import read_object
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_object
+from posgap.foundation.printing import show
+from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
-from posgap.printing import show
+from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.vllm_plugin import applied
 from posgap.storage.inputs import with_local_paths
 
@@ -84,7 +85,6 @@ def _in_transformers(model: str) -> list[Any]:
 
     from posgap.models.head_scaling import tables_of
     from posgap.models.layer_scaling import layer_scaling
-    from posgap.models.loading import load_model
 
     loaded = load_model(model, "float32")
     scaling = layer_scaling(loaded)

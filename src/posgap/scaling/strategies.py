@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.scaling.curves import Curve
 
 

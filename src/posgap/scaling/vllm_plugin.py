@@ -68,7 +68,7 @@ def _transformers_model(model: nn.Module) -> Any:
 
 
 def _scale_inner(inner: Any, factors: Sequence[float]) -> list[float]:
-    from posgap.errors import PosgapError
+    from posgap.foundation.errors import PosgapError
     from posgap.models.layer_scaling import LayerScaling
 
     if any(isinstance(factor, list) for factor in factors):

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posgap.choices import MITIGATIONS
-from posgap.config import ApplyConfig
-from posgap.errors import PosgapError
-from posgap.files import parsed
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed
+from posgap.foundation.printing import RESULT
+from posgap.mitigating.config import ApplyConfig
 from posgap.mitigating.report import Found, read_mitigate
 from posgap.mitigations.applied import APPLIED_FILE, Applied, write_mitigated_model, write_model_with_weights
+from posgap.mitigations.in_force import apply as put_in_force
+from posgap.mitigations.in_force import load_model, model_mitigation
 from posgap.mitigations.mitigation import ModelMitigation, Settings
-from posgap.models.in_force import apply as put_in_force
-from posgap.models.in_force import in_force, model_mitigation
-from posgap.models.loading import commit_on_hub, load_model, model_folder
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.mitigations.state import in_force
+from posgap.models.loading import commit_on_hub, model_folder
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

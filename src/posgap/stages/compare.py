@@ -3,16 +3,16 @@
 import logging
 from pathlib import Path
 
-from posgap.config import CompareConfig
-from posgap.files import write_json
+from posgap.foundation.files import write_json
+from posgap.foundation.printing import RESULT
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
+from posgap.measurement.config import CompareConfig
 from posgap.measurement.explored import explored_folders
 from posgap.measurement.length_pages import write_length_comparison
 from posgap.measurement.lengths import LENGTH_COMPARISON_FILE, LengthEvidence, compare_lengths, is_of_lengths
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.config import DataVersionConfig
-from posgap.files import digest_of, read_json, write_json
-from posgap.locations import Location
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.data.config import DataVersionConfig
+from posgap.foundation.files import digest_of, read_json, write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT
+from posgap.stages.frame import stage
 from posgap.storage.inputs import source
 from posgap.storage.versions import Version, newest
 from posgap.tracking import registry

@@ -3,18 +3,18 @@
 import logging
 from pathlib import Path
 
-from posgap.config import DiagnoseConfig
 from posgap.diagnosis.attention import diagnose_attention
 from posgap.diagnosis.swept import read_swept
 from posgap.diagnosis.wrong_answers import diagnose_tokens
-from posgap.files import write_json
+from posgap.foundation.files import write_json
 from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.config import DiagnoseConfig
 from posgap.measurement.diagnoses import DIAGNOSIS_FILE, Diagnosis
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.plots import attention_map, save_picture
 from posgap.measurement.report import write_page
-from posgap.models.loading import load_model
-from posgap.stage import stage
+from posgap.mitigations.in_force import load_model
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -10,40 +10,42 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from transformers import PreTrainedModel
 
-from posgap import files
-from posgap.adapters import named
-from posgap.choices import METHODS, TASKS
-from posgap.config import DistillConfig
 from posgap.distillation import processes
+from posgap.distillation.adapters import named
 from posgap.distillation.averaging import Averaged, AverageTeacher
 from posgap.distillation.batches import Collator, Pair, Row, advantageous, advantageous_rows, pair_up, plan
 from posgap.distillation.checkpoints import Checkpoints
+from posgap.distillation.config import DistillConfig
 from posgap.distillation.dropout import without_dropout
 from posgap.distillation.engine import NotFinite, Optimization, train
 from posgap.distillation.export import Trained, export
 from posgap.distillation.lora import add_adapters
+from posgap.distillation.methods import METHODS
 from posgap.distillation.objectives import Objective
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.distillation.watching import OPTIONS as WATCHING
 from posgap.distillation.watching import Watch, watched_examples
-from posgap.errors import PosgapError, Rejected
-from posgap.files import write_json, write_jsonl
-from posgap.interruption import goes_on
-from posgap.launch import is_main_process, of_all
-from posgap.locations import with_uris
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.launch import is_main_process, of_all
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.generation.setup import builder_of
+from posgap.mitigations.in_force import load_model
 from posgap.models.checkpointing import checkpoint_activations
-from posgap.models.loading import commit_on_hub, load_config, load_model, resolve_dtype
+from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
 from posgap.models.rope_lengths import RopeLengths
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.storage.folders import Kept
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import contents
-from posgap.tasks.examples import read_examples
 from posgap.tasks.placements import all_placements
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import at_one_placement, read_responses, require_prompts
-from posgap.tasks.setup import builder_of
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

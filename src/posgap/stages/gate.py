@@ -4,18 +4,18 @@ import logging
 import sys
 from pathlib import Path
 
-from posgap.config import GateConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT, coloured
+from posgap.gating.config import GateConfig
 from posgap.gating.decision_page import GATE_PAGE, explored_roles, write_decision
 from posgap.gating.policy import described, policy_file, policy_of
 from posgap.gating.replay import keep
 from posgap.gating.signature import public_key, sign, signing_key
 from posgap.gating.verdict import GATE_FILE, judge, log_verdict, markdown
-from posgap.locations import Location
 from posgap.measurement.sweeps import read_sweep
-from posgap.printing import RESULT, coloured
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

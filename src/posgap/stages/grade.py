@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from posgap.choices import TASKS
-from posgap.config import GradeConfig
-from posgap.errors import PosgapError
-from posgap.files import write_jsonl
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_jsonl
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.locations import as_location, with_uris
 from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
-from posgap.interruption import goes_on
-from posgap.locations import as_location, with_uris
+from posgap.measurement.config import GradeConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
 from posgap.measurement.spending import Spent, read_price
@@ -31,12 +30,14 @@ from posgap.measurement.sweeps import (
     summarize,
     swept_rows,
 )
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.storage.cache import fetch
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import examples_digest
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep

@@ -4,12 +4,12 @@ import logging
 import shutil
 from pathlib import Path
 
-from posgap.config import MergeConfig
+from posgap.measurement.config import MergeConfig
 from posgap.measurement.explored import explored_parts
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.storage.cache import MANIFEST
 from posgap.storage.lineage import training_examples
 from posgap.tracking.runs import Run

@@ -7,18 +7,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from posgap.choices import BACKENDS, MITIGATIONS
-from posgap.config import MitigateConfig, SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import digest_of, remove, work_folder, write_json
-from posgap.generation.backends import open_generator
-from posgap.interruption import GOES_ON, goes_on
-from posgap.locations import with_uris
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of, remove, work_folder, write_json
+from posgap.foundation.interruption import GOES_ON, goes_on
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.generation.backends import BACKENDS, open_generator
 from posgap.measurement.comparison import compare_sweeps
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import answered, figures, placements_of, prompt_digest
 from posgap.measurement.sweeps import Evidence
+from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.page import write_pages
 from posgap.mitigating.report import (
@@ -35,15 +36,17 @@ from posgap.mitigating.report import (
 from posgap.mitigating.splits import Splits, split
 from posgap.mitigating.timing import calls, cost
 from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials, Tried, curve_of, proposals
+from posgap.mitigations.in_force import load_model
 from posgap.mitigations.mitigation import Mitigation, Settings
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import config_factors
-from posgap.models.loading import commit_on_hub, load_model
-from posgap.printing import RESULT
+from posgap.models.loading import commit_on_hub
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
-from posgap.tasks.examples import AnyExample, read_examples, write_examples
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.reading import read_examples, write_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

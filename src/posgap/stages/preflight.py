@@ -4,15 +4,15 @@ import json
 import logging
 from pathlib import Path
 
-from posgap.config import PreflightConfig
-from posgap.errors import PosgapError, Rejected
-from posgap.files import read_json, write_json
-from posgap.locations import Location
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.files import read_json, write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.printing import RESULT
+from posgap.foundation.redaction import redacted_value
+from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import candidates, complaints, decided, given, has_on_top, parts, recipe, settings
 from posgap.preflight.prerequisites import prerequisites
-from posgap.printing import RESULT
-from posgap.redaction import redacted_value
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

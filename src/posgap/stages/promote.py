@@ -4,24 +4,25 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from posgap.answering import as_swept, require_answers
-from posgap.config import PromoteConfig
-from posgap.errors import PosgapError
-from posgap.files import digest, write_json
+from posgap.distillation.methods import method_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, write_json
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
 from posgap.gating.evidence import record_of
 from posgap.gating.policy import described, policy_digest, registered_policy
 from posgap.gating.replay import judged_by, keep, replayed
 from posgap.gating.signature import require_signed
 from posgap.gating.today import champion_of
 from posgap.gating.verdict import GATE_FILE, digests
-from posgap.locations import with_uris
 from posgap.measurement.sweeps import Evidence
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
-from posgap.storage.lineage import method_of, training_examples
+from posgap.storage.lineage import training_examples
 from posgap.tracking import registry
+from posgap.tracking.answering import as_swept, require_answers
 from posgap.tracking.champions import CHALLENGER, CHAMPION
+from posgap.tracking.config import PromoteConfig
 from posgap.tracking.presentation import OF_RUN, describe, short_tags, write_pages
 from posgap.tracking.promotion import crown
 from posgap.tracking.runs import PIPELINE_TAG, Run, pipeline_run

@@ -5,14 +5,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from posgap.config import ReportConfig
-from posgap.errors import PosgapError, Stopped
-from posgap.files import write_json
-from posgap.locations import Location
-from posgap.patience import Passing, Patience, Waits, retrying, within
-from posgap.printing import RESULT
-from posgap.redaction import redacted_value
-from posgap.stage import stage
+from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.files import write_json
+from posgap.foundation.locations import Location
+from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
+from posgap.foundation.printing import RESULT
+from posgap.foundation.redaction import redacted_value
+from posgap.stages.frame import stage
+from posgap.tracking.config import ReportConfig
 from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
 from posgap.tracking.pipeline_runs import close, parent
 from posgap.tracking.runs import PARENT_VARIABLE, Run, pipeline_run

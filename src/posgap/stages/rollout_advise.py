@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from posgap.config import RolloutAdviseConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json
-from posgap.locations import with_uris
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.foundation.progress import track
+from posgap.generation.setup import builder_of
 from posgap.mitigations.head_gates import Answered, Question, answered, flattening, head_effects
+from posgap.mitigations.in_force import apply, load_model, remove
+from posgap.mitigations.state import in_force
 from posgap.mitigations.yarn import FACTORS as YARN
-from posgap.models.in_force import apply, in_force, remove
-from posgap.models.loading import load_model, on_device
-from posgap.printing import RESULT
-from posgap.progress import track
+from posgap.models.loading import on_device
 from posgap.rollout.advice import (
     ADVICE_FILE,
     Advice,
@@ -37,14 +38,14 @@ from posgap.rollout.advice import (
     reading,
     to_check,
 )
+from posgap.rollout.config import RolloutAdviseConfig
 from posgap.rollout.plots import save
 from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
-from posgap.stage import stage
-from posgap.tasks.examples import read_examples
+from posgap.stages.frame import stage
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import builder_of
+from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
-from posgap.config import RolloutCompareConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.printing import RESULT
 from posgap.measurement.sweeps import read_predictions, read_sweep, swept_rows
-from posgap.printing import RESULT
 from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.comparison import compare, comparison_curves, reading, sweep_reading, sweep_spearman
+from posgap.rollout.config import RolloutCompareConfig
 from posgap.rollout.documents import joined, joined_reading
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES
 from posgap.rollout.plots import save
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -4,16 +4,16 @@ import dataclasses
 import logging
 from pathlib import Path
 
-from posgap.config import RolloutExperimentConfig
-from posgap.files import atomic, work_folder, write_json
-from posgap.interruption import goes_on
-from posgap.printing import RESULT
+from posgap.foundation.files import atomic, work_folder, write_json
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.printing import RESULT
+from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_plots import draw
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
 from posgap.rollout.plots import save
 from posgap.rollout.presets import preset
 from posgap.rollout.trials import nulls, run_trials
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

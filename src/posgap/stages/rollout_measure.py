@@ -6,15 +6,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from posgap.config import RolloutMeasureConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json
-from posgap.locations import with_uris
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
+from posgap.generation.setup import prompt_builder
+from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
-from posgap.models.loading import context_length, load_model, load_tokenizer, on_device
-from posgap.printing import RESULT
+from posgap.models.loading import context_length, load_tokenizer, on_device
 from posgap.rollout.agreement import agreement
 from posgap.rollout.agreement import reading as agreement_reading
+from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.documents import by_document, summary
@@ -23,8 +25,7 @@ from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels, save
 from posgap.rollout.texts import Sequences, read_prompts, read_text
-from posgap.stage import stage
-from posgap.tasks.setup import prompt_builder
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -8,22 +8,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from posgap.choices import POSITION_ENCODINGS
-from posgap.config import RolloutPredictConfig
-from posgap.errors import PosgapError
-from posgap.files import parsed, write_json
-from posgap.json_text import opened
-from posgap.printing import RESULT
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, write_json
+from posgap.foundation.json_text import opened
+from posgap.foundation.printing import RESULT
+from posgap.foundation.yaml_text import parse
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
+from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.distributions import describe, reading
 from posgap.rollout.encodings import checked_lambdas, constant_schedule, power_schedule
 from posgap.rollout.files import PREDICTION_FILE, Measurement, Prediction, read_measurement
 from posgap.rollout.plots import distribution_curves, save
-from posgap.rollout.position_encodings import Encoded, of_model
-from posgap.stage import stage
+from posgap.rollout.position_encodings import POSITION_ENCODINGS, Encoded, of_model
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
-from posgap.yaml_text import parse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

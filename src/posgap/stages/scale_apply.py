@@ -3,13 +3,13 @@
 import logging
 from pathlib import Path
 
-from posgap.config import ScaleApplyConfig
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import RESULT
 from posgap.models.factors import check_factors, require_rope
 from posgap.models.loading import commit_on_hub, load_config, model_folder
-from posgap.printing import RESULT
+from posgap.scaling.config import ScaleApplyConfig
 from posgap.scaling.scaling_file import SCALING_FILE, read_scaling, write_scaled_model
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

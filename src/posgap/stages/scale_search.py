@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from posgap.choices import CURVES
-from posgap.config import ScaleSearchConfig
-from posgap.errors import PosgapError
-from posgap.files import digest, remove, work_folder
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, remove, work_folder
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.locations import with_uris
+from posgap.foundation.printing import RESULT
 from posgap.generation.generator import Sampling
-from posgap.interruption import goes_on
-from posgap.locations import with_uris
+from posgap.generation.setup import builder_of
+from posgap.mitigations.in_force import load_model, scale_model
 from posgap.models.head_scaling import HIGH, ms_poe_factors
-from posgap.models.in_force import scale_model
 from posgap.models.layer_scaling import layer_scaling
-from posgap.models.loading import commit_on_hub, load_config, load_model
+from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths
-from posgap.printing import RESULT
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.scaling.curve_kinds import CURVES
 from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import FEWEST, gain, kept_aside
@@ -34,11 +35,11 @@ from posgap.scaling.scaling_file import Holdout, Scaling, Spoken, write_scaling
 from posgap.scaling.scores import Scores
 from posgap.scaling.search import search
 from posgap.scaling.strategies import CMAES, Genetic, Strategy
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tasks.content import among, contents
-from posgap.tasks.examples import AnyExample, examples_file, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.setup import builder_of
+from posgap.tasks.reading import examples_file, read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

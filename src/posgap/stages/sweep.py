@@ -5,39 +5,33 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, product
 from pathlib import Path
 
-from posgap.choices import BACKENDS
-from posgap.config import SweepConfig
-from posgap.errors import PosgapError
-from posgap.files import read_model, write_jsonl
-from posgap.generation.backends import open_generator
+from posgap.distillation.methods import label_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import read_model, write_jsonl
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.locations import Location, as_location, with_uris
+from posgap.foundation.printing import show
+from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, OpenedLate
 from posgap.generation.served import AsServed, Changed
-from posgap.interruption import goes_on
-from posgap.locations import Location, as_location, with_uris
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import (
-    answered,
-    baseline_placements,
-    figures,
-    label_of,
-    placements_of,
-    prompt_digest,
-)
+from posgap.measurement.sweeping import answered, baseline_placements, figures, placements_of, prompt_digest
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
-from posgap.printing import show
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.stage import identity_of, lacking, record_of, stage
+from posgap.stages.frame import identity_of, lacking, record_of, stage
 from posgap.storage.cache import fetch
 from posgap.storage.inputs import on_this_machine, source, sources
 from posgap.storage.lineage import training_examples
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
+from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_lengths, log_sweep
 
@@ -106,7 +100,7 @@ def _swept(
 ) -> Sweep:
     """A sweep, which is written into the folder `place`; where too little is answered, that is kept in `out`."""
     examples = examples[: config.limit or None]
-    label, step = label_of(config), build.fill.tokens if build.fill else 0
+    label, step = config.label or label_of(config.model, config.mitigation), build.fill.tokens if build.fill else 0
     placements = placements_of(config, build)
     digests = {"model_digest": config.digest("model"), "prompt_digest": prompt_digest(config, build)}
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None

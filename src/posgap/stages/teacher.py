@@ -6,21 +6,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from posgap.choices import BACKENDS, TASKS
-from posgap.config import TeacherConfig
-from posgap.errors import PosgapError
-from posgap.files import write_json, write_jsonl
+from posgap.distillation.config import TeacherConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import write_json, write_jsonl
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.printing import RESULT
+from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
-from posgap.interruption import goes_on
 from posgap.measurement.asking import answers
 from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.sweeps import read_sweep
-from posgap.positions import format_positions
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tasks.content import content
-from posgap.tasks.examples import AnyExample, read_examples
+from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, require_n_gold
+from posgap.tasks.positions import format_positions
+from posgap.tasks.reading import read_examples
+from posgap.tasks.registry import TASKS
 from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tracking.runs import Run
 

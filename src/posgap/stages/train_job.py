@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from posgap import files
 from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, connect
-from posgap.config import DistillConfig, TrainJobConfig
-from posgap.interruption import goes_on
+from posgap.distillation.config import DistillConfig, TrainJobConfig
+from posgap.foundation import files
+from posgap.foundation.interruption import goes_on
+from posgap.foundation.locations import Location, is_uri
 from posgap.kfp_steps.launching import as_options
-from posgap.locations import Location, is_uri
-from posgap.stage import identity_of, lacking, record_of
+from posgap.stages.frame import identity_of, lacking, record_of
 from posgap.storage.cache import MANIFEST, fetch
 from posgap.storage.folders import Kept, require_ours, send
 from posgap.storage.inputs import Source, sources

@@ -4,17 +4,18 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from posgap.config import ValidateConfig
+from posgap.data.config import ValidateConfig
 from posgap.data.expectations import answering_distractors, check, describe, expectations
-from posgap.errors import Rejected
-from posgap.extras import needed
-from posgap.files import write_json
+from posgap.foundation.errors import Rejected
+from posgap.foundation.extras import needed
+from posgap.foundation.files import write_json
+from posgap.foundation.printing import RESULT
+from posgap.generation.setup import builder_of
 from posgap.measurement.report import rendered, save_page
-from posgap.printing import RESULT
-from posgap.stage import stage
+from posgap.stages.frame import stage
 from posgap.tasks.content import contents
-from posgap.tasks.examples import EXAMPLES_FILE, AnyExample, Example, numbered_examples, read_examples, write_examples
-from posgap.tasks.setup import builder_of
+from posgap.tasks.examples import AnyExample, Example
+from posgap.tasks.reading import EXAMPLES_FILE, numbered_examples, read_examples, write_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

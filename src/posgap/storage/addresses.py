@@ -7,9 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
-from posgap.errors import PosgapError, first_line
-from posgap.files import digest
-from posgap.locations import READERS, addressed_cache
+from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.files import digest
+from posgap.foundation.locations import READERS, addressed_cache
 
 
 def brought(address: str) -> Path:

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.locations import Location, blobs, cache_folder, in_cache, is_address, is_uri, s3_cache
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location, blobs, cache_folder, in_cache, is_address, is_uri, s3_cache
 from posgap.storage.addresses import brought
 from posgap.storage.client import client
 from posgap.storage.objects import Object, find, stated_sha256

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
-from posgap.errors import PosgapError, first_line
-from posgap.patience import Patience, Waits, within
+from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.patience import Patience, Waits, within
 
 PATIENCE = Patience(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
 UNREACHED = Patience(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from posgap.files import Record, digest, parsed
+from posgap.foundation.files import Record, digest, parsed
 from posgap.storage.cache import MANIFEST
 from posgap.storage.inputs import Source, manifest_of
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.locations import Location, in_cache, is_uri
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location, in_cache, is_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, keep, locked
 from posgap.storage.client import client
 from posgap.storage.manifests import REFUSAL, entries, read_record, stranger

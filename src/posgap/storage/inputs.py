@@ -2,21 +2,21 @@
 registry."""
 
 import functools
-import importlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from posgap import files
-from posgap.config import Config, Role, role
-from posgap.errors import PosgapError
-from posgap.files import parsed
-from posgap.locations import Location, as_location, is_address, is_hub_name, is_registered, is_uri
-from posgap.models import ADAPTER
+from posgap.foundation import files
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.config import Config
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import Role, role
+from posgap.foundation.files import parsed
+from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.storage.addresses import brought
 from posgap.storage.cache import MANIFEST, Snapshot, look
 from posgap.storage.folders import twin
@@ -151,6 +151,24 @@ class AtAddress:
         return self.here.location
 
 
+@dataclass(frozen=True)
+class Opener:
+    """How another room reads what a location names: a location that it `takes`, or a folder that holds a `file`.
+
+    The entry point group `posgap.openers` has them, so that this room need not know who rests on it.
+    """
+
+    name: str
+    help: str
+    open: Callable[[Any], Source]
+    takes: Callable[[Location], bool] = lambda location: False
+    file: str = ""
+    parameters: ClassVar[type[Parameters]] = Parameters  # none
+
+
+OPENERS: Choices[Opener] = Choices("opener", "posgap.openers")
+
+
 def source(location: Location, may_be_any_name: bool = False) -> Source:
     """What there is at a location; text that is neither a URI nor a path names a model on the hub.
 
@@ -159,17 +177,15 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     """
     if is_uri(location):
         there = look(location)
-        return _adapter(there) if any(stored.name == ADAPTER for stored in there.objects) else there
+        return _opened(there, {stored.name for stored in there.objects})
     if is_address(location):
         return AtAddress(location, OnDisk(brought(location)))
-    if is_registered(location):
-        # By its name: the registry's room rests on this one.
-        registered: Source = importlib.import_module("posgap.registered").source_at(location)
-        return registered
+    if opener := next((each for each in OPENERS if each.takes(location)), None):
+        return opener.open(location)
     path = Path(location)
-    if (path / ADAPTER).is_file():
-        return _adapter(OnDisk(path))
-    if path.is_file() or (path.is_dir() and path.resolve() != Path("/")):
+    if path.is_dir() and path.resolve() != Path("/"):
+        return _opened(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
+    if path.is_file():
         return OnDisk(path)
     if path.exists():
         raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
@@ -188,10 +204,10 @@ def fetched(place: str | Path) -> Path:
         raise PosgapError(f"{place}: {error}") from None
 
 
-def _adapter(folder: OnDisk | Snapshot) -> Source:
-    """The model that an adapter makes of its base; by its name, since the adapters' room rests on this one."""
-    merged: Source = importlib.import_module("posgap.adapters").source_at(folder)
-    return merged
+def _opened(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
+    """A folder, or what an opener makes of one that holds files of these names."""
+    opener = next((each for each in OPENERS if each.file in names), None)
+    return opener.open(folder) if opener else folder
 
 
 def sources(config: Config) -> dict[str, Source]:

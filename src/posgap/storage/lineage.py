@@ -3,29 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from posgap.choices import METHODS
-from posgap.files import parsed, read_json, write_json
-from posgap.locations import Location
+from posgap.foundation.files import parsed, read_json, write_json
+from posgap.foundation.locations import Location
 from posgap.storage.cache import fetch
-from posgap.storage.inputs import Manifest, read_manifest
+from posgap.storage.inputs import read_manifest
 
 TRAINING_EXAMPLES_FILE = "training_examples.json"
-
-
-def method_of(model: str | Path) -> str:
-    """The name of the method that made a model, as in `METHODS`; empty for a model that came from elsewhere.
-
-    Where one without training was put on top of what another had made, both: `r1 then mitigate`.
-    """
-    return method_in(read_manifest(Path(model)))
-
-
-def method_in(manifest: Manifest) -> str:
-    """The same by the manifest of the model's folder."""
-    made = [method.name for method in METHODS if not method.trains and method.made_by == manifest.get("stage")]
-    if not made:
-        return str(manifest.get("config", {}).get("method", ""))
-    return " then ".join(filter(None, (manifest.get("model_made_by"), made[0])))
 
 
 def examples_of(swept: Location) -> Location | None:

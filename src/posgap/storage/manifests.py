@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from posgap import files
-from posgap.errors import PosgapError
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 
 REFUSAL = "rejected.json"  # stands for the manifest in `<out>.rejected`, which is never taken for an output

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from posgap.errors import PosgapError
-from posgap.files import digest_of
-from posgap.locations import SCHEME, split_uri
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
+from posgap.foundation.locations import SCHEME, split_uri
 from posgap.storage.client import client, explained, refusal
 
 SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it

@@ -27,11 +27,11 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
-from posgap import files
-from posgap.config import FileConfig
-from posgap.errors import PosgapError
-from posgap.locations import Location, is_uri, with_uris
-from posgap.printing import RESULT, keep
+from posgap.foundation import files
+from posgap.foundation.config import FileConfig
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location, is_uri, with_uris
+from posgap.foundation.printing import RESULT, keep
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import publish_file, twin
 from posgap.storage.inputs import on_this_machine, source, sources

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from posgap.config import Role, role
-from posgap.errors import PosgapError
-from posgap.files import HOME_PREFIX, home
-from posgap.locations import Location, is_uri
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import Role, role
+from posgap.foundation.files import HOME_PREFIX, home
+from posgap.foundation.locations import Location, is_uri
 
 _UNPRINTABLE = ("Cc", "Cs")  # control characters, and halves of characters
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.json_text import parse
-from posgap.locations import Location, is_uri
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.json_text import parse
+from posgap.foundation.locations import Location, is_uri
 from posgap.storage.cache import locked
 from posgap.storage.objects import get, put_if
 

@@ -5,10 +5,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from posgap.errors import PosgapError
-from posgap.files import digest
-from posgap.locations import split_uri
-from posgap.progress import meter
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest
+from posgap.foundation.locations import split_uri
+from posgap.foundation.progress import meter
 from posgap.storage.client import client, explained
 from posgap.storage.objects import SHA256, Object
 

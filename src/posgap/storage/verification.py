@@ -4,12 +4,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from posgap import files
-from posgap.config import VerifyConfig
-from posgap.errors import Differs, PosgapError
-from posgap.locations import as_location
-from posgap.printing import RESULT, keep, show
+from posgap.foundation import files
+from posgap.foundation.errors import Differs, PosgapError
+from posgap.foundation.locations import as_location
+from posgap.foundation.printing import RESULT, keep, show
 from posgap.storage.cache import MANIFEST
+from posgap.storage.config import VerifyConfig
 from posgap.storage.inputs import Source, source
 from posgap.storage.manifests import listed, read_record
 

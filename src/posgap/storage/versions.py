@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from posgap.errors import PosgapError
-from posgap.locations import Location, as_location, is_address, is_uri, split_uri
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import Location, as_location, is_address, is_uri, split_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.client import client, explained
 from posgap.storage.objects import head

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
-from posgap.errors import PosgapError
-from posgap.files import parsed, read_rows
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, read_rows
 from posgap.tasks.examples import Document, Example, Texts
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from string import ascii_uppercase as LETTERS
 
-from posgap.choices import METRICS
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.metrics import exact_match
+from posgap.tasks.metrics import METRICS, exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import ROTATED, Slots
 from posgap.tasks.task import Order, Task

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable
 from itertools import chain
 
-from posgap.files import digest_of
+from posgap.foundation.files import digest_of
 from posgap.tasks.examples import AnyExample, Document, RankedExample
 
 DIGITS = 16  # hex digits of a content, 64 bits: among a million examples two agree by chance once in 37 million

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import Document
 from posgap.tasks.framing import ChatTemplate, common_beginning
 

@@ -14,16 +14,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from posgap.config.base import DATE
-from posgap.errors import PosgapError, shortened
-from posgap.patience import within
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.patience import within
+from posgap.tasks.config import DATE, Prompting
 
 if TYPE_CHECKING:
     from jinja2 import Template
     from transformers import PreTrainedTokenizerBase
 
-    from posgap.config import PromptConfig
-    from posgap.config.distillation import DistillConfig
 
 T = TypeVar("T")
 SECONDS = 10.0  # in which a template makes a prompt
@@ -48,7 +46,7 @@ class Framing:
     date: str = DATE
 
     @classmethod
-    def of(cls, config: "PromptConfig | DistillConfig") -> "Framing":
+    def of(cls, config: Prompting) -> "Framing":
         """The framing that a stage's config asks for."""
         return cls(config.system, config.template, config.template_args, config.date)
 

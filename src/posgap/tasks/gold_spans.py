@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.document_spans import characters, token_offsets
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement

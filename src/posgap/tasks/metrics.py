@@ -8,8 +8,8 @@ from decimal import Decimal
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from posgap.choices import Parameters
-from posgap.errors import PosgapError, shortened
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.errors import PosgapError, shortened
 
 if TYPE_CHECKING:
     import regex
@@ -205,3 +205,17 @@ NUMERIC = Metric("numeric", "the response's last number is an answer's", numeric
 REGEX = Metric("regex", "the response has a match of an answer, which is a regular expression", matches_pattern)
 ALL_OF = Metric("all_of", "the response contains the words of every answer, which are parts of one", all_of)
 SHARE_OF = Metric("share_of", "the share of such parts that the response contains", share_of)
+
+METRICS: Choices[Metric] = Choices(
+    "metric",
+    "posgap.metrics",
+    EM,
+    SUB_EM,
+    F1,
+    LITM,
+    CONTAINS_ANY,
+    NUMERIC,
+    REGEX,
+    ALL_OF,
+    SHARE_OF,
+)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
-from posgap.errors import PosgapError
-from posgap.positions import format_positions, parse_positions, parse_shard
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.positions import format_positions, parse_positions, parse_shard
 
 CATEGORIES = ("connected", "disconnected", "reversed")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
-from posgap.errors import PosgapError
-from posgap.files import digest_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
 from posgap.tasks.document_spans import Span, characters, token_offsets, token_spans
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import PLAIN, ChatTemplate, Framing

@@ -7,13 +7,11 @@ ranked highest. So all its orders, that of the retriever among them, have the sa
 from dataclasses import replace
 from functools import partial
 
-from posgap.errors import PosgapError
-from posgap.tasks.baselines import Baseline
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document, Passage, RankedExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.retrieval import QA
 from posgap.tasks.slots import Slots, shuffled
-from posgap.tasks.task import Order, Task
 
 
 def together(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
@@ -75,29 +73,17 @@ RAG = replace(
     QA,
     name="rag",
     help="a question with the passages that a retriever returned, the relevant ones moved together",
-    slots=Slots(together, of_any_number=True),
+    slots=Slots(together, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ONE = replace(
     QA,
     name="rag-one",
     help="the same, only the best-ranked relevant passage moved, the others where the retriever put them",
-    slots=Slots(first_moved, of_any_number=True),
+    slots=Slots(first_moved, of_any_number=True, as_given=as_retrieved),
 )
 RAG_ALONE = replace(
     QA,
     name="rag-alone",
     help="the same, the other relevant passages left out",
-    slots=Slots(partial(first_moved, alone=True), of_any_number=True),
-)
-
-
-def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
-    return task.text(as_retrieved(example, n_docs, task.name == RAG_ALONE.name), example.question, order)
-
-
-AS_RETRIEVED = Baseline(
-    "as-retrieved",
-    "the passages in the order of the retriever",
-    _in_the_retriever_s_order,
-    suits=lambda task: task.slots.of_any_number,
+    slots=Slots(partial(first_moved, alone=True), of_any_number=True, as_given=partial(as_retrieved, alone=True)),
 )

@@ -4,8 +4,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from posgap.errors import PosgapError
-from posgap.files import Record, read_models, read_object
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import Record, read_models, read_object
 from posgap.tasks.placements import Placement
 
 RESPONSES_FILE, TEACHER_FILE = "responses.jsonl", "teacher.json"

@@ -17,9 +17,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from posgap.errors import PosgapError, shortened
-from posgap.files import read_rows
-from posgap.json_text import parse
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.files import read_rows
+from posgap.foundation.json_text import parse
 from posgap.tasks.examples import Document, Passage, RankedExample
 from posgap.tasks.metrics import holds_answer, normalize
 
@@ -95,7 +95,7 @@ def is_log(row: Mapping[str, Any], table: bool = False) -> bool:
 def read_labels(path: Path) -> dict[str, Labels]:
     """The labels by question of a file with `question`, `answers` and, where relevance goes by them, `relevant_ids`.
 
-    Traces have none of their own. Any format that `posgap.files.read_rows` reads.
+    Traces have none of their own. Any format that `posgap.foundation.files.read_rows` reads.
     """
     labels = {}
     for number, row in read_rows(path):
@@ -113,7 +113,7 @@ def read_log(
     relevance: Relevance | str = "",
     reading: Reading | None = None,
 ) -> Iterator[tuple[int, RankedExample]]:
-    """Yields (row, example) of a retrieval log or a trace, of any format that `posgap.files.read_rows` reads.
+    """Yields (row, example) of a retrieval log or a trace, of any format that `read_rows` reads.
 
     Passages stay in the retriever's order: the list's, or for a row per passage that of the column `rank`, else of the
     rows. A passage that comes twice counts once. `labels` are answers and relevant ids by question, which come before

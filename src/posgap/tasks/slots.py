@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement, category, spread_placements, swept_placements
 
@@ -64,12 +64,14 @@ class Slots:
     `arrange(example, placement, shuffle)` says which item stands in each slot. `swept(n_docs, n_gold)` are the
     placements of a sweep that is not told which. `category(positions)` is the group in which a placement is shown,
     empty where there is but one. A position can be that of a group `of_any_number` of gold documents.
+    `as_given(example, n_docs)` is the order in which somebody else put the items; None where there is none.
     """
 
     arrange: Callable[[AnyExample, Placement, int], list[Document]]
     swept: Callable[[int, int], list[Placement]] = spread_placements
     category: Callable[[Sequence[int]], str] = category
     of_any_number: bool = False
+    as_given: Callable[[AnyExample, int], list[Document]] | None = None
 
     def placements(self, n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep, as `swept_placements` has them."""

@@ -4,7 +4,7 @@ on where they begin, and on how far apart they stand."""
 from collections.abc import Sequence
 from itertools import pairwise
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement, spaced_positions
 from posgap.tasks.slots import Slots, inserted
 from posgap.tasks.task import Task, search_results

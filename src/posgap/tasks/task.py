@@ -1,13 +1,19 @@
-"""Tasks: how prompts are worded, and how responses are scored."""
+"""Tasks: how prompts are worded, and how responses are scored; and the baselines of a sweep: the questions without
+documents, with the gold ones alone, in a random order or in the retriever's.
 
+Closed-book and oracle bound what documents are good for from below and above (Liu et al. 2024, table 1).
+"""
+
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from posgap.choices import BASELINES, METRICS, Parameters
-from posgap.errors import PosgapError
-from posgap.files import digest_of
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest_of
 from posgap.tasks.examples import AnyExample, Document
+from posgap.tasks.metrics import METRICS
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import INSERTED, Slots
 
@@ -134,3 +140,61 @@ class Task:
 def search_results(documents: Sequence[Document]) -> str:
     """Writes documents as a numbered list, in the form of Lost in the Middle."""
     return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
+
+
+def as_any(task: Task) -> bool:
+    """Whether a task has items that answer its question, and none that are the answers themselves."""
+    return not task.slot_names
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A way of asking an example once, beside the placements of a sweep.
+
+    `text(task, example, n_docs, order)` is the prompt's text, without any chat template. `suits(task)` says whether
+    the task's questions can be asked so.
+    """
+
+    name: str
+    help: str
+    text: Callable[[Task, AnyExample, int, Order], str]
+    suits: Callable[[Task], bool] = as_any
+    parameters: ClassVar[type[Parameters]] = Parameters  # none
+
+
+def _without_documents(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+    return task.closed_book_text(example.question)
+
+
+def _gold_alone(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+    documents = [document for document in _shown(task, example, n_docs) if document in example.gold]
+    return task.text(documents, example.question, order)
+
+
+def _in_random_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+    """An order that depends on the example's id and on the seed that shuffles distractors."""
+    documents = _shown(task, example, n_docs)
+    random.Random(f"random order {order.shuffle} {example.id}").shuffle(documents)
+    return task.text(documents, example.question, order)
+
+
+def _shown(task: Task, example: AnyExample, n_docs: int) -> list[Document]:
+    """The documents of a prompt, the gold ones first."""
+    return task.slots.arrange(example, Placement(tuple(range(1, task.n_gold + 1)), n_docs), 0)
+
+
+def _in_the_retriever_s_order(task: Task, example: AnyExample, n_docs: int, order: Order) -> str:
+    assert task.slots.as_given
+    return task.text(task.slots.as_given(example, n_docs), example.question, order)
+
+
+CLOSED_BOOK = Baseline("closed-book", "without any documents", _without_documents)
+ORACLE = Baseline("oracle", "with the gold documents alone", _gold_alone)
+RANDOM = Baseline("random", "all documents in a random order", _in_random_order)
+AS_RETRIEVED = Baseline(
+    "as-retrieved",
+    "the passages in the order of the retriever",
+    _in_the_retriever_s_order,
+    suits=lambda task: task.slots.as_given is not None,
+)
+BASELINES: Choices[Baseline] = Choices("baseline", "posgap.baselines", CLOSED_BOOK, ORACLE, RANDOM, AS_RETRIEVED)

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from posgap.config.fields import registered_name
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import registered_name
 from posgap.tracking import registry
 from posgap.tracking.server import Refused, ask, experiment_id
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.storage.cache import fetch
 from posgap.storage.folders import send
 from posgap.storage.objects import listed

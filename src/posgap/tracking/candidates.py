@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap import files
-from posgap.errors import PosgapError
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import Evidence

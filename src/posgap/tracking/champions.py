@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posgap.json_text import parse
+from posgap.foundation.json_text import parse
 from posgap.tracking import leases
 from posgap.tracking.leases import Lease
 from posgap.tracking.server import Refused, ask

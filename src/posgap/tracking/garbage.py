@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from posgap import tables
-from posgap.config import GcConfig
-from posgap.errors import PosgapError
-from posgap.locations import MODELS
-from posgap.printing import keep, show
+from posgap.foundation import tables
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import MODELS
+from posgap.foundation.printing import keep, show
 from posgap.tracking import champions, leases, registry
+from posgap.tracking.config import GcConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED
 from posgap.tracking.parents import PARENT_TAG, STAGE_TAG

@@ -4,14 +4,14 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from posgap import tables
-from posgap.config import HistoryConfig, RollbackConfig
-from posgap.errors import PosgapError
-from posgap.json_text import parse
-from posgap.printing import RESULT, keep
-from posgap.printing import show as show_result
+from posgap.foundation import tables
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.json_text import parse
+from posgap.foundation.printing import RESULT, keep
+from posgap.foundation.printing import show as show_result
 from posgap.tracking import champions, registry
 from posgap.tracking.champions import CHAMPION, PREVIOUS, Change
+from posgap.tracking.config import HistoryConfig, RollbackConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.presentation import SHOWN
 

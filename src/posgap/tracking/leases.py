@@ -25,8 +25,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from posgap.errors import PosgapError
-from posgap.patience import Patience
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.patience import Patience
 from posgap.tracking.server import ONCE, Refused, TrackingError, address, ask
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import mlflow
 import psycopg
 from alembic.script import ScriptDirectory
 
-from posgap.errors import PosgapError
+from posgap.foundation.errors import PosgapError
 
 URL = "postgresql+psycopg:///"
 # Where MLflow keeps the history of its tables, and of those of its users beside them, by the table that says which

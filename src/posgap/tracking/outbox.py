@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from posgap import files
-from posgap.patience import Patience
+from posgap.foundation import files
+from posgap.foundation.patience import Patience
 from posgap.storage.datasets import Dataset
 from posgap.tracking.parents import PARENT_TAG, parent_of
 from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training, upload

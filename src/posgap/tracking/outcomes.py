@@ -4,7 +4,7 @@ import logging
 import os
 from typing import Any
 
-from posgap import tables
+from posgap.foundation import tables
 from posgap.tracking import registry
 from posgap.tracking.pipeline_runs import Step, steps
 from posgap.tracking.presentation import METHOD

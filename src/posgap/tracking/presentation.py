@@ -6,10 +6,10 @@ MLflow lists a version's tags by name, so those for people have short names, whi
 import logging
 from pathlib import Path
 
-from posgap.locations import MODELS
+from posgap.foundation.locations import MODELS
 from posgap.measurement.model_card import position_gap, write_model_card
 from posgap.measurement.sweeps import Sweep
-from posgap.positions import format_positions
+from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run
 from posgap.tracking.server import MOST_CHARACTERS, TrackingError, ask
 from posgap.tracking.sweeps import log_sweep

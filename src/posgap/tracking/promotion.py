@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posgap import files
-from posgap.config import ApproveConfig
-from posgap.errors import PosgapError
-from posgap.models import flavor
-from posgap.printing import RESULT, keep
-from posgap.tracking import champions
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.printing import RESULT, keep
+from posgap.tracking import champions, flavor
 from posgap.tracking.candidates import best_of_run
 from posgap.tracking.champions import CHALLENGER, CHAMPION, PREVIOUS, Change
+from posgap.tracking.config import ApproveConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.registry import (
     DIGEST,

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.config.fields import registered_name
-from posgap.errors import PosgapError
-from posgap.models import flavor
-from posgap.patience import Patience
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import registered_name
+from posgap.foundation.patience import Patience
+from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
 from posgap.tracking.server import MOST_CHARACTERS, Refused, ask, tries_of_mlflow

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from posgap.errors import PosgapError
-from posgap.redaction import redacted
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.redaction import redacted
 from posgap.storage.datasets import EVALUATION, Dataset
 from posgap.tracking.outbox import METRICS_AT_ONCE, Entry, Opening, Outbox, milliseconds, place_of
 from posgap.tracking.parents import PARENT_TAG, PIPELINE_TAG, STAGE_TAG

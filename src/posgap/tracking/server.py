@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from posgap import files
-from posgap.errors import PosgapError
-from posgap.patience import Passing, Patience, Waits, retrying, within
-from posgap.redaction import redacted, without_user
+from posgap.foundation import files
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
+from posgap.foundation.redaction import redacted, without_user
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -2,10 +2,10 @@
 
 import logging
 
+from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
 from posgap.measurement.reading import p_value
 from posgap.measurement.sweeps import Sweep
-from posgap.printing import RESULT
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from posgap.config import SyncConfig
-from posgap.errors import PosgapError
-from posgap.locations import is_uri
-from posgap.printing import show
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.locations import is_uri
+from posgap.foundation.printing import show
 from posgap.storage.folders import twin
+from posgap.tracking.config import SyncConfig
 from posgap.tracking.outbox import Entry, Outbox, place_of
 from posgap.tracking.server import CALL_SECONDS, VERB, tracked
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap import files
+from posgap.foundation import files
 from posgap.tracking import registry
 from posgap.tracking.server import ask, upload
 

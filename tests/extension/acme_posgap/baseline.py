@@ -1,6 +1,6 @@
 """A baseline: the first distractor alone, which answers nothing."""
 
-from posgap.tasks.baselines import Baseline
+from posgap.tasks.task import Baseline
 
 MISLED = Baseline(
     name="misled",

@@ -2,8 +2,8 @@
 
 from pydantic import Field
 
-from posgap.choices import Parameters
 from posgap.distillation.methods import Method
+from posgap.foundation.choices import Parameters
 
 
 class Temperature(Parameters):

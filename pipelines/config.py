@@ -1,0 +1,167 @@
+"""Parameters of the pipeline's verbs, and of the demo."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from posgap.foundation.config import Config
+from posgap.foundation.fields import (
+    POSITIONAL,
+    Arguments,
+    Local,
+    OnThisMachine,
+    OptionalInputPath,
+    OutputPath,
+    Role,
+    SettingsText,
+    location_if_any,
+)
+from posgap.preflight.config import PlacedConfig
+from posgap.workflows.config import WatchConfig
+
+
+class _OneOfOurs(Config):
+    pipeline: Literal["mitigation", "watch"] = Field(
+        "mitigation", description="mitigation: close the gap and promote; watch: sweep the champion on fresh data"
+    )
+
+
+class PipelineCompileConfig(_OneOfOurs):
+    """Compiles a pipeline to YAML, for upload in the KFP UI."""
+
+    out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
+        None, description="file to write; empty: standard output"
+    )
+    force: bool = Field(False, description="replace another file of this name")
+
+
+class PipelineArguments(_OneOfOurs):
+    param: Arguments = Field(
+        {}, description="NAME=VALUE: a parameter of the pipeline, lists and objects as JSON; can be repeated"
+    )
+    smoke: bool = Field(False, description="use the tiny model's parameters, except those given by --param")
+
+
+class PipelineRunConfig(PipelineArguments):
+    """Runs a pipeline on this machine, without a cluster."""
+
+    out: Annotated[OutputPath, OnThisMachine] = Field(
+        Path("runs/pipeline"), description="folder of the run; complete steps in it are reused"
+    )
+
+
+class _CompiledFile(_OneOfOurs):
+    file: Annotated[OptionalInputPath, OnThisMachine] = Field(
+        None, description="file of the compiled pipeline; empty: this version's `pipeline`"
+    )
+
+
+class CompiledPipeline(_CompiledFile, PipelineArguments):
+    pass
+
+
+class KfpConfig(Config):
+    host: str = Field(
+        "", description="address of KFP, like http://localhost:8080; empty: $KFP_HOST or $KF_PIPELINES_ENDPOINT"
+    )
+    namespace: str = Field("", description="your namespace, if KFP is a multi-user installation; empty: it is not")
+    request_timeout: float = Field(30.0, gt=0, description="seconds to wait for the server's answer")
+    retries: int = Field(5, ge=0, description="number of retries of a request before giving up")
+
+
+class ServerConfig(KfpConfig):
+    experiment: str = Field("posgap", min_length=1, description="KFP experiment; created if it does not exist")
+
+
+# What Kubernetes takes for a name, since there KFP can keep its pipelines.
+UploadedName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{0,98}[a-z0-9])?)?$")]
+_NAMED = "name of the pipeline on the server; empty: posgap-mitigation, or posgap-watch"
+
+
+class PipelineUploadConfig(KfpConfig, _CompiledFile):
+    """Uploads a pipeline to a KFP server as a version of a named one. What is there already is not uploaded again."""
+
+    named: UploadedName = Field("", description=_NAMED)
+    version: UploadedName = Field("", description="name of the version; empty: posgap's version and a digest")
+
+
+class PipelineOnCluster(ServerConfig, CompiledPipeline):
+    no_cache: bool = Field(False, description="run every step again, even if KFP has its result in the cache")
+    service_account: str = Field(
+        "posgap-pipeline",
+        description="Kubernetes service account of the steps, which infra/kubernetes makes; empty: KFP's default",
+    )
+    version: UploadedName = Field(
+        "",
+        description="version that `posgap pipeline upload` made, or latest; empty: the compiled pipeline is sent with "
+        "the run, and the UI shows it on the run's page alone",
+    )
+    named: UploadedName = Field("", description=f"with --version: {_NAMED}")
+
+
+class PipelineSubmitConfig(PipelineOnCluster):
+    """Runs a pipeline on a KFP server. The token is read from KFP_TOKEN, never from the command line."""
+
+    name: str = Field("", description="name of the run; empty: the pipeline's name and the time")
+    wait: bool = Field(False, description="wait for the end; exit code 4 if the run failed, 5 if it was cancelled")
+    timeout: float = Field(
+        86400.0, gt=0, description="with --wait: seconds to wait at most; after that exit code 6, while the run goes on"
+    )
+    interval: float = Field(10.0, gt=0, description="with --wait: seconds between two polls")
+
+
+ScheduleName = Annotated[str, POSITIONAL]
+
+
+class ScheduleCreateConfig(PipelineOnCluster):
+    """Runs the pipeline on a cron schedule, without overlapping runs and without catching up on missed ones.
+
+    If the same schedule exists already, nothing is changed; if a different one of that name exists, it is replaced.
+    """
+
+    name: ScheduleName = Field(min_length=1, description="name of the schedule within the experiment")
+    cron: str = Field(description="times of the runs: minute hour day month weekday, or six fields with seconds first")
+    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin")
+    cluster_timezone: str = Field(
+        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone in KFP's configuration"
+    )
+
+
+class ScheduleListConfig(ServerConfig):
+    """Lists the experiment's schedules with their states, times and next runs."""
+
+
+class NamedScheduleConfig(ServerConfig):
+    name: ScheduleName = Field(min_length=1, description="name of the schedule")
+
+
+class SchedulePauseConfig(NamedScheduleConfig):
+    """Stops a schedule from starting runs; a run that has started goes on."""
+
+
+class ScheduleResumeConfig(NamedScheduleConfig):
+    """Lets a paused schedule start runs again."""
+
+
+class ScheduleDeleteConfig(NamedScheduleConfig):
+    """Removes a schedule; if one of its runs is still running, only pauses it and says so."""
+
+
+class PipelineLintConfig(CompiledPipeline):
+    """Lists what a run would request from the cluster, step by step. The exit code is 1 if there are warnings."""
+
+
+class WatchFormConfig(PlacedConfig):
+    """The form of the pipeline that watches the champion."""
+
+    data_eval: str = Field(
+        description="examples to sweep the champion on; if it is the beginning of the names of several versions, the "
+        "newest is taken"
+    )
+    mitigate: SettingsText = Field(
+        WatchConfig.default("mitigate"), description=str(WatchConfig.model_fields["mitigate"].description)
+    )
+    namespace: str = Field(
+        WatchConfig.default("namespace"), description=str(WatchConfig.model_fields["namespace"].description)
+    )

@@ -1,0 +1,17 @@
+"""The connection to a KFP server, made where it is first needed: kfp's import takes half a second."""
+
+from typing import TYPE_CHECKING
+
+from posgap.pipelines.config import KfpConfig
+from posgap.pipelines.transport import address
+
+if TYPE_CHECKING:
+    from posgap.pipelines.client import Client
+
+
+def connected(config: KfpConfig) -> "Client":
+    """KFP's client of the server. `PosgapError` where it has no address."""
+    address(config)
+    from posgap.pipelines.client import Client  # late: kfp
+
+    return Client(config)

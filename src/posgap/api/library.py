@@ -1,0 +1,346 @@
+"""posgap in Python: a sweep of a model in memory, on disk, on the hub, in the registry or behind an endpoint.
+
+These functions ask, score, judge and draw by the same code as the stages of the command line. They write nothing but
+what they are told to, and track nothing in MLflow.
+"""
+
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+
+from posgap.api.results import LengthsResult, SweepResult
+from posgap.data.made import made_examples
+from posgap.distillation.methods import label_of
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed
+from posgap.gating.demands import Policy
+from posgap.gating.verdict import Verdict, judge
+from posgap.generation.backends import BACKENDS, open_generator
+from posgap.generation.generator import Completion, Generator, OpenedLate, Sampling
+from posgap.generation.setup import builder_with
+from posgap.generation.transformers import TransformersGenerator, borrowed
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.filling import at_lengths
+from posgap.measurement.lengths import is_of_lengths
+from posgap.measurement.sweeping import answered, figures, placements_of, prompt_digest
+from posgap.mitigations.in_force import load_model as load_mitigated
+from posgap.mitigations.in_force import wants_spans
+from posgap.models.factors import config_factors
+from posgap.models.loading import context_length, load_config, padding
+from posgap.scaling.scaling_file import refuse_searched
+from posgap.storage.inputs import fetched, on_this_machine, source, sources
+from posgap.storage.lineage import training_examples
+from posgap.tasks.choice_files import layout_of
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.prompts import Prompt, TextPromptBuilder
+from posgap.tasks.reading import kind_of, read_examples, told_apart, write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tasks.retrieval_logs import is_log, ranked_examples
+
+if TYPE_CHECKING:
+    import pandas
+    from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
+
+Rows = Iterable[AnyExample | Mapping[str, Any]]
+_SAID_OTHERWISE = ("model", "examples", "task", "out", "force", "estimate", "prices")
+
+
+def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> list[AnyExample]:
+    """Examples of rows, checked: of a file or folder, a pandas frame, a `datasets` dataset, or any rows in memory.
+
+    A row has `question`, `answers`, `gold` and `distractors`, both of these lists of `{"title": ..., "text": ...}`
+    (docs/formats.md), or the `key`, `value` and `records` of key-value retrieval; a row without an `id` has its number.
+    Rows may be of a retrieval log or a trace too (docs/rag.md): `question`, `answers` and the `passages` retrieved.
+    `limit` takes the first so many, 0 all of them.
+
+    Raises `PosgapError` that names the row, and what is wrong with it.
+    """
+    if isinstance(rows, str | Path):
+        return read_examples(fetched(rows))[: limit or None]
+    is_frame = hasattr(rows, "to_dict") and hasattr(rows, "columns")
+    records = cast(Any, rows).to_dict("records") if is_frame else rows
+    if not isinstance(records, Iterable):
+        raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
+    numbered = enumerate(cast(Rows, records), start=1)
+    checked = [e for _, e in islice(told_apart(Path("examples"), _checked(numbered, is_frame)), limit or None)]
+    if not checked:
+        raise PosgapError("examples: there are none")
+    return checked
+
+
+@overload
+def sweep(
+    model: "str | Path | PreTrainedModel | Pipeline",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    lengths: None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult: ...
+
+
+@overload
+def sweep(
+    model: "str | Path | PreTrainedModel | Pipeline",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    lengths: int | str | Sequence[int | str],
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult | LengthsResult: ...
+
+
+def sweep(
+    model: "str | Path | PreTrainedModel | Pipeline",
+    examples: "int | str | Path | pandas.DataFrame | Rows" = 100,
+    task: str = "kv",
+    *,
+    lengths: int | str | Sequence[int | str] | None = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    together: bool = False,
+    **options: Any,
+) -> SweepResult | LengthsResult:
+    """Asks a model every example with the gold documents at every position, and returns the accuracy at each.
+
+    `model` is a model of transformers in memory, with its `tokenizer`, or a pipeline of both; a Hugging Face folder, a
+    name on the hub, or a version in MLflow's registry, `models:/name@champion`; or the address of an OpenAI-compatible
+    endpoint, `http://...`, where `name` among the options says what the model is called. `examples` is whatever
+    `posgap.examples` takes, or a number: so many are made for the task. `options` are those of `posgap sweep`, by their
+    names in Python: `n_docs`, `positions`, `limit`, `metric`, `max_new_tokens`, `system`, `temperature`, `samples`,
+    `label`, `batch_tokens`, ... Several `lengths`, like `["1k", "4k"]`, make a map of accuracy by length and depth,
+    a `LengthsResult`.
+
+    A model in memory is asked where it is, and is as before afterwards. Under a launcher of several processes that hold
+    the same model, of which each calls this, `together` has them share the examples. Nothing is written: for a sweep
+    that goes on after an interruption use the command `posgap sweep`, and `posgap.load` for what it wrote.
+
+    Raises `PosgapError` for bad input, and where more prompts went unanswered than `max_unanswered` percent.
+    """
+    if unknown := sorted(set(options) & set(_SAID_OTHERWISE)):
+        raise PosgapError(f"posgap.sweep: {unknown[0]} is no option here (`posgap.sweep(model, examples, task, ...)`)")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="posgap-")))
+        asked_of, tokenizer = _parts(model, tokenizer)
+        chosen = {"task": task, "examples": folder / "examples.jsonl", "out": folder / "sweep"} | options
+        chosen["lengths"] = lengths or []
+        config = parsed(SweepConfig, _named(asked_of, chosen), "posgap.sweep")
+        everything = _examples(examples, config)
+        rows = everything[: config.limit or None]
+        write_examples(config.examples, rows)
+        if isinstance(asked_of, str | Path):
+            asked = _by_name(config, tokenizer)
+        else:
+            stack.enter_context(borrowed(asked_of))
+            asked = _in_memory(asked_of, tokenizer, config, together)
+        refuse_searched(Path(asked.config.model), rows)
+        if not config.lengths:
+            return _swept(asked, asked.config, asked.build, rows)
+        at_each = at_lengths(asked.config, asked.build, everything)
+        opened = OpenedLate(lambda: open_generator(asked.config, asked.build))
+        asked = asked._replace(generator=asked.generator or opened)
+        swept = [_swept(asked, *at_length, rows) for at_length in at_each]
+    return swept[0] if len(swept) == 1 else LengthsResult(swept, at_each[0][1].context, config.most_gap)
+
+
+def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows: Sequence[AnyExample]) -> SweepResult:
+    """The sweep of a model by prompts of this builder."""
+    placements = placements_of(config, build)
+    digests = {"model_digest": asked.digest, "prompt_digest": prompt_digest(config, build)}
+    responses = answered(config, rows, build, placements, digests, generator=asked.generator)
+    if responses.outcomes.worst_share > config.max_unanswered:
+        unanswered = responses.outcomes.phrase([placement.positions for placement in placements])
+        reason = responses.most_frequent_reason
+        raise PosgapError(
+            f"{config.model}: no figures: {unanswered}, and {config.max_unanswered:g} % is allowed (max_unanswered)"
+            + (f"; most often: {reason}" if reason else "")
+        )
+    label = config.label or label_of(config.model, config.mitigation)
+    measured = figures(config, rows, build, placements, digests, responses, label, asked.factors)
+    return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows, build)
+
+
+def load(folder: str | Path) -> SweepResult | LengthsResult:
+    """The sweep in a folder that `posgap sweep`, `merge` or `grade` wrote, here or in S3, or those at several lengths.
+
+    Raises `PosgapError` where there is none.
+    """
+    there = Path(fetched(folder))
+    return LengthsResult.read(there) if is_of_lengths(there) else SweepResult.read(there)
+
+
+def gate(
+    candidate: SweepResult | str | Path,
+    base: SweepResult | str | Path | None = None,
+    champion: SweepResult | str | Path | None = None,
+    **demands: Any,
+) -> Verdict:
+    """What the gate says of a sweep, against that of the `base` model and of today's `champion`, as `posgap gate` does.
+
+    Sweeps are results or folders. `demands` are what a policy says (docs/gate.md): `max_gap`, `min_mean`,
+    `least_examples`, ... Without a base those rules alone are asked that need none. The verdict's `outcome` is
+    "admitted", "refused" or "not enough evidence", and `rules` has each rule's figures and sentence.
+
+    Raises `PosgapError` where the sweeps were not asked alike, or a model learnt the examples.
+    """
+    policy = parsed(Policy, demands, "posgap.gate")
+    with tempfile.TemporaryDirectory(prefix="posgap-") as place:
+
+        def folder(swept: SweepResult | str | Path | None, role: str) -> Path | None:
+            if not isinstance(swept, SweepResult):
+                return None if swept is None else fetched(swept)
+            written = Path(place) / role
+            written.mkdir()
+            swept.write_evidence(written)
+            return written
+
+        judged = folder(candidate, "candidate")
+        if judged is None:
+            raise PosgapError("posgap.gate: there is no sweep of a candidate")
+        return judge(judged, folder(base, "base"), folder(champion, "champion"), policy)
+
+
+def _checked(
+    numbered: Iterator[tuple[int, AnyExample | Mapping[str, Any]]], is_frame: bool
+) -> Iterator[tuple[int, AnyExample]]:
+    for number, row in numbered:
+        fields = _fields(row) if isinstance(row, Mapping) else {}
+        if (layout := layout_of(fields)) or is_log(fields, is_frame):
+            others = ((at, _fields(each) if isinstance(each, Mapping) else each) for at, each in numbered)
+            rows = chain([(number, fields)], others)
+            yield from layout.known(rows, "examples") if layout else ranked_examples(rows, "examples")
+            return
+        yield number, _example(row, number)
+
+
+def _example(row: AnyExample | Mapping[str, Any], number: int) -> AnyExample:
+    if isinstance(row, AnyExample):
+        return row
+    where = f"examples, row {number}"
+    if not isinstance(row, Mapping):
+        raise PosgapError(f"{where}: expected an example or a mapping, got {type(row).__name__}")
+    fields = _fields(row)
+    return parsed(kind_of(fields), {"id": str(number), **fields}, where)
+
+
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    # Frames and datasets have an empty cell for a field of other rows.
+    return {name: _plain(value) for name, value in row.items() if value is not None and not _is_nan(value)}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists in place of numpy's arrays, in which frames keep them."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [_plain(part) for part in value] if isinstance(value, list) else value
+
+
+def _examples(given: "int | str | Path | pandas.DataFrame | Rows", config: SweepConfig) -> list[AnyExample]:
+    if isinstance(given, int):
+        return list(made_examples(TASKS[config.task], given, config.n_docs, config.seed))
+    return examples(given)
+
+
+def _named(model: "str | Path | PreTrainedModel", options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the model's name, and for an endpoint with its address."""
+    name = options.pop("name", "")
+    if not isinstance(model, str | Path):
+        return options | {"model": name or str(model.config._name_or_path or type(model).__name__)}
+    if str(model).startswith(("http://", "https://")):
+        if not name:
+            raise PosgapError(f"{model}: say what the model is called there, as `name`")
+        return options | {"model": name, "backend": "openai", "base_url": str(model)}
+    return options | {"model": str(model)}
+
+
+def _parts(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """Model and tokenizer, those of a pipeline too; `PosgapError` where they are none that can be asked."""
+    if isinstance(model, str | Path):
+        return model, tokenizer
+    if hasattr(model, "tokenizer") and hasattr(model, "model") and not hasattr(model, "generate"):
+        model, tokenizer = model.model, tokenizer or model.tokenizer
+    if not hasattr(model, "generate") or not hasattr(model, "generation_config"):
+        raise PosgapError(
+            "posgap.sweep: expected a name, an address or a causal language model of transformers, got "
+            f"{type(model).__name__}"
+        )
+    if not hasattr(tokenizer, "pad_token_id"):
+        raise PosgapError("posgap.sweep: a model in memory needs its tokenizer, as `tokenizer`")
+    if model.device.type == "meta":
+        raise PosgapError("posgap.sweep: the model has no weights (it is on the meta device)")
+    return model, tokenizer
+
+
+class _Model(NamedTuple):
+    """A model to be asked: the config that names it, the builder of its prompts, and what is known of it.
+
+    Without a `generator` the config's backend answers.
+    """
+
+    config: SweepConfig
+    build: TextPromptBuilder
+    factors: Sequence | None
+    digest: str = ""
+    generator: Generator | None = None
+
+
+def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -> _Model:
+    if tokenizer is not None:
+        raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
+    inputs, backend = sources(config), BACKENDS[config.backend]
+    config, factors = on_this_machine(config, inputs), None
+    if backend.local:
+        factors = config_factors(load_config(config.model))
+    return _Model(config, backend.builder(config), factors, inputs["model"].digest())
+
+
+def _in_memory(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SweepConfig, together: bool
+) -> _Model:
+    if config.backend != "transformers":
+        raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
+    pads = padding(tokenizer)
+    build = builder_with(config, pads, context_length(model.config, pads))
+    build.marks_documents = wants_spans(model.config)
+    alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
+    return _Model(config, build, config_factors(model.config), "", _Together(alone) if together else alone)
+
+
+class _Together:
+    """A generator of which every process of a launch answers its part, and which yields all answers on each."""
+
+    def __init__(self, generator: TransformersGenerator):
+        self.generator, self.attention = generator, generator.attention
+
+    def generate(self, groups: Iterable[Sequence[Prompt]], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        from posgap.distillation.processes import gather, rank_and_world
+
+        rank, world = rank_and_world()
+        everything = list(groups)  # what is wrong with a prompt is found on all processes
+        own = range(len(everything))[rank::world]
+        answers = self.generator.generate((everything[index] for index in own), sampling)
+        for of_process in gather([(own[which], at, completion) for which, at, completion in answers]):
+            yield from of_process
+
+
+def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
+    """A causal language model, scaled where it is a scaled one, in evaluation mode, on the CPU.
+
+    `path` is a Hugging Face folder, that of an adapter, a name on the hub, or a version in MLflow's registry,
+    `models:/name@champion` or `models:/name/3`. `dtype` of its parameters: "auto" is bfloat16 where there is a GPU and
+    float32 elsewhere, "stored" is that of the file. `compute` is that of the arithmetic, where autocast makes it
+    another.
+
+    Raises `PosgapError` where there is no such model, or its weights are damaged.
+    """
+    return load_mitigated(str(source(path).fetch()), dtype, compute)

@@ -1,0 +1,50 @@
+"""Parameters of the verbs that set posgap up."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from posgap.foundation.config import Config
+from posgap.foundation.fields import (
+    POSITIONAL,
+    WORDS_OF_VERB,
+)
+from posgap.tasks.fields import OptionalTaskName
+
+
+class DoctorConfig(Config):
+    """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
+    does not work."""
+
+
+class ConfigFileConfig(Config):
+    """Prints all options of a verb as a YAML file for --config, with what each is for."""
+
+    verb: Annotated[list[str], POSITIONAL, WORDS_OF_VERB] = Field(
+        min_length=1, description="the verb, like `scale search`"
+    )
+
+
+class CompletionConfig(Config):
+    """Prints a script that has a shell complete verbs, options, their values and files.
+
+    \b
+    bash:  posgap completion bash > ~/.posgap-completion.bash, and `. ~/.posgap-completion.bash` in ~/.bashrc
+    zsh:   posgap completion zsh > "${fpath[1]}/_posgap"
+    fish:  posgap completion fish > ~/.config/fish/completions/posgap.fish
+    """
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL] = Field(description="the shell")
+
+
+class InitConfig(Config):
+    """Asks which model to measure, on which data, on what task, and where to track runs; then writes posgap.yaml, and
+    examples where there are none, and says the next command. An option answers its question."""
+
+    model: str = Field("", description="Hugging Face model folder, or name on the hub; empty: asks")
+    examples: str = Field("", description="file or folder of examples; made: makes some; empty: asks")
+    task: OptionalTaskName = Field("", description="what a model is asked; empty: asks")
+    tracking: str = Field(
+        "", description="address of an MLflow server, sqlite:///FILE, or none, to track nothing; empty: asks"
+    )
+    force: bool = Field(False, description="replace files of these names")

@@ -1,0 +1,194 @@
+"""Options of verbs in a YAML file: a section for each verb, with the names that its flags have.
+
+A flag comes before the environment (POSGAP_SWEEP_N_DOCS), and that before the file: click reads them in this order. The
+key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_URI does.
+"""
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, MutableMapping
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from posgap.cli.config import ConfigFileConfig
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.printing import show as show_result
+
+TRACKING = "tracking"
+VARIABLE = "POSGAP_CONFIG"
+PREFIX = "POSGAP"  # of the variables that stand for options
+MOST_BYTES = 2**20  # of a file
+_UNSAID = ("config", "help")  # which no section has
+
+
+class Text(click.ParamType):
+    """Text as it is given, but lists and dictionaries of a file as they are there: the verb's config checks them.
+
+    Shells complete that of a path.
+    """
+
+    name = "text"
+
+    def __init__(self, is_path: bool = False):
+        self.is_path = is_path
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if isinstance(value, list | dict | bool) else click.STRING.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")] if self.is_path else []
+
+
+class WordsOfVerb(Text):
+    """The words that are typed for a verb, one after the other; shells complete the next one."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before = list(ctx.params.get(param.name or "") or ())
+        n, verbs = len(before), map(str.split, _verbs(ctx.find_root().command))
+        following = dict.fromkeys(words[n] for words in verbs if words[:n] == before and words[n:])
+        return [CompletionItem(word) for word in following if word.startswith(incomplete)]
+
+
+def option() -> click.Option:
+    """`--config FILE`, which is read before the other options."""
+    return click.Option(
+        ["--config"],
+        type=Text(is_path=True),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_take,
+        envvar=VARIABLE,
+        help=f"YAML file with options, as `posgap config VERB` prints it; flags and variables ({PREFIX}_VERB_OPTION) "
+        "come before it",
+    )
+
+
+def words_of(ctx: click.Context) -> str:
+    """What is typed for the verb of a context, as a section is called."""
+    return ctx.command_path.partition(" ")[2]
+
+
+def _take(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    if not value or ctx.resilient_parsing:  # a shell asks what could come next
+        return
+    sections = _read(value)
+    verbs, verb = _verbs(ctx.find_root().command), words_of(ctx)
+    _require_known(value, sections.keys() - {TRACKING}, [*verbs, verb, TRACKING], "verb")
+    if place := sections.get(TRACKING):
+        if not isinstance(place, str):
+            raise PosgapError(f"{value}: {TRACKING}: write the address of an MLflow server, or sqlite:///FILE")
+        os.environ["MLFLOW_TRACKING_URI"] = os.environ.get("MLFLOW_TRACKING_URI") or place
+    section = sections.get(verb) or {}
+    if not isinstance(section, dict):
+        raise PosgapError(f"{value}: {verb}: write options below it, NAME: VALUE")
+    given = {str(name).replace("-", "_"): each for name, each in section.items()}
+    options = {option.name: option for option in ctx.command.params if option.name not in _UNSAID}
+    _require_known(f"{value}: {verb}", (str(name) for name in section), [_shown(name) for name in options], "option")
+    ctx.default_map = {name: _as_given(each, options[name]) for name, each in given.items() if each is not None}
+
+
+def _as_given(value: Any, option: click.Parameter) -> Any:
+    """As the command line would give it. NAME=VALUE, several of them, is a dictionary in a file. Raises `PosgapError`
+    for several values where an option takes one."""
+    if isinstance(value, dict) and getattr(option, "multiple", False):
+        return [f"{name}={each if isinstance(each, str) else json.dumps(each)}" for name, each in value.items()]
+    if option.nargs == -1 or getattr(option, "multiple", False):
+        return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    if isinstance(option.type, Text):
+        return value
+    if isinstance(value, list | dict):
+        raise PosgapError(f"--{_shown(option.name)}: write one value, got {shortened(repr(value))}")
+    return value if isinstance(value, bool) and getattr(option, "is_flag", False) else str(value)
+
+
+def _read(file: str) -> dict[str, Any]:
+    from posgap.foundation.yaml_text import parse  # late: most commands read no file
+
+    where = f"--config: {shortened(file)}"
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
+    read = parse(data, where, "a config file", MOST_BYTES, typed=True)
+    if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
+        raise PosgapError(f"{where}: write a section for each verb, as `posgap config VERB` does")
+    return read
+
+
+def _require_known(where: str, given: Iterable[str], known: list[str], what: str) -> None:
+    for name in given:
+        if (plain := name.replace("_", "-")) in known or name in known:
+            continue
+        near = difflib.get_close_matches(plain, known, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"it may be {', '.join(known[:12])}, ..."
+        raise PosgapError(f"{where}: no {what} is called {shortened(name)}; {meant}")
+
+
+def _shown(name: str | None) -> str:
+    return (name or "").replace("_", "-")
+
+
+def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
+    """Every verb by what is typed for it, also those that stand below another, as `gate replay` does."""
+    found = {} if isinstance(command, click.Group) else {above: command}
+    for name, each in below(command).items():
+        found |= _verbs(each, f"{above} {name}".strip())
+    return found
+
+
+def below(command: Any) -> MutableMapping[str, click.Command]:
+    """The commands of a group, or those below a verb."""
+    return command.commands if isinstance(command, click.Group) else command.below
+
+
+def show(config: ConfigFileConfig) -> None:
+    """Prints the options of a verb; `PosgapError` where there is none of that name."""
+    verbs, words = _verbs(click.get_current_context().find_root().command), " ".join(config.verb)
+    _require_known("config", [words], list(verbs), "verb")
+    options = {
+        _shown(each.name): {
+            "help": getattr(each, "help", None),
+            "required": each.required,
+            "default": _default(each),
+        }
+        for each in _said(verbs[words])
+    }
+    show_result(template(words, verbs[words]).rstrip("\n"), {words: options})
+
+
+def template(words: str, verb: click.Command) -> str:
+    """The section of a verb: what must be said is empty, and the rest a comment with its default."""
+    lines = [f"# posgap {words} --config THIS_FILE", f"{words}:"]
+    for each in _said(verb):
+        help_text = getattr(each, "help", None) or ""
+        lines += [f"  # {line}" for line in help_text.splitlines()]
+        lines.append(f"  {'' if each.required else '# '}{_shown(each.name)}: {_plain(each)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def _said(verb: click.Command) -> list[click.Parameter]:
+    """The parameters of a verb that a section may have."""
+    return [each for each in verb.params if each.name and each.name not in _UNSAID]
+
+
+def _default(each: click.Parameter) -> Any:
+    default = each.to_info_dict()["default"]
+    return os.fspath(default) if isinstance(default, os.PathLike) else default
+
+
+def _plain(each: click.Parameter) -> str:
+    """The default, so that YAML reads it back as what it is; empty where there is none."""
+    default = _default(each)
+    if default is None or default == "":
+        return ""
+    import yaml  # late, as above
+
+    as_it_is = isinstance(default, str) and yaml.safe_load(default) == default
+    # A list or dictionary is the text of one in JSON, which YAML reads.
+    is_json = isinstance(default, str) and default[:1] in ("[", "{")
+    return default if as_it_is or is_json else json.dumps(default)

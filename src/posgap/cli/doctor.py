@@ -1,0 +1,212 @@
+"""What this machine can do: a line for each part, and for what is missing the command that mends it.
+
+Nothing heavy is imported: packages are looked up by their metadata, GPUs by `nvidia-smi`, and what is configured
+(MLflow, S3, Kubeflow, the hub) is asked whether it answers, each for a few seconds at most.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+
+from posgap import __version__
+from posgap.cli.config import DoctorConfig
+from posgap.foundation.errors import NoUse
+from posgap.foundation.extras import how_to_install
+from posgap.foundation.printing import coloured, show
+from posgap.foundation.redaction import redacted, without_user
+from posgap.tracking.server import HOW_TO_TRACK
+
+SECONDS = 4.0  # that what is configured has to answer
+LEAST_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
+MARKS = {"yes": "✓", "no": "–", "broken": "✗"}
+
+
+class Finding(NamedTuple):
+    """One part: whether it is there (`yes`), not there and not asked for (`no`), or asked for and of no use
+    (`broken`); what was seen; and what to do, where something can be done."""
+
+    part: str
+    state: Literal["yes", "no", "broken"]
+    seen: str
+    mend: str = ""
+
+
+def doctor(config: DoctorConfig) -> None:
+    """Prints what this machine can do. Raises `NoUse` where something configured does not work."""
+    found = list(findings())
+    width = max(len(each.part) for each in found)
+    lines = [
+        f"{coloured(MARKS[each.state], sys.stdout)} {each.part.ljust(width)}  {each.seen}"
+        f"{f'; {each.mend}' if each.mend else ''}"
+        for each in found
+    ]
+    show("\n".join(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
+    if broken := [each.part for each in found if each.state == "broken"]:
+        raise NoUse(f"of no use as it is: {', '.join(broken)}")
+
+
+def findings() -> Iterator[Finding]:
+    """All parts, in the order in which one needs them."""
+    yield Finding("posgap", "yes", f"{__version__}, Python {platform.python_version()}, {os.cpu_count()} processors")
+    yield _memory()
+    yield _disk(Path.cwd())
+    gpus = _gpus()
+    yield _torch(gpus)
+    yield _within_bounds("transformers")
+    yield _gpu(gpus)
+    yield _package("FlashAttention", "flash_attn", 'faster attention on GPUs: pip install "posgap[gpu]"', bool(gpus))
+    yield _package("vLLM", "vllm", 'faster answers on GPUs, --backend vllm: pip install "posgap[vllm]"')
+    yield _package("DeepSpeed", "deepspeed", 'training on several GPUs (ZeRO): pip install "posgap[train]"')
+    yield _mlflow()
+    yield _s3()
+    yield _kubeflow()
+    yield _hub()
+
+
+def _memory() -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Finding("memory", "yes", f"{total / 2**30:.0f} GiB")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_DISK:
+        return Finding(
+            "disk", "broken", f"{free / 2**30:.1f} GiB free", "make room, or work in a folder of another disk"
+        )
+    return Finding("disk", "yes", f"{free / 2**30:.0f} GiB free in this folder")
+
+
+def _gpus() -> list[str]:
+    """Name and memory of each NVIDIA GPU that the driver shows."""
+    if not (smi := shutil.which("nvidia-smi")):
+        return []
+    asked = [smi, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _torch(gpus: list[str]) -> Finding:
+    found = _within_bounds("torch")
+    if gpus and found.state == "yes" and found.seen.endswith("+cpu"):
+        return found._replace(
+            state="broken", seen=f"{found.seen}, which uses no GPU", mend="install the wheel for CUDA from pytorch.org"
+        )
+    return found
+
+
+def _within_bounds(package: str) -> Finding:
+    """Whether a package is there in a version that posgap's own metadata allow."""
+    (bounds,) = (each.specifier for each in map(Requirement, requires("posgap") or []) if each.name == package)
+    mend = f"pip install '{package}{bounds}'"
+    if (installed := _version(package)) is None:
+        return Finding(package, "broken", "not installed", mend)
+    if not bounds.contains(installed, prereleases=True):
+        return Finding(package, "broken", f"{installed}, with which posgap does not work or was not tried", mend)
+    return Finding(package, "yes", installed)
+
+
+def _gpu(gpus: list[str]) -> Finding:
+    if not gpus:
+        return Finding("GPU", "no", "none: small models and endpoints are measured, nothing large is trained")
+    return Finding("GPU", "yes", "; ".join(gpus))
+
+
+def _package(part: str, module: str, mend: str, wanted: bool = True) -> Finding:
+    if installed := _version(module):
+        return Finding(part, "yes", installed)
+    return Finding(part, "no", "not installed", mend if wanted else "")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _mlflow() -> Finding:
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+    if not uri:
+        return Finding("MLflow", "no", "runs are not tracked", HOW_TO_TRACK)
+    if _version("mlflow") is None:
+        return Finding("MLflow", "broken", f"{redacted(uri)} is set", how_to_install("mlflow"))
+    if not uri.startswith("http"):
+        return Finding("MLflow", "yes", f"runs go to {redacted(uri)}")
+    return _answers("MLflow", uri, f"{uri.rstrip('/')}/health", "start it, or correct MLFLOW_TRACKING_URI")
+
+
+def _s3() -> Finding:
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if _version("boto3") is None:
+        wanted: Literal["no", "broken"] = "broken" if endpoint or "AWS_ACCESS_KEY_ID" in os.environ else "no"
+        return Finding("S3", wanted, "s3:// paths are of no use", how_to_install("boto3"))
+    import boto3
+    from botocore.exceptions import BotoCoreError
+
+    try:
+        session = boto3.Session()
+        credentials = session.get_credentials()
+    except BotoCoreError as error:
+        return Finding("S3", "broken", str(error), "correct the profile, or AWS_PROFILE")
+    if credentials is None:
+        state: Literal["no", "broken"] = "broken" if endpoint else "no"
+        return Finding("S3", state, "no credentials", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3:// paths")
+    if endpoint:
+        return _answers("S3", endpoint, endpoint, "start it, or correct AWS_ENDPOINT_URL")
+    return Finding("S3", "yes", f"credentials from {credentials.method}, Amazon's endpoint")
+
+
+def _kubeflow() -> Finding:
+    if _version("kfp") is None:
+        state: Literal["no", "broken"] = "broken" if os.environ.get("KFP_HOST") else "no"
+        return Finding("Kubeflow", state, "no pipeline runs here, or on a cluster", how_to_install("kfp"))
+    if host := os.environ.get("KFP_HOST"):
+        return _answers(
+            "Kubeflow", host, f"{host.rstrip('/')}/apis/v2beta1/healthz", "correct KFP_HOST, or forward its port"
+        )
+    return Finding("Kubeflow", "no", "KFP_HOST is not set", "`posgap pipeline run` runs the pipeline here")
+
+
+def _hub() -> Finding:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return Finding("hub", "yes", f"offline (HF_HUB_OFFLINE): models of {home} alone")
+    logged_in = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    said = "logged in" if logged_in else "not logged in, which gated models need (hf auth login)"
+    answered = _answers("hub", address, address, "models must lie in folders, or in its cache")
+    # Nobody has asked for it: without a network, models lie in folders.
+    return (
+        answered._replace(state="no")
+        if answered.state == "broken"
+        else answered._replace(seen=f"{answered.seen}; {said}")
+    )
+
+
+def _answers(part: str, named: str, address: str, mend: str) -> Finding:
+    """Whether a server answers at all: one that wants a log-in does."""
+    shown = without_user(named)
+    try:
+        with urllib.request.urlopen(without_user(address), timeout=SECONDS):
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code >= 500:
+            return Finding(part, "broken", f"{shown} answers {error.code}", mend)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return Finding(part, "broken", f"{shown} does not answer ({reason})", mend)
+    return Finding(part, "yes", f"{shown} answers")

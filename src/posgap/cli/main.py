@@ -1,0 +1,352 @@
+"""The command line: the verbs of posgap.verbs, their options read off their configs.
+
+Exit codes: 0 done, 1 `pipeline lint`, `verify` or `doctor` found something, or a fault of posgap itself (its line names
+the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a
+submitted run failed, 5 it was cancelled, 6 it was still under way when the time was up, 7 the gate had not enough
+evidence, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+"""
+
+import importlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, get_args, get_origin
+
+import click
+from click.shell_completion import CompletionItem
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from posgap import __version__
+from posgap.cli import config_file
+from posgap.cli.verbs import GROUPS, SECTIONS, VERBS, Kind, Verb
+from posgap.foundation import printing
+from posgap.foundation.choices import SECRET
+from posgap.foundation.config import Config
+from posgap.foundation.errors import (
+    GateFailed,
+    NotEnoughEvidence,
+    OfAll,
+    PosgapError,
+    Rejected,
+    complaint_of,
+    place_of_fault,
+    shortened,
+)
+from posgap.foundation.extras import how_to_install
+from posgap.foundation.fields import ON_HUB, POSITIONAL, WORDS_OF_VERB, choices_of, plain_type, role
+from posgap.foundation.internal_errors import told
+from posgap.foundation.interruption import stop_on_termination
+from posgap.foundation.launch import end, end_together, is_main_process
+from posgap.foundation.locations import as_location, is_hub_name, with_uris
+from posgap.foundation.redaction import redacted
+from posgap.stages.frame import stage_at
+from posgap.storage.inputs import source, with_local_paths
+
+
+def _kind(info: FieldInfo) -> dict[str, Any]:
+    """How click takes a field: the type it checks; what pydantic parses itself stays text."""
+    annotation, registered = info.annotation, choices_of(info)
+    if registered:
+        # MLproject has no way to leave a parameter out: an empty one leaves the choice open.
+        names = registered.names() + ([""] if info.default == "" else [])
+        return {"type": click.Choice(names), "metavar": f"[{'|'.join(registered.names())}]"}
+    if annotation is bool:
+        return {"is_flag": True}
+    if choices := [a for a in get_args(annotation) if isinstance(a, str)]:
+        return {"type": click.Choice(choices), "metavar": f"[{'|'.join(filter(None, choices))}]"}
+    if numbers := [a for a in get_args(annotation) if a in (int, float)]:  # which may be left empty
+        return {"type": config_file.Text(), "metavar": "INTEGER" if int in numbers else "FLOAT"}
+    if annotation == dict[str, str]:
+        return {"multiple": True, "metavar": "NAME=VALUE"}
+    if WORDS_OF_VERB in info.metadata:
+        return {"type": config_file.WordsOfVerb()}
+    kind = plain_type(info)
+    return {"type": kind if kind in (int, float) else config_file.Text(is_path=role(info) is not None)}
+
+
+def is_argument(field: FieldInfo) -> bool:
+    """Whether a field is given without its name: `posgap compare A B`."""
+    return POSITIONAL in field.metadata
+
+
+class _Verb(click.Command):
+    """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
+    programs that write command lines have no way to leave an option out.
+
+    Another verb may stand `below` it, like `gate replay`, which then takes what follows.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.below: dict[str, click.Command] = {}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] and args[0] in self.below:
+            return self.below[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        flags = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option) and option.is_flag
+            for name in option.opts
+        }
+
+        def words(arg: str) -> list[str]:
+            name, equals, value = arg.partition("=")
+            if not equals or name not in flags:
+                return [arg]
+            is_set = click.BOOL.convert(value, flags[name], ctx)
+            return flags[name].opts[:1] if is_set else flags[name].secondary_opts[:1]
+
+        return super().parse_args(ctx, [word for arg in args for word in words(arg)])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.below:
+            with formatter.section("Below it"):
+                formatter.write_dl(
+                    [(f"{self.name} {name}", verb.get_short_help_str(200)) for name, verb in self.below.items()]
+                )
+        super().format_epilog(ctx, formatter)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        below = [CompletionItem(word) for word in self.below if word.startswith(incomplete)]
+        return below + super().shell_complete(ctx, incomplete)
+
+
+def command(words: str, verb: Verb) -> click.Command:
+    """The command of a verb: its options are the config's fields, and its work is `module:function`.
+
+    The module is imported when the command runs, so that `--help` stays quick.
+    """
+    config_type, options = verb.config, list[click.Parameter]()
+    for field, info in config_type.model_fields.items():
+        if is_argument(info):
+            several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
+            options.append(click.Argument([field], required=info.is_required(), **several, **_kind(info)))
+            continue
+        shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
+        default = {} if info.default in (None, "", [], {}) else {"default": shown}
+        word = field.replace("_", "-")
+        options.append(
+            click.Option(
+                [f"--{word}/--no-{word}" if info.default is True else f"--{word}"],
+                help=info.description,
+                show_default=config_type.shown_defaults().get(field, info.default is not False),
+                **_kind(info),
+                **({"required": True} if info.is_required() else default),
+            )
+        )
+        if ON_HUB in info.metadata:
+            options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
+
+    def run(**given: Any) -> None:
+        # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
+        revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
+        values = {k: v for k, v in given.items() if v is not None and v != ()}
+        try:
+            parsed = config_type(**values)
+            if revision:
+                parsed = config_type(**values | {"model": _at_revision(parsed, revision)})
+        except ValidationError as error:
+            raise PosgapError(_misuse(config_type, error)) from None
+        _work(verb, parsed)
+
+    return _Verb(
+        words.rpartition(" ")[2],
+        params=[*options, config_file.option(), *printing.options()],
+        callback=run,
+        help=config_type.__doc__,
+        epilog=f"\b\nExample:\n  {example(words)}",
+    )
+
+
+def example(words: str) -> str:
+    """The whole of a verb's example."""
+    return f"posgap {words} {VERBS[words].example}".rstrip()
+
+
+def _work(verb: Verb, parsed: Config) -> None:
+    """Does a verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
+    refusal, which is then raised."""
+    place = str(getattr(parsed, "out", ""))
+    with printing.result_alone():
+        try:
+            _function(verb)(parsed)
+        except (GateFailed, NotEnoughEvidence):
+            _keep_result(verb, place)
+            raise
+        except Rejected:
+            with suppress(PosgapError):  # nothing was written
+                _keep_result(verb, f"{place}.rejected")
+            raise
+        if not getattr(parsed, "estimate", False):
+            _keep_result(verb, place)
+
+
+def _keep_result(verb: Verb, place: str) -> None:
+    if not printing.is_json() or not verb.results or not is_main_process():
+        return
+    there = source(as_location(place))
+    for file in filter(None, map(there.read, verb.results)):
+        printing.keep(json.loads(file.read_text(encoding="utf-8")))
+        return
+
+
+def _function(verb: Verb) -> Callable[[Any], Any]:
+    """What a verb calls. Of a stage alone the frame is enough, until it finds that there is work to do."""
+    if verb.kind is Kind.STAGE:
+        return stage_at(verb.work)
+    module, function = verb.work.split(":")
+    if verb.kind is Kind.READER:
+        return with_local_paths(lambda config: getattr(importlib.import_module(module), function)(config))
+    return getattr(importlib.import_module(module), function)
+
+
+def _at_revision(parsed: Config, revision: str) -> str:
+    """The name of a config's model at a revision."""
+    model = str(parsed.model)  # type: ignore[attr-defined]  # where there is this option there is a model
+    if parsed.is_served("model") or os.path.isdir(model) or "@" in model or not is_hub_name(model):
+        raise PosgapError(f"--revision: {shortened(model)} takes none; give the name of a model on the hub without one")
+    return f"{model}@{revision}"
+
+
+def _misuse(config_type: type[Config], error: ValidationError) -> str:
+    """The option that is wrong, why, and what was given."""
+    first = error.errors()[0]
+    name, *inside = place_of_fault(first) or [""]
+    is_secret = name in config_type.model_fields and SECRET in config_type.model_fields[name].metadata
+    complaint = complaint_of(first)
+    if not name:  # of several options together, whose values might be anything
+        return complaint
+    complaint += "" if is_secret else f", got {shortened(repr(first['input']))}"
+    words = name if is_argument(config_type.model_fields[name]) else f"--{name}"
+    return f"{'.'.join([words.replace('_', '-'), *inside])}: {complaint}"
+
+
+class _Group(click.Group):
+    """A group that lists its commands in the order in which they were added; the root lists them under headings."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.parent:
+            return super().format_commands(ctx, formatter)
+        width = max(map(len, self.commands))
+        for heading, verbs in SECTIONS.items():
+            names = dict.fromkeys(words.partition(" ")[0] for words in verbs)
+            with formatter.section(heading):
+                room = formatter.width - width - 6
+                formatter.write_dl([(n.ljust(width), self.commands[n].get_short_help_str(room)) for n in names])
+
+
+def build() -> click.Group:
+    """The whole command line."""
+    root = _Group("posgap", help=ROOT_HELP)
+    # A variable POSGAP_VERSION is nobody's wish to be told the version.
+    click.version_option(__version__, allow_from_autoenv=False)(root)
+    for words, verb in VERBS.items():
+        place: Any = root
+        *above, word = words.split()
+        for depth, name in enumerate(above, start=1):
+            if name not in config_file.below(place):
+                place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
+            place = config_file.below(place)[name]
+        config_file.below(place)[word] = command(words, verb)
+    return root
+
+
+ROOT_HELP = """Measure the position gap of a long-context language model, close it, and let a model
+into the registry only when it is closed.
+
+\b
+  validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
+                           -> scale search -> scale apply -^
+
+Every stage writes a folder with a manifest.json, logs to MLflow where MLFLOW_TRACKING_URI
+names a server (or sqlite:///mlflow.db, a file) and, run again with the same inputs, does
+nothing. What MLflow did not take is kept beside the folder; `posgap sync` sends it."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `posgap`; ends with `SystemExit`, but where several processes were launched."""
+    _open_what_a_shell_closed()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("posgap | %(message)s"))
+    handler.addFilter(printing.is_wanted)
+    logger = logging.getLogger("posgap")
+    # Rank 0 logs at INFO, other ranks only warnings.
+    logger.handlers, logger.level = [handler], logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    stop_on_termination()
+    os.environ.setdefault("MPLBACKEND", "Agg")  # a command opens no window
+    with printing.command(sys.argv[1:] if arguments is None else arguments):
+        code = _run(arguments)
+    end(code)
+
+
+def _open_what_a_shell_closed() -> None:
+    """Has each of the three standard streams that is closed (`2>&-`) read or write nothing."""
+    # In the order of their descriptors: each opening takes the lowest that is free, which no output's file gets then.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
+def _run(arguments: list[str] | None) -> int:
+    """Runs a command; returns its exit code when what came of it is printed."""
+    try:
+        build().main(arguments, prog_name="posgap", standalone_mode=False, auto_envvar_prefix=config_file.PREFIX)
+        if is_main_process():
+            printing.write_json()
+        return 0
+    except click.exceptions.NoArgsIsHelpError as shown:
+        click.echo(shown.format_message())
+        return 2
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "posgap"
+        return _fail(f"{error.format_message()} (see `{where} --help`)", 2)
+    except OfAll as error:
+        if is_main_process():
+            _fail(_with_notes(str(error), error), error.exit_code)
+        end_together()
+        return error.exit_code
+    except PosgapError as error:
+        return _fail(_with_notes(str(error), error), error.exit_code)
+    except OSError as error:
+        return _fail(f"{error.filename or 'input/output'}: {error.strerror or error}", 2)
+    except ModuleNotFoundError as error:
+        missing = how_to_install(error.name or "")
+        return _fail(missing, 2) if missing else _fail(told(error), 1, "")
+    except MemoryError:
+        return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        return _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
+    except Exception as error:
+        return _fail(told(error), 1, "")
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(with_uris(super().format(record)))
+
+
+def _with_notes(message: str, error: BaseException) -> str:
+    return "; ".join([message, *getattr(error, "__notes__", ())])
+
+
+def _fail(message: str, code: int, kind: str = "error:") -> int:
+    """Says what went wrong, in one line without secrets; returns the exit code."""
+    line = " ".join(map(str.strip, redacted(with_uris(message)).split("\n")))
+    with suppress(OSError):  # nobody listens
+        click.echo(" ".join(filter(None, ["posgap:", printing.coloured(kind, sys.stderr), line])), err=True)
+        if is_main_process():
+            printing.write_json({"error": line, "exit_code": code})
+    return code

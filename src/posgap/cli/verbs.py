@@ -1,0 +1,393 @@
+"""All verbs: what is typed for each, its options, its work, an example, and the heading under which help lists it."""
+
+from enum import Enum
+from typing import NamedTuple
+
+from posgap.cli.config import CompletionConfig, ConfigFileConfig, DoctorConfig, InitConfig
+from posgap.data.config import (
+    DataVersionConfig,
+    FetchConfig,
+    ImportConfig,
+    MakeChoiceConfig,
+    MakeKVConfig,
+    MakeNeedleConfig,
+    MakeQAConfig,
+    MakeSpansConfig,
+    MakeTwoHopConfig,
+    NewestConfig,
+    ReleaseConfig,
+    ValidateConfig,
+)
+from posgap.demo.config import DemoConfig
+from posgap.distillation.config import DistillConfig, PlanDistillConfig, TeacherConfig, TrainJobConfig
+from posgap.foundation.config import Config
+from posgap.gating.config import (
+    CheckConfig,
+    GateConfig,
+    GateReplayConfig,
+    PlanGateConfig,
+    PolicyDefaultConfig,
+    PolicyKeygenConfig,
+    PolicySetConfig,
+    PolicyShowConfig,
+)
+from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
+from posgap.mitigating.config import ApplyConfig, MitigateConfig
+from posgap.peers.config import HubPushConfig
+from posgap.pipelines.config import (
+    PipelineCompileConfig,
+    PipelineLintConfig,
+    PipelineRunConfig,
+    PipelineSubmitConfig,
+    PipelineUploadConfig,
+    ScheduleCreateConfig,
+    ScheduleDeleteConfig,
+    ScheduleListConfig,
+    SchedulePauseConfig,
+    ScheduleResumeConfig,
+)
+from posgap.preflight.config import PreflightConfig
+from posgap.rollout.config import (
+    RolloutAdviseConfig,
+    RolloutCompareConfig,
+    RolloutExperimentConfig,
+    RolloutMeasureConfig,
+    RolloutPredictConfig,
+)
+from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
+from posgap.storage.config import VerifyConfig
+from posgap.tracking.config import (
+    ApproveConfig,
+    GcConfig,
+    HistoryConfig,
+    PromoteConfig,
+    ReportConfig,
+    RollbackConfig,
+    SyncConfig,
+)
+from posgap.workflows.config import ChampionConfig, WatchConfig
+
+
+class Kind(Enum):
+    """What a verb is beside a command."""
+
+    COMMAND = "nothing else"
+    STAGE = "a stage, and no more: whether its output is complete is seen before the stage's module is imported"
+    READER = "no stage, but its work imports torch: what it reads is looked for before"
+    MORE = "a stage whose verb asks first what goes before it, or about its output"
+
+
+class Verb(NamedTuple):
+    """A verb: its options are the config's fields, its help is the config's docstring."""
+
+    config: type[Config]
+    work: str  # "module:function"
+    example: str  # what follows the verb in a command that works
+    results: tuple[str, ...] = ()  # files of its folder; `--json` prints the first that is there; none: what it shows
+    kind: Kind = Kind.COMMAND
+
+
+# Each heading of `posgap --help` with its verbs, by what is typed for them.
+SECTIONS: dict[str, dict[str, Verb]] = {
+    "Measure": {
+        "data fetch": Verb(FetchConfig, "posgap.data.verbs:fetch", "nq-20"),
+        "data make kv": Verb(MakeKVConfig, "posgap.data.verbs:make_kv", "--n-examples 40 --out made.jsonl.gz"),
+        "data make qa": Verb(
+            MakeQAConfig,
+            "posgap.data.verbs:make_qa",
+            "--examples questions.jsonl.gz --n-docs 20 --out qa.jsonl.gz",
+        ),
+        "data make needle": Verb(
+            MakeNeedleConfig, "posgap.data.verbs:make_needle", "--n-examples 100 --out needle.jsonl.gz"
+        ),
+        "data make spans": Verb(MakeSpansConfig, "posgap.data.verbs:make_spans", "--needles 2 --out spans.jsonl.gz"),
+        "data make two-hop": Verb(
+            MakeTwoHopConfig, "posgap.data.verbs:make_two_hop", "--n-examples 100 --out two-hop.jsonl.gz"
+        ),
+        "data make choice": Verb(MakeChoiceConfig, "posgap.data.verbs:make_choice", "--n-docs 4 --out choice.jsonl.gz"),
+        "data import": Verb(
+            ImportConfig,
+            "posgap.data.verbs:import_examples",
+            "--format litm-kv --input made.jsonl.gz --out kv.jsonl.gz",
+        ),
+        "data newest": Verb(NewestConfig, "posgap.data.verbs:newest", "s3://bucket/data/train-"),
+        "data release": Verb(ReleaseConfig, "posgap.data.verbs:release", "s3://bucket/data/train-2026-11-20"),
+        "data version": Verb(
+            DataVersionConfig,
+            "posgap.stages.data_version:data_version",
+            "--data s3://bucket/data/train- --model s3://bucket/model --out run/version",
+            ("version.json",),
+            Kind.STAGE,
+        ),
+        "validate": Verb(
+            ValidateConfig,
+            "posgap.stages.validate:validate",
+            "--model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/eval",
+            ("validation.json",),
+            Kind.STAGE,
+        ),
+        "plan sweep": Verb(PlanConfig, "posgap.measurement.power:plan", "--detect 3"),
+        "plan gate": Verb(PlanGateConfig, "posgap.gating.planning:plan_gate", "--max-gap 10 --examples 300"),
+        "plan distill": Verb(
+            PlanDistillConfig,
+            "posgap.distillation.planning:plan_distill",
+            "--model Qwen/Qwen3-0.6B --gpus 4 --gpu-memory 80",
+            kind=Kind.READER,
+        ),
+        "sweep": Verb(
+            SweepConfig,
+            "posgap.stages.sweep:sweep",
+            "--task kv --model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/base",
+            ("sweep.json", "lengths.json"),
+            Kind.MORE,
+        ),
+        "merge": Verb(
+            MergeConfig,
+            "posgap.stages.merge:merge",
+            "run/shard-1 run/shard-2 --out run/base",
+            ("sweep.json",),
+            Kind.STAGE,
+        ),
+        "grade": Verb(
+            GradeConfig,
+            "posgap.stages.grade:grade",
+            "--sweep run/base --examples kv.jsonl.gz --judge Qwen/Qwen3-0.6B --out run/graded",
+            ("sweep.json",),
+            Kind.STAGE,
+        ),
+        "compare": Verb(
+            CompareConfig,
+            "posgap.stages.compare:compare",
+            "run/base run/after --out run/comparison",
+            ("comparison.json", "lengths_comparison.json"),
+            Kind.STAGE,
+        ),
+        "check": Verb(
+            CheckConfig,
+            "posgap.workflows.check:check",
+            "--model Qwen/Qwen3-0.6B --task kv --max-gap 10 --out run/check",
+        ),
+    },
+    "Close the gap by training": {
+        "teacher": Verb(
+            TeacherConfig,
+            "posgap.stages.teacher:teacher",
+            "--model Qwen/Qwen3-0.6B --examples run/train --sweep run/base --out run/responses",
+            ("teacher.json",),
+            Kind.STAGE,
+        ),
+        "distill": Verb(
+            DistillConfig,
+            "posgap.stages.distill:distill",
+            "--model Qwen/Qwen3-0.6B --examples run/train --responses run/responses --out run/candidate",
+            ("manifest.json",),
+            Kind.STAGE,
+        ),
+        "train job": Verb(
+            TrainJobConfig,
+            "posgap.stages.train_job:train_job",
+            "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
+            "--work s3://bucket/work --out s3://bucket/candidate",
+            ("manifest.json",),
+            Kind.MORE,
+        ),
+    },
+    "Close the gap without training": {
+        "mitigate": Verb(
+            MitigateConfig,
+            "posgap.stages.mitigate:mitigate",
+            "--model Qwen/Qwen3-0.6B --examples run/eval --task kv --budget 30m --out run/mitigate",
+            ("mitigate.json",),
+            Kind.STAGE,
+        ),
+        "apply": Verb(
+            ApplyConfig,
+            "posgap.stages.apply:apply",
+            "--model Qwen/Qwen3-0.6B --mitigation lpes --out run/mitigated",
+            ("mitigation.json",),
+            Kind.STAGE,
+        ),
+        "scale search": Verb(
+            ScaleSearchConfig,
+            "posgap.stages.scale_search:scale_search",
+            "--model Qwen/Qwen3-0.6B --examples search.jsonl.gz --exclude run/eval --out run/scaling",
+            ("scaling.json",),
+            Kind.STAGE,
+        ),
+        "scale apply": Verb(
+            ScaleApplyConfig,
+            "posgap.stages.scale_apply:scale_apply",
+            "--model Qwen/Qwen3-0.6B --scaling run/scaling --out run/scaled",
+            ("scaling.json",),
+            Kind.STAGE,
+        ),
+        "scale transfer": Verb(
+            ScaleTransferConfig,
+            "posgap.workflows.transfer:scale_transfer",
+            "kv:20:run/eval --model Qwen/Qwen3-0.6B --scaling run/scaling --out run/elsewhere",
+        ),
+    },
+    "Explain": {
+        "diagnose": Verb(
+            DiagnoseConfig,
+            "posgap.stages.diagnose:diagnose",
+            "--sweep run/base --examples run/eval --model Qwen/Qwen3-0.6B --out run/why",
+            ("diagnosis.json",),
+            Kind.STAGE,
+        ),
+        "rollout predict": Verb(
+            RolloutPredictConfig,
+            "posgap.stages.rollout_predict:rollout_predict",
+            "--encoding rope --layers 12 --out run/prediction",
+            ("prediction.json",),
+            Kind.STAGE,
+        ),
+        "rollout measure": Verb(
+            RolloutMeasureConfig,
+            "posgap.stages.rollout_measure:rollout_measure",
+            "--model Qwen/Qwen3-0.6B --texts texts.jsonl --out run/measurement",
+            ("measurement.json",),
+            Kind.STAGE,
+        ),
+        "rollout compare": Verb(
+            RolloutCompareConfig,
+            "posgap.stages.rollout_compare:rollout_compare",
+            "--prediction run/prediction --measurement run/measurement --out run/rollout",
+            ("comparison.json",),
+            Kind.STAGE,
+        ),
+        "rollout advise": Verb(
+            RolloutAdviseConfig,
+            "posgap.stages.rollout_advise:rollout_advise",
+            "--model Qwen/Qwen3-0.6B --examples run/eval --out run/advice",
+            ("advice.json",),
+            Kind.STAGE,
+        ),
+        "rollout experiment": Verb(
+            RolloutExperimentConfig,
+            "posgap.stages.rollout_experiment:rollout_experiment",
+            "--preset quick --out run/experiment",
+            ("experiment.json",),
+            Kind.STAGE,
+        ),
+    },
+    "Operate": {
+        "preflight": Verb(
+            PreflightConfig,
+            "posgap.stages.preflight:preflight",
+            "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
+            ("preflight.json",),
+            Kind.MORE,
+        ),
+        "gate": Verb(
+            GateConfig,
+            "posgap.workflows.admission:gate",
+            "--candidate run/after --base run/base --name my-model --out run/gate",
+            ("gate.json",),
+            Kind.MORE,
+        ),
+        "gate replay": Verb(GateReplayConfig, "posgap.gating.replay:replay", "run/gate"),
+        "policy default": Verb(PolicyDefaultConfig, "posgap.gating.policy:show_default", ""),
+        "policy set": Verb(PolicySetConfig, "posgap.gating.policy:set_policy", "my-model policy.yaml"),
+        "policy show": Verb(PolicyShowConfig, "posgap.gating.policy:show_policy", "my-model"),
+        "policy keygen": Verb(PolicyKeygenConfig, "posgap.gating.signature:keygen", "--out signing.key"),
+        "promote": Verb(
+            PromoteConfig,
+            "posgap.workflows.admission:promote",
+            "--model run/candidate --sweep run/after --gate run/gate --name my-model --out run/promotion",
+            ("promotion.json",),
+            Kind.MORE,
+        ),
+        "approve": Verb(ApproveConfig, "posgap.tracking.promotion:approve", "my-model 3"),
+        "rollback": Verb(RollbackConfig, "posgap.tracking.history:rollback", 'my-model --reason "answers in French"'),
+        "history": Verb(HistoryConfig, "posgap.tracking.history:show", "my-model"),
+        "champion": Verb(
+            ChampionConfig,
+            "posgap.workflows.champion_sweep:champion",
+            "--name my-model --examples run/eval --out run/champion",
+            ("champion.json",),
+            Kind.STAGE,
+        ),
+        "watch": Verb(
+            WatchConfig,
+            "posgap.workflows.watching:watch",
+            "--champion run/champion --out run/watch",
+            ("watch.json",),
+            Kind.MORE,
+        ),
+        "report": Verb(
+            ReportConfig,
+            "posgap.stages.report:report",
+            "--state SUCCEEDED --out run/report",
+            ("report.json",),
+            Kind.MORE,
+        ),
+        "pipeline compile": Verb(
+            PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline", "--out pipeline.yaml"
+        ),
+        "pipeline run": Verb(PipelineRunConfig, "posgap.pipelines.local:run", "--smoke --out run/pipeline"),
+        "pipeline upload": Verb(
+            PipelineUploadConfig, "posgap.pipelines.uploading:upload", "--host http://localhost:8080"
+        ),
+        "pipeline submit": Verb(
+            PipelineSubmitConfig,
+            "posgap.pipelines.submission:submit",
+            "--host http://localhost:8080 --param model=Qwen/Qwen3-0.6B --wait",
+        ),
+        "pipeline lint": Verb(PipelineLintConfig, "posgap.pipelines.lint:lint", "--smoke"),
+        "pipeline schedule create": Verb(
+            ScheduleCreateConfig,
+            "posgap.pipelines.schedules:create",
+            'weekly --cron "0 6 * * mon" --timezone Europe/Berlin',
+        ),
+        "pipeline schedule list": Verb(
+            ScheduleListConfig, "posgap.pipelines.schedules:show", "--host http://localhost:8080"
+        ),
+        "pipeline schedule pause": Verb(SchedulePauseConfig, "posgap.pipelines.schedules:pause", "weekly"),
+        "pipeline schedule resume": Verb(ScheduleResumeConfig, "posgap.pipelines.schedules:resume", "weekly"),
+        "pipeline schedule delete": Verb(ScheduleDeleteConfig, "posgap.pipelines.schedules:delete", "weekly"),
+        "hub push": Verb(
+            HubPushConfig,
+            "posgap.peers.hub:push",
+            "run/after --model run/candidate --to someone/model --dry-run",
+        ),
+        "serve-check": Verb(
+            ServeCheckConfig,
+            "posgap.scaling.serve_check:serve_check",
+            "--model run/scaled",
+            kind=Kind.READER,
+        ),
+        "verify": Verb(VerifyConfig, "posgap.storage.verification:verify", "run/after"),
+        "sync": Verb(SyncConfig, "posgap.tracking.sync:sync", "run"),
+        "gc": Verb(GcConfig, "posgap.tracking.garbage:collect", "--older-than 48"),
+    },
+    "Set up": {
+        "demo": Verb(DemoConfig, "posgap.demo.run:demo", "--smoke --out run/demo"),
+        "init": Verb(
+            InitConfig, "posgap.cli.init:init", "--model Qwen/Qwen3-0.6B --examples made --task kv --tracking none"
+        ),
+        "doctor": Verb(DoctorConfig, "posgap.cli.doctor:doctor", ""),
+        "config": Verb(ConfigFileConfig, "posgap.cli.config_file:show", "sweep"),
+        "completion": Verb(CompletionConfig, "posgap.cli.completion:completion", "bash"),
+    },
+}
+VERBS = {words: verb for section in SECTIONS.values() for words, verb in section.items()}
+GROUPS = {
+    "data": "Fetch, import or make examples, and say or pick which version of them is taken.",
+    "data make": "Write synthetic data, or draw distractors for questions.",
+    "plan": "How many examples, how much memory and how many hours it takes.",
+    "train": "Training on a cluster.",
+    "scale": "Search RoPE factors for a model, apply them, and see where they carry over.",
+    "rollout": "Why a model is biased: what of each position reaches the last token.",
+    "policy": "What the gate demands, in a file, or of a registered model.",
+    "pipeline": "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.",
+    "pipeline schedule": "Runs of the pipeline that start by themselves.",
+    "hub": "The Hugging Face hub.",
+}
+# What is also an MLproject entry point and a KFP component, by the name that it has there.
+STAGES = {words.replace(" ", "_"): verb for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.MORE)}
+
+
+def words(stage: str) -> list[str]:
+    """What is typed for a stage: `scale_search` is `posgap scale search`."""
+    return stage.split("_")

@@ -1,0 +1,177 @@
+"""The registries of everything that users choose by name: tasks, metrics, methods, recipes, curves, ...
+
+A choice is one object that owns everything about it: its name, its text for `--help`, the parameters that it adds to
+the stages that offer it, and its code. `Choices` holds all objects of one kind: those of posgap, and those that
+installed packages add by an entry point (docs/extending.md).
+
+Every command imports the modules of all choices, so these modules import torch, numpy and other heavy packages only
+inside functions.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from posgap.foundation.errors import PosgapError
+
+log = logging.getLogger(__name__)
+SECRET = "secret"  # marks a field that is written down nowhere
+WITHOUT_EFFECT = "without effect"  # marks a parameter that changes the speed, but not the result
+
+
+def split_commas(value: Any) -> Any:
+    """A list as a command line gives it, "1,2" or "1 2", in its parts; anything else as it is."""
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def split_rows(value: Any) -> Any:
+    """A list as `split_commas` reads it, or a list of such lists where semicolons part the text, "1,2;3,4"."""
+    if isinstance(value, str) and ";" in value:
+        return [split_commas(row) for row in value.split(";") if row.strip()]
+    return split_commas(value)
+
+
+def unset_if_empty(value: Any) -> Any:
+    """None for an empty string, which stands in KFP and MLproject, that have no null, for what is not given."""
+    return None if value == "" else value
+
+
+# Numbers that a recipe decides where they are not given: a config always has them.
+if TYPE_CHECKING:
+    Number = Any
+    WholeNumber = Any
+else:
+    Number = Annotated[float | None, BeforeValidator(unset_if_empty)]
+    WholeNumber = Annotated[int | None, BeforeValidator(unset_if_empty)]
+Numbers = Annotated[list[float], BeforeValidator(split_commas)]
+NumbersOrRows = Annotated[list[float | list[float]], BeforeValidator(split_rows)]
+PositiveNumbers = Annotated[list[Annotated[float, Field(gt=0)]], BeforeValidator(split_commas)]
+
+
+class Parameters(BaseModel):
+    """Parameters that a choice adds to the stages that offer it. A choice without any uses this class itself."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)  # commands start sooner
+
+    @classmethod
+    def of(cls, config: object) -> Self:
+        """These parameters with the values from a stage's config."""
+        return cls(**{name: getattr(config, name) for name in cls.model_fields})
+
+
+class Choice(Protocol):
+    """The interface of every choice. `help` is a phrase that begins in lower case and fits after "name: "."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def help(self) -> str: ...
+
+    @property
+    def parameters(self) -> type[Parameters]: ...
+
+
+T = TypeVar("T", bound=Choice)
+
+
+class Choices(Generic[T]):
+    """All choices of one kind, by name, in the order in which they were registered.
+
+    `builtin` are posgap's own choices; `group` is the entry point group of packages. An entry point that cannot be
+    loaded, or whose name or parameters are taken, is left out with a warning: a broken package must not stop commands
+    that do not need it.
+    """
+
+    all: ClassVar[list["Choices[Any]"]] = []
+
+    def __init__(self, kind: str, group: str, *builtin: T):
+        self.kind, self.group, self.builtin = kind, group, builtin
+        Choices.all.append(self)
+
+    @cached_property
+    def _by_name(self) -> dict[str, T]:
+        choices = {choice.name: choice for choice in self.builtin}
+        for entry in _entry_points().select(group=self.group):
+            try:
+                choice = entry.load()
+                self._require_new(choice, choices)
+            except Exception as error:  # anything that a package's import can raise
+                log.warning("%s %s of %s is left out: %s", self.kind, entry.name, entry.value, error)
+                continue
+            choices[choice.name] = choice
+        return choices
+
+    @staticmethod
+    def _require_new(choice: T, choices: dict[str, T]) -> None:
+        if choice.name in choices:
+            raise ValueError(f"the name {choice.name!r} is taken")
+        others = {other.parameters for other in choices.values()} - {choice.parameters}
+        taken = {name for parameters in others for name in parameters.model_fields}
+        if shared := taken & set(choice.parameters.model_fields):
+            raise ValueError(f"the parameter {min(shared)!r} is taken")
+
+    def __getitem__(self, name: str) -> T:
+        """The choice of that name; raises `PosgapError` that lists all names if there is none."""
+        if name not in self._by_name:
+            raise PosgapError(f"unknown {self.kind} {name!r}: choose {self.listed()}")
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._by_name.values())
+
+    def names(self) -> list[str]:
+        """The names of all choices."""
+        return [choice.name for choice in self]
+
+    def listed(self) -> str:
+        """All names as text, like "kv, qa or needle"."""
+        *others, last = self.names()
+        return f"{', '.join(others)} or {last}" if others else last
+
+    def described(self) -> str:
+        """All names with their help, for the help of an option."""
+        return "; ".join(f"{choice.name}: {choice.help}" for choice in self)
+
+    def checked(self, name: str) -> str:
+        """The name itself; raises `ValueError`, which pydantic reports, if there is no such choice."""
+        try:
+            return self[name].name
+        except PosgapError as error:
+            raise ValueError(str(error)) from None
+
+    def checked_if_any(self, name: str) -> str:
+        """The same, but an empty name is allowed and leaves the choice open."""
+        return self.checked(name) if name else name
+
+    def bases(self) -> list[type[Parameters]]:
+        """The parameters of all choices, as base classes of a config: `class C(*KIND.bases(), Before): ...`.
+
+        The config has the fields of `Before`, then those of the choices in their order, and then its own.
+        """
+        # pydantic collects the fields of the last base class first.
+        return list(
+            dict.fromkeys(choice.parameters for choice in reversed(list(self)) if choice.parameters.model_fields)
+        )
+
+    def where(self, holds: Callable[[T], bool]) -> "Choices[T]":
+        """The choices for which `holds` is true, for a stage that offers only those."""
+        return _Some(self, holds)
+
+
+class _Some(Choices[T]):
+    def __init__(self, whole: Choices[T], holds: Callable[[T], bool]):
+        self.kind, self.group, self.whole, self.holds = whole.kind, whole.group, whole, holds
+
+    @cached_property
+    def _by_name(self) -> dict[str, T]:
+        return {choice.name: choice for choice in self.whole if self.holds(choice)}
+
+
+@cache
+def _entry_points() -> Any:  # EntryPoints; in Python 3.11 an older type with the same methods
+    return entry_points()  # cached, since reading them takes most of the time here

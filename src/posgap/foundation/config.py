@@ -1,0 +1,94 @@
+"""The base classes of configs, with the parameters that several verbs share."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic.fields import FieldInfo
+
+from posgap.foundation.choices import SECRET, WITHOUT_EFFECT
+from posgap.foundation.fields import VERBATIM, OutputPath, role
+from posgap.foundation.redaction import HIDDEN, redacted_value
+
+NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
+_UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
+LARGEST = 2**32 - 1  # of whole numbers; numpy takes no larger seed
+
+
+class Config(BaseModel):
+    """The base of every verb's config. Its numbers are finite, and its texts can be written down."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _ordinary(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"must not be above {LARGEST}")
+        for text in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
+            if isinstance(text, str | Path) and _UNWRITABLE.search(str(text)):
+                raise ValueError("is no text in UTF-8")
+        return value
+
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """The default of one parameter, for KFP and MLproject, which must repeat it, and have no null."""
+        default = cls.model_fields[name].get_default(call_default_factory=True)
+        return "" if default is None else default
+
+    @classmethod
+    def shown_defaults(cls) -> dict[str, str]:
+        """What help says of the default of fields that another field decides where they are left empty."""
+        return {}
+
+    @classmethod
+    def parameters(cls) -> dict[str, FieldInfo]:
+        """The plain parameters by name: all fields but paths and `NO_PARAMETERS`."""
+        return {n: f for n, f in cls.model_fields.items() if role(f) is None and n not in NO_PARAMETERS}
+
+    @classmethod
+    def deciding(cls) -> list[str]:
+        """The names of the plain parameters that decide what comes out, rather than how fast."""
+        return [name for name, field in cls.parameters().items() if WITHOUT_EFFECT not in field.metadata]
+
+    def is_served(self, name: str) -> bool:
+        """Whether the input of this name is a model that a server elsewhere calls so, in whatever way."""
+        return False
+
+    def recorded(self) -> dict[str, Any]:
+        """All fields as JSON values, as manifests keep them: without secrets."""
+        plain = self.model_dump(mode="json")
+        verbatim = {n: plain[n] for n, field in type(self).model_fields.items() if VERBATIM in field.metadata}
+        values = redacted_value(plain) | verbatim
+        secret = {n for n, field in type(self).model_fields.items() if SECRET in field.metadata and values[n]}
+        return values | dict.fromkeys(secret, HIDDEN)
+
+    def chosen(self) -> dict[str, Any]:
+        """The plain parameters of these."""
+        return {name: value for name, value in self.recorded().items() if name in self.parameters()}
+
+
+class FileConfig(Config):
+    out: OutputPath = Field(description="file to write")
+    force: bool = Field(False, description="replace another file of this name")
+
+
+class StageConfig(Config):
+    out: OutputPath = Field(description="folder to write")
+    seed: int = Field(0, ge=0, description="seed of all random numbers in this stage")
+    force: bool = Field(False, description="run again even if the output is complete")
+    examples_for: ClassVar[str] = ""  # what a stage that has the input `examples` uses them for
+    _digests: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def with_digests(self, digests: Mapping[str, str]) -> Self:
+        """This config, which knows the sha256 of each of its inputs, by field."""
+        config = self.model_copy()
+        config._digests = digests
+        return config
+
+    def digest(self, name: str) -> str:
+        """The sha256 of an input, which the stage's frame has computed before the stage began to work, so that a model
+        of many gigabytes is not read for it again; empty for a model on the hub."""
+        return self._digests[name]

@@ -1,0 +1,236 @@
+"""The types of config fields: paths and their roles, and lists and tables in the forms that callers write them."""
+
+import json
+import re
+from datetime import date
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
+
+from pydantic import AfterValidator, BeforeValidator, StringConstraints
+from pydantic.fields import FieldInfo
+
+from posgap.foundation.choices import Choices, split_commas, unset_if_empty
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.json_text import parse
+from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri, split_uri
+
+
+class Role(Enum):
+    """The role of a path in its stage."""
+
+    INPUT = "input"
+    PLACE = "place"  # a location that the stage lists itself; never fetched as input
+    OUTPUT = "output"
+    WORK = "work"  # a folder for checkpoints and the like, which does not change any result
+
+
+VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
+MOST_SETTINGS = 65_536  # bytes; a chat template may be among them
+REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
+IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
+POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
+WORDS_OF_VERB = "words of a verb"  # marks a field that is a verb, as it is typed
+ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
+
+
+def location_if_any(value: Any) -> Any:
+    """The location, or None for an empty string."""
+    return as_location(unset_if_empty(value))
+
+
+def _model(value: Any) -> Any:
+    return as_location(value) if str(value).startswith("s3:/") else value
+
+
+def _on_this_machine(location: Location | None) -> Location | None:
+    if is_uri(location):
+        raise ValueError("must be on this machine, not in S3")
+    return _written(location)
+
+
+def in_s3(location: Location) -> Location:
+    """The location itself; raises `ValueError` if it is not in S3."""
+    if not is_uri(location):
+        raise ValueError("must be in S3, like s3://bucket/work: the machines of the job share no disk")
+    return location
+
+
+def _written(location: Location | None) -> Location | None:
+    if is_address(location):
+        raise ValueError("is an address that is only read: write to this machine or to s3://bucket/key")
+    return location
+
+
+def _below_bucket(location: Location) -> Location:
+    if is_uri(location) and not split_uri(location)[1]:
+        raise ValueError("names only a bucket: write s3://bucket/folder")
+    return location
+
+
+def _paths(value: Any) -> Any:
+    # The command line passes a list of paths, MLproject a single text with commas.
+    listed = [value] if isinstance(value, str | Path) else value
+    return [path for each in listed for path in str(each).split(",") if path]
+
+
+def from_json(value: Any) -> Any:
+    """Parses JSON text, as which the command line and MLproject pass lists and dictionaries; keeps other values."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value or "null", "text")
+    except PosgapError as error:
+        raise ValueError(f"must be JSON; {error}") from None
+
+
+def settings_of(text: str) -> dict[str, Any]:
+    """The values by name of a YAML text, of which JSON is a kind. `ValueError` where it holds anything else."""
+    from posgap.foundation import yaml_text  # late: few verbs need yaml
+
+    try:
+        values = yaml_text.parse(text.encode("utf-8", "replace"), "text", "settings", MOST_SETTINGS, typed=True)
+    except PosgapError as error:
+        raise ValueError(f"must be YAML; {error}") from None
+    if not isinstance(values, dict | None) or not all(isinstance(name, str) for name in values or ()):
+        raise ValueError("must be like {shards: 4, learning_rate: 1e-5}, or lines of `shards: 4`")
+    return values or {}
+
+
+def settings_text(value: Any) -> Any:
+    """Values by name as a text that `settings_of` reads; keeps a text.
+
+    It is JSON, which is YAML in one line: fields of KFP's form have one.
+    """
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
+
+
+def _readable(text: str) -> str:
+    settings_of(text)
+    return text
+
+
+def pairs(value: Any) -> Any:
+    """A dictionary from what callers write for it: a list of NAME=VALUE on the command line, JSON in MLproject."""
+    listed = [value] if isinstance(value, str) else value
+    if isinstance(listed, dict):
+        return listed
+    if len(listed) == 1 and listed[0].lstrip().startswith("{"):
+        return from_json(listed[0])
+    parts = [each.partition("=") for each in listed]
+    for name, equals, _ in parts:
+        if not name or not equals:
+            raise ValueError("write NAME=VALUE")
+    return {name: text for name, _, text in parts}
+
+
+def _hub_name(text: str) -> str:
+    if not is_hub_name(text) or "@" in text:
+        raise ValueError("write the name of a model on the hub, like someone/model")
+    return text
+
+
+def registered_name(text: str) -> str:
+    """The name of a model in MLflow's registry. `ValueError` where MLflow would not take it, or where a search for it
+    could be made to say something else."""
+    if not re.fullmatch(r"\w[\w .-]{0,199}", text):
+        raise ValueError("write at most 200 letters, digits, spaces and ._- that begin with a letter or digit")
+    return text
+
+
+def registered(location: Location | None) -> str:
+    """The name in `registry:NAME`; empty for a place of files."""
+    text = str(location or "")
+    return text.removeprefix(REGISTRY) if text.startswith(REGISTRY) else ""
+
+
+def _registered_if_so(location: Location | None) -> Location | None:
+    if str(location or "").startswith(REGISTRY):
+        registered_name(registered(location))
+    return location
+
+
+def _registered_name_if_any(text: str) -> str:
+    return registered_name(text) if text else text
+
+
+def _strings(value: Any) -> Any:
+    # A single one may be written as it is.
+    text = isinstance(value, str) and value and not value.lstrip().startswith("[")
+    return [value] if text else from_json(value) or []
+
+
+def _day(text: str) -> str:
+    if date.fromisoformat(text).isoformat() != text:
+        raise ValueError("write YYYY-MM-DD")
+    return text
+
+
+def _file_if_any(text: str) -> str:
+    as_location(text)
+    return text
+
+
+# Paths may be S3 URIs, and those of inputs addresses too. Inside a stage they are local paths (work folders excepted),
+# which is what the type checker sees. Code that runs before inputs are fetched must check `is_uri` and `is_address`.
+if TYPE_CHECKING:
+    Local = Path
+else:
+    Local = Location
+InputPath = Annotated[Local, Role.INPUT, BeforeValidator(as_location)]
+OptionalInputPath = Annotated[Local | None, Role.INPUT, BeforeValidator(location_if_any)]
+InputPaths = Annotated[list[Annotated[Local, BeforeValidator(as_location)]], Role.INPUT, BeforeValidator(_paths)]
+ModelPath = Annotated[str, Role.INPUT, BeforeValidator(_model)]  # a Hugging Face folder
+ModelName = Annotated[ModelPath, ON_HUB]  # such a folder, or a model's name on the hub, NAME or NAME@REVISION
+HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not be there yet
+Place = Annotated[str, Role.PLACE]
+_Written = AfterValidator(_written)
+OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Written]
+WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any), _Written]
+OnThisMachine = AfterValidator(_on_this_machine)
+OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
+StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
+FileIfAny = Annotated[str, AfterValidator(_file_if_any)]  # of which only the content matters, and that to no result
+Day = Annotated[str, AfterValidator(_day)]
+Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
+Allowable = Literal[
+    "prompt",
+    "template",
+    "question",
+    "shuffle",
+    "max_new_tokens",
+    "decoding",
+    "system",
+    "template_args",
+    "max_thinking_tokens",
+    "stop",
+    "date",
+    "body",
+]
+Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
+Values = Annotated[dict[str, Any], BeforeValidator(from_json)]
+SettingsText = Annotated[str, BeforeValidator(settings_text), AfterValidator(_readable)]
+
+
+def choices_of(field: FieldInfo) -> Choices[Any] | None:
+    """The choices that a field offers, or None if it is not a choice."""
+    return next((m for m in field.metadata if isinstance(m, Choices)), None)
+
+
+def plain_type(field: FieldInfo) -> type:
+    """The type of a field where there are only plain ones, as in KFP: int, float, bool, list, dict, or else str."""
+    kind: Any = get_origin(field.annotation) or field.annotation
+    return kind if kind in (int, float, bool, list, dict) else str
+
+
+RegisteredName = Annotated[str, AfterValidator(registered_name)]
+OptionalRegisteredName = Annotated[str, AfterValidator(_registered_name_if_any)]
+OptionalInputOrRegistered = Annotated[
+    Local | None, Role.INPUT, BeforeValidator(location_if_any), AfterValidator(_registered_if_so)
+]
+RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
+
+
+def role(field: FieldInfo) -> Role | None:
+    """The role of a config field that is a path; None for a plain parameter."""
+    return next((m for m in field.metadata if isinstance(m, Role)), None)

@@ -1,0 +1,235 @@
+"""Reading and writing files so that nothing half-written is ever taken for complete."""
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from posgap.foundation.errors import PosgapError, first_fault
+from posgap.foundation.json_text import document, items, lines, parse
+from posgap.foundation.locations import blobs
+from posgap.foundation.rows import kind_of_table, table_rows
+
+HOME_PREFIX = ".posgap-"  # how the name of an output's home begins
+_AS_TEXT: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
+
+
+class Record(BaseModel):
+    """The base of what is read from files: it does not change, and its figures are finite."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)  # commands start sooner
+
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter:
+    return TypeAdapter(cast(Any, kind))
+
+
+@contextmanager
+def atomic(path: Path, lasting: bool = True) -> Iterator[Path]:
+    """Yields a temporary sibling of `path` to write, a file or a folder; renames it at the end.
+
+    When the body raises, the temporary is removed and `path` is as it was. A file replaces one of its name; a
+    folder takes no other place than an empty one. Once there, it is there after a power failure too, and whole,
+    unless `lasting` is false, for what can be made again at no cost.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{_temporaries()}{os.getpid()}-{path.name}")
+    remove(partial)
+    try:
+        yield partial
+        if lasting:
+            flush(partial)
+        os.replace(partial, path)
+        if lasting:
+            flush(path.parent, deep=False)
+    finally:
+        remove(partial)
+
+
+def _temporaries() -> str:
+    """How the names of this machine's temporaries begin. They end as the file's own name does, whose suffix tells
+    some writers the format."""
+    return f".partial-{hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]}-"
+
+
+def sweep(folder: Path) -> None:
+    """Removes the temporaries in and below a folder that processes of this machine left when they were killed."""
+    for temporary in [*folder.rglob(f"{_temporaries()}*")]:
+        process = temporary.name.removeprefix(_temporaries()).partition("-")[0]
+        if process.isdigit() and not _runs(int(process)):
+            remove(temporary)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def flush(path: Path, deep: bool = True) -> None:
+    """Has the disk keep a file, or a folder's names and, where `deep`, all that is in it."""
+    for each in (p for p in path.rglob("*") if not p.is_symlink()) if deep and path.is_dir() else ():
+        flush(each, deep=False)
+    if path.is_symlink():
+        return
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        # Some file systems cannot do it for folders, and keep them in order by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(opened)
+
+
+def home(out: Path) -> Path:
+    """Where what of the output `out` is not complete lies: what is being made, and what an interrupted run left."""
+    return out.with_name(f"{HOME_PREFIX}{out.name}")
+
+
+def work_folder(out: Path) -> Path:
+    """Where what is under way to `out` is kept until `out` is complete."""
+    return home(out) / "work"
+
+
+def remove(path: Path) -> None:
+    """Deletes a file or a folder; does nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file, or of a folder's file names and contents. Hidden files do not count,
+    and neither does a stage's manifest, which holds times and run ids."""
+    path, sha = Path(path), hashlib.sha256()
+    if path.is_dir():
+        paths = {p.relative_to(path).as_posix(): p for p in path.rglob("*") if p.is_file()}
+        return digest_of_folder({name: digest(paths[name]) for name in paths if counts(name)})
+    if path.is_symlink() and (blob := path.resolve()).parent == blobs().resolve():
+        return blob.name  # the cache names files by their sha256
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def digest_of_folder(files: Mapping[str, str]) -> str:
+    """sha256 of a folder whose files, by their names below it, have these sha256s."""
+    sha = hashlib.sha256()
+    for name in sorted(filter(counts, files), key=lambda name: name.split("/")):
+        sha.update(f"{name}\0{files[name]}\n".encode())
+    return sha.hexdigest()
+
+
+def counts(name: str) -> bool:
+    """Whether a file of this name below a folder is part of the folder's content, and so of its digest."""
+    *_, last = parts = name.split("/")
+    return last != "manifest.json" and not any(part.startswith(".") for part in parts)
+
+
+def digest_of(value: object) -> str:
+    """sha256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes one JSON document, atomically. NaN and infinities, which are no JSON, are a `ValueError`."""
+    with atomic(path) as partial:
+        partial.write_text(json.dumps(value, indent=2, **_AS_TEXT) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Reads one JSON document, gzipped where the name ends in `.gz`, within the limits of `json_text`.
+
+    `PosgapError` where there is none, or none that can be read.
+    """
+    return parse(document(path), str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The same of a document that must be a JSON object."""
+    return _object(read_json(path), str(path))
+
+
+def read_model(kind: type[T], path: Path, name: str) -> T:
+    """Reads a JSON document as `kind`: the file `name` in the folder `path`, or the file `path` itself.
+
+    `PosgapError` names the file, and the first field that is missing or wrong.
+    """
+    file = path / name if path.is_dir() else path
+    return parsed(kind, read_json(file), str(file))
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Writes one JSON object a line, atomically, gzipped where the name ends in `.gz`; returns how many."""
+    number = 0
+    with atomic(path) as partial, open(partial, "wb") as raw:
+        # No name and no time in the header: equal rows give equal bytes.
+        packing = gzip.GzipFile("", "wb", mtime=0, fileobj=raw) if path.suffix == ".gz" else nullcontext(raw)
+        with packing as file:
+            for row in rows:
+                file.write((json.dumps(row, **_AS_TEXT) + "\n").encode())
+                number += 1
+    return number
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (line number from 1, object) of a `.jsonl` or `.jsonl.gz` file, one line in memory at a time.
+
+    A missing file, a broken archive or a line that is no JSON object is a `PosgapError` naming
+    the line.
+    """
+    for number, line in lines(path):
+        where = f"{path}:{number}"
+        yield number, _object(parse(line, where), where)
+
+
+def read_models(kind: type[T], path: Path, name: str) -> Iterator[tuple[int, T]]:
+    """Yields (line number, row) of a file of JSON lines as `kind`: `name` in the folder `path`, or `path` itself."""
+    file = path / name if path.is_dir() else path
+    for number, row in read_jsonl(file):
+        yield number, parsed(kind, row, f"{file}:{number}")
+
+
+def read_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[int, Any]]:
+    """Yields (number from 1, row) of a table (`rows.table_rows`), of a file of JSON lines, where its name says
+    `.jsonl`, or else of a JSON array. `columns` names those of a CSV file without a header."""
+    if kind_of_table(path) or Path(path).is_dir():
+        return table_rows(path, columns)
+    return read_jsonl(path) if ".jsonl" in path.suffixes else items(path)
+
+
+def parsed(kind: type[T], value: object, where: str) -> T:
+    """A value as `kind`; `PosgapError` names the place, and the first field that is missing or wrong."""
+    try:
+        return _adapter(cast(Hashable, kind)).validate_python(value)
+    except ValidationError as error:
+        raise PosgapError(f"{where}: {first_fault(error)}") from None
+
+
+def _object(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PosgapError(f"{where}: expected a JSON object, found {json.dumps(value)[:40]}")
+    return value

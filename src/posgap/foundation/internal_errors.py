@@ -1,0 +1,41 @@
+"""What nobody foresaw: one line for the user, and the traceback in a file to send along."""
+
+import platform
+import shlex
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from posgap import __version__
+from posgap.foundation.errors import shortened
+from posgap.foundation.locations import cache_folder
+from posgap.foundation.redaction import redacted
+
+
+def told(error: Exception) -> str:
+    """The line for an exception: its kind and message, and the file where its traceback now is."""
+    lines = str(error).splitlines() or [""]
+    kept = _keep("".join(traceback.format_exception(error)))
+    where = f"the traceback is in {kept}; please report it with that file" if kept else "no traceback could be kept"
+    return f"internal error: {type(error).__name__}: {shortened(lines[0])}; {where}"
+
+
+def _keep(text: str) -> Path | None:
+    """The file of a traceback, without secrets: in the cache, else in a temporary folder; None where neither can be."""
+    command = shlex.join(sys.argv)
+    versions = f"posgap {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    content = redacted(f"{command}\n{versions}\n\n{text}")
+    for folder in (cache_folder() / "errors", Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"posgap-{time.strftime('%Y%m%d-%H%M%S')}-"
+            with tempfile.NamedTemporaryFile(
+                "w", dir=folder, prefix=name, suffix=".log", delete=False, encoding="utf-8", errors="backslashreplace"
+            ) as file:
+                file.write(content)
+            return Path(file.name)
+        except OSError:
+            continue
+    return None

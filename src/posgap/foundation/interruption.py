@@ -1,0 +1,59 @@
+"""Ctrl-C, and SIGTERM, as a node sends it before it goes away: finish what must be whole, then exit 130 or 143."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from posgap.foundation.errors import Stopped
+
+GOES_ON = "the same command goes on where it was"
+
+
+def stop_on_termination() -> None:
+    """From now on SIGTERM raises `Stopped`, so that temporary files are removed and runs are closed."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stopped("stopped by SIGTERM")
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+@contextmanager
+def goes_on(after_ctrl_c: bool = True) -> Iterator[None]:
+    """Within the block what is done is kept, and whoever stops it is told that the same command goes on from there.
+
+    A block that keeps it at SIGTERM alone says so by `after_ctrl_c`. Around a whole function: `@goes_on()`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, Stopped) as stop:
+        if (after_ctrl_c or isinstance(stop, Stopped)) and GOES_ON not in getattr(stop, "__notes__", ()):
+            stop.add_note(GOES_ON)
+        raise
+
+
+class Termination:
+    """Whether SIGTERM has come."""
+
+    requested = False
+
+
+@contextmanager
+def deferred_termination() -> Iterator[Termination]:
+    """Within the block SIGTERM is only noted, for the body to act on when it can. Main thread only;
+    elsewhere nothing is ever noted."""
+    termination = Termination()
+    if threading.current_thread() is not threading.main_thread():
+        yield termination
+        return
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        termination.requested = True
+
+    before = signal.signal(signal.SIGTERM, note)
+    try:
+        yield termination
+    finally:
+        signal.signal(signal.SIGTERM, before)

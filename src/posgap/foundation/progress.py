@@ -1,0 +1,59 @@
+"""Progress of long work: a bar on a terminal, a line now and then in a log."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from posgap.foundation.printing import is_quiet
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+SECONDS_BETWEEN_LINES = (5.0, 60.0)  # at first, and at most: later a tenth of the time that has passed
+
+
+def track(items: Iterable[T], total: int, what: str) -> Iterator[T]:
+    """Yields `items`, showing how many of `total` (0: nobody knows) are done."""
+    with meter(total, what) as done:
+        for item in items:
+            yield item
+            done(1)
+
+
+@contextmanager
+def meter(total: int, what: str, unit: int = 1) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be told, from any thread, how much more of `total` is done; `unit` is what is shown as 1."""
+    if sys.stderr.isatty() and not is_quiet():
+        with tqdm(total=(total / unit if unit > 1 else total) or None, desc=what, dynamic_ncols=True) as bar:
+            yield lambda more: bar.update(more / unit if unit > 1 else more)
+        return
+    started = last = time.monotonic()
+    done, lock = 0, threading.Lock()
+
+    def add(more: int) -> None:
+        nonlocal done, last
+        with lock:
+            done, now = done + more, time.monotonic()
+            least, most = SECONDS_BETWEEN_LINES
+            if now - last < min(max(least, (now - started) / 10), most) and done != total:
+                return
+            last = now
+            log.info("%s: %s", what, _so_far(done / unit, total / unit, now - started))
+
+    yield add
+
+
+def _so_far(done: float, total: float, seconds: float) -> str:
+    """Like "120 of 400 in 00:30, 4 a second, about 01:10 left"; `total` 0: nobody knows."""
+    parts = [f"{int(done)}{f' of {int(total)}' if total else ''} in {tqdm.format_interval(seconds)}"]
+    if done and seconds:
+        rate = done / seconds
+        parts.append(f"{rate:.3g} a second" if rate >= 1 else f"{1 / rate:.3g} s each")
+        if total > done:
+            parts.append(f"about {tqdm.format_interval((total - done) / rate)} left")
+    return ", ".join(parts)

@@ -1,0 +1,147 @@
+"""Parameters of the gate, of policies, and of a check without a base."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.fields import (
+    POSITIONAL,
+    InputPath,
+    ModelName,
+    OnThisMachine,
+    OptionalInputOrRegistered,
+    OptionalInputPath,
+    OptionalRegisteredName,
+    OptionalReport,
+    OutputPath,
+    RegisteredName,
+)
+from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
+from posgap.gating.rules import CHECK_RULES, GATE_RULES
+from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.measurement.config import MODEL, ExpectedConfig, Judging, Mitigating, Sampled, Swept
+
+
+class _Judged(StageConfig):
+    candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
+    base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
+    champion: OptionalInputOrRegistered = Field(
+        None,
+        description="sweep of the current champion, to compare with, or registry:NAME, which is swept if need be; "
+        "empty: the champion of --name, else the base",
+    )
+    examples: OptionalInputPath = Field(
+        None, description="examples to sweep the registry's champion on; empty: those of the candidate's sweep"
+    )
+    policy: OptionalInputOrRegistered = Field(
+        None,
+        description="file of the policy, or registry:NAME; it then alone decides; empty: the options below",
+    )
+    name: OptionalRegisteredName = Field(
+        "",
+        description="registered model that the candidate is for: judge by its policy and against its champion, if any",
+    )
+    signer: str = Field(
+        "",
+        pattern=PUBLIC_KEY,
+        description="public key that must belong to the private key in POSGAP_SIGNING_KEY, which signs the verdict; "
+        "empty: any",
+    )
+
+
+class GateConfig(*GATE_RULES.bases(), Demands, _Judged):  # type: ignore[misc]  # registered choices' parameters
+    """Decides whether a model may enter the registry. Exit code 3: it may not; 7: there is not enough evidence."""
+
+
+class CheckConfig(
+    *CHECK_RULES.bases(),  # type: ignore[misc]  # registered choices' parameters
+    Enough,
+    Judging,
+    Mitigating,
+    Sampled,
+    Swept,
+    *BACKENDS.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
+    """Sweeps a model or an endpoint and judges it, without a base to compare with: one command for any CI.
+
+    Exit code 3: it breaks a rule; 7: there is not enough evidence.
+    """
+
+    examples: OptionalInputPath = Field(  # type: ignore[assignment]  # the other stages do not make their own
+        None, description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`; empty: makes some"
+    )
+    model: ModelName = Field(description=MODEL)
+    backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked_if_any)] = Field(
+        "", description="backend that generates; empty: openai where there is a base_url, else transformers"
+    )
+    policy: OptionalInputPath = Field(
+        None,
+        description="file of the policy, of which the rules that need no base decide; empty: the options below",
+    )
+    judge: str = Field(
+        "",
+        description="model that scores the responses, as `grade` does: its name at `judge_url`, or a Hugging Face "
+        "model folder; empty: the metric scores them",
+    )
+    n_examples: int = Field(300, ge=1, description="examples to make, where no file has any")
+    junit: OptionalReport = Field(None, description="JUnit XML file to write, with a test case for each rule")
+    markdown: OptionalReport = Field(
+        None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
+    )
+    badge: OptionalReport = Field(None, description="JSON file to write, of which shields.io makes a badge")
+    fresh: bool = Field(
+        False, description="ask an endpoint everything again, whatever it answered before; in CI this is usual"
+    )
+    reuse: bool = Field(False, description="in CI too: use what an endpoint answered in an earlier check")
+
+    @property
+    def answered_by(self) -> str:
+        return self.backend or ("openai" if self.base_url else BackendConfig.default("backend"))
+
+    @model_validator(mode="after")
+    def _either_fresh_or_reused(self) -> Self:
+        if self.fresh and self.reuse:
+            raise ValueError("`fresh` and `reuse` exclude each other; leave one out")
+        if self.judge_url and not self.judge:
+            raise ValueError("`judge_url`: give the name of the judge there too, as `judge`")
+        return self
+
+
+class GateReplayConfig(Config):
+    """Judges again from what the gate kept beside its verdict, and says where the two differ, if they do."""
+
+    folder: Annotated[InputPath, POSITIONAL] = Field(description="folder `gate` wrote, or a copy of it")
+
+
+class PolicyDefaultConfig(Config):
+    """Prints the policy of a gate without options as YAML, to begin a policy file with."""
+
+
+class PolicyShowConfig(Config):
+    """Prints the policy of a registered model as YAML."""
+
+    name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
+
+
+class PolicySetConfig(PolicyShowConfig):
+    """Gives a registered model a policy: `promote` admits to it only what this policy does."""
+
+    file: Annotated[InputPath, POSITIONAL] = Field(description="file of the policy, in YAML")
+
+
+class PolicyKeygenConfig(Config):
+    """Makes a pair of keys: the private one signs verdicts, and a policy can ask for the public one's signature.
+
+    Put the file's content into POSGAP_SIGNING_KEY where `posgap gate` runs, and the printed line into the policy.
+    """
+
+    out: Annotated[OutputPath, OnThisMachine] = Field(description="file to write the private key to")
+
+
+class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters
+    """Says how many examples the gate needs to admit a model that has no gap and lost nothing to its base."""
+
+    power: float = Field(0.8, gt=0.05, lt=1, description="how often such a model is to be admitted")
+    examples: int = Field(0, ge=0, description="say what this number of examples can show at best; 0: do not")

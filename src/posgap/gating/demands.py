@@ -1,0 +1,59 @@
+"""What a gate demands of a candidate: thresholds of its rules, least numbers, and what else a policy file can say."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, StringConstraints
+
+from posgap.foundation.config import Config
+from posgap.foundation.fields import Allowed
+from posgap.gating.rules import GATE_RULES
+from posgap.measurement.config import ALLOW
+from posgap.tasks.fields import OptionalTaskName
+
+PUBLIC_KEY = r"^(ed25519:[A-Za-z0-9+/]{43}=)?$"
+
+
+class Enough(Config):
+    least_examples: int = Field(100, ge=1, description="examples that must have been swept to be judged at all")
+    least_placements: int = Field(
+        5,
+        ge=2,
+        description="placements that must have been swept, or as many as there are documents, if fewer",
+    )
+
+
+class Demands(Enough):
+    allow: Allowed = Field([], description=ALLOW)
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+class _About(Config):
+    version: Annotated[str, BeforeValidator(_as_text), StringConstraints(pattern=r"^[\w.+ -]{0,100}$")] = Field(
+        "", description="version of this policy, for people; recorded with every verdict under it"
+    )
+    task: OptionalTaskName = Field("", description="task that must have been swept; empty: any")
+    data: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        description="examples that must have been swept: examples_digest of a sweep.json; empty: any",
+    )
+    signed_by: str = Field(
+        "",
+        pattern=PUBLIC_KEY,
+        description="public key of whoever must have signed the verdict before it promotes a model; empty: nobody",
+    )
+    approval: bool = Field(
+        False, description="let what passes wait, as alias challenger, until `posgap approve` makes it the champion"
+    )
+
+
+class Policy(*GATE_RULES.bases(), Demands, _About):  # type: ignore[misc]  # registered choices' parameters
+    """Everything that a gate demands of a candidate. A policy file names any of it; the rest has its defaults."""
+
+    @classmethod
+    def of(cls, options: Any) -> Self:
+        """The policy that the options of a gate make, which are silent on some of it."""
+        return cls(**{name: getattr(options, name) for name in cls.model_fields if hasattr(options, name)})

@@ -1,0 +1,32 @@
+"""The parameters of everything that generates responses."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from posgap.foundation.choices import WITHOUT_EFFECT
+from posgap.foundation.fields import StopStrings
+from posgap.tasks.config import PromptConfig
+from posgap.tasks.fields import OptionalMetricName
+from posgap.tasks.metrics import METRICS
+
+
+class GenerationConfig(PromptConfig):
+    metric: OptionalMetricName = Field(
+        "", description=f"metric that scores responses; {METRICS.described()}; empty: the task's own"
+    )
+    max_thinking_tokens: int = Field(
+        0,
+        ge=0,
+        description="longest thoughts of a reasoning model, in tokens, beside max_new_tokens of the answer; 0: "
+        "max_new_tokens has both",
+    )
+    stop: StopStrings = Field(
+        [],
+        description="strings that end a response, as a JSON list, or one as it is; empty: without a chat template the "
+        "metric's own, which change no score",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
+        32768, ge=1, description="transformers: tokens in a batch, padding included"
+    )

@@ -1,0 +1,67 @@
+"""Parameters of the requests to an endpoint."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from posgap.foundation.choices import SECRET, WITHOUT_EFFECT, Parameters
+from posgap.foundation.fields import from_json, pairs
+
+_SENT_BY_US = {  # by the parameter that sets it
+    "messages": "",
+    "prompt": "",
+    "n": "",
+    "stream": "",
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "chat_template_kwargs": "template_args",
+}
+
+
+class RequestParameters(Parameters):
+    """How an endpoint is asked, whichever it is; the parameter `named_by` says what its model is called there."""
+
+    named_by: ClassVar[str] = "model"
+
+    endpoint: Literal["chat", "completions"] = Field(
+        "chat",
+        description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
+        "prompt (base models)",
+    )
+    body: Annotated[dict[str, Any], BeforeValidator(from_json)] = Field(
+        {},
+        description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
+        "what is sent otherwise",
+    )
+    header: Annotated[dict[str, str], BeforeValidator(pairs), SECRET, WITHOUT_EFFECT] = Field(
+        {},
+        description="openai: header of each request, in which $NAME stands for a variable of the environment; its "
+        "value is written down nowhere",
+    )
+    identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT] = Field(
+        "fingerprint",
+        description="openai: what the endpoint must stay throughout a sweep; fingerprint: the same model with the same "
+        "fingerprint; model: the same model; any: whatever it says",
+    )
+    concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
+        8, ge=1, description="openai: number of requests at the same time"
+    )
+    timeout: Annotated[float, WITHOUT_EFFECT] = Field(
+        120.0, gt=0, description="openai: seconds to wait for a whole response"
+    )
+    retries: Annotated[int, WITHOUT_EFFECT] = Field(
+        8, ge=0, description="openai: number of retries of a request before its prompt counts as failed"
+    )
+
+    @field_validator("body")
+    @classmethod
+    def _more(cls, body: Any) -> dict[str, Any]:
+        for name, parameter in (_SENT_BY_US | {"model": cls.named_by}).items():
+            if name in body:
+                instead = f": give --{parameter.replace('_', '-')}" if parameter else ""
+                raise ValueError(f"{name!r} is posgap's own{instead}")
+        return body
+
+
+class EndpointParameters(RequestParameters):
+    base_url: str = Field("", description="openai: address of the endpoint, like http://localhost:8000/v1")

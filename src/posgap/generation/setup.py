@@ -1,0 +1,57 @@
+"""Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
+
+from typing import TYPE_CHECKING
+
+from posgap.generation.config import GenerationConfig
+from posgap.mitigations.in_force import wants_spans
+from posgap.tasks.config import Prompting
+from posgap.tasks.framing import PLAIN, Framing
+from posgap.tasks.prompts import PromptBuilder
+from posgap.tasks.registry import TASKS
+from posgap.tasks.task import AS_GIVEN, Order
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def prompt_builder(
+    task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN, framing: Framing = PLAIN
+) -> PromptBuilder:
+    """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
+    from posgap.models.loading import context_length, load_config, load_tokenizer
+
+    task, tokenizer, config = TASKS[task_name], load_tokenizer(model), load_config(model)
+    context = context_length(config, tokenizer)
+    build = PromptBuilder(task, tokenizer, context, max_new_tokens or task.max_new_tokens, order, framing)
+    build.marks_documents = wants_spans(config)
+    return build
+
+
+def builder_of(config: Prompting, longest: int = 0) -> PromptBuilder:
+    """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
+    does not say it."""
+    from posgap.models.loading import context_length, load_config, load_tokenizer
+
+    tokenizer, of_model = load_tokenizer(config.model), load_config(config.model)
+    build = builder_with(config, tokenizer, context_length(of_model, tokenizer), longest)
+    build.marks_documents = wants_spans(of_model)
+    return build
+
+
+def builder_with(
+    config: Prompting, tokenizer: "PreTrainedTokenizerBase", context: int, longest: int = 0
+) -> PromptBuilder:
+    """The same for a tokenizer that is at hand, of a model that reads `context` tokens."""
+    task = TASKS[config.task]
+    most = longest or getattr(config, "max_new_tokens", 0) or task.max_new_tokens
+    build = PromptBuilder(task, tokenizer, context, most, order_of(config), Framing.of(config))
+    if isinstance(config, GenerationConfig):
+        build.max_thinking_tokens = config.max_thinking_tokens
+        # A chat model ends by itself.
+        build.stop = tuple(config.stop) or (() if build.chat else build.task.stop(config.metric))
+    return build
+
+
+def order_of(config: Prompting) -> Order:
+    """The order of prompts that a stage's config asks for."""
+    return Order(config.question, config.shuffle)

@@ -1,0 +1,20 @@
+"""The parameter that bounds how many prompts may go without an answer."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from posgap.foundation.choices import Parameters
+
+if TYPE_CHECKING:
+    pass
+
+
+class MaxUnanswered(Parameters):
+    max_unanswered: float = Field(
+        2.0,
+        ge=0,
+        le=100,
+        description="percent of the prompts at any placement that may go unanswered (refused, truncated, empty, "
+        "failed or ungraded); beyond it there are no figures",
+    )

@@ -1,0 +1,280 @@
+"""Parameters of sweeps, and of the stages that read them."""
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from posgap.foundation.choices import WITHOUT_EFFECT, Parameters
+from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.errors import first_fault
+from posgap.foundation.fields import (
+    POSITIONAL,
+    Allowed,
+    FileIfAny,
+    InputPath,
+    InputPaths,
+    ModelName,
+    ModelPath,
+    OptionalInputPath,
+    Values,
+)
+from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.measurement.answered import MaxUnanswered
+from posgap.mitigations.fields import PromptMitigationName
+from posgap.mitigations.registry import PROMPT_MITIGATIONS
+from posgap.tasks.fields import MOST_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
+from posgap.tasks.task import BASELINES
+
+MODEL = (
+    "Hugging Face model folder, hub name, or models:/NAME@champion in MLflow; openai: the model's name at the endpoint"
+)
+ALLOW = (
+    "what may differ between the sweeps, like prompt,template; also question, shuffle, max_new_tokens, decoding, "
+    "system, template_args, max_thinking_tokens, stop, date, body"
+)
+
+
+class Swept(Parameters):
+    """Which part of a sweep is done, and under what name."""
+
+    positions: Placements = Field(
+        [], description="placements like 1,5,10, or 1+2,19+20 for two documents; empty: all, or pairs of all categories"
+    )
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    label: str = Field("", description="name of this model in plots and tables; empty: the method that made it")
+
+
+class Filling(Parameters):
+    """To what lengths prompts are filled, and where in them the gold document stands."""
+
+    lengths: Lengths = Field(
+        [],
+        description="lengths of prompt and longest answer in tokens, like 1k,4k,32k, or of the model's context, like "
+        "25%,50%, to which prompts are filled with other documents; several make a map; empty: n_docs documents",
+    )
+    depths: Depths = Field(
+        "5",
+        description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
+        "percents like 0,25,50",
+    )
+    most_gap: float = Field(
+        10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
+    )
+
+
+class Sampled(Parameters):
+    """How many responses to a prompt are drawn, and how."""
+
+    samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and not self.temperature:
+            raise ValueError("greedy responses to a prompt are all the same: give a `temperature` for several samples")
+        return self
+
+
+class Mitigating(Parameters):
+    """By which mitigation of prompts a model is asked."""
+
+    mitigation: PromptMitigationName = Field(
+        "",
+        description="mitigation of prompts, by which every example is asked; a position is where the gold document "
+        f"stands before the mitigation; {PROMPT_MITIGATIONS.described()}; empty: none",
+    )
+    mitigation_settings: Values = Field(
+        {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
+    )
+
+
+class SweepConfig(
+    Mitigating,
+    Filling,
+    Sampled,
+    Swept,
+    MaxUnanswered,
+    *BACKENDS.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
+    """Measures accuracy with the gold documents at every position, and the gap between the best and the worst.
+
+    `posgap plan sweep` says how many examples it takes.
+    """
+
+    examples_for: ClassVar[str] = "evaluation"
+
+    model: ModelName = Field(description=MODEL)
+    shard: Shard = Field("", description="part of the placements to sweep: 2/4 is the second of four; empty: all")
+    baselines: BaselineNames = Field(
+        [],
+        description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
+        f"{BASELINES.described()}; empty: none",
+    )
+    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
+        "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
+    )
+    estimate: bool = Field(
+        False, description="only say how many prompts and tokens the sweep has, and with `prices` what they cost"
+    )
+
+    @model_validator(mode="after")
+    def _depths_are_the_placements(self) -> Self:
+        if self.lengths and self.positions:
+            raise ValueError("`positions` are of n_docs documents: with `lengths` give `depths`")
+        if len(self.lengths) > 1 and self.shard:
+            raise ValueError("`shard`: a part of several `lengths` is one of them: give each machine its own")
+        if self.lengths and self.mitigation:
+            raise ValueError(
+                "`mitigation`: asks in other orders, in which prompts no longer have the tokens that they are filled "
+                "to: give `n_docs` in place of `lengths`"
+            )
+        if self.lengths and self.baselines:
+            raise ValueError("`baselines` are of n_docs documents: leave them out with `lengths`")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_mitigated(self) -> Self:
+        if not self.mitigation:
+            if self.mitigation_settings:
+                raise ValueError("`mitigation_settings`: are those of a `mitigation`, which is not given")
+            return self
+        mitigation = PROMPT_MITIGATIONS[self.mitigation]
+        try:
+            mitigation.settings(**self.mitigation_settings)
+        except ValidationError as error:
+            raise ValueError(f"`mitigation_settings` of {self.mitigation}: {first_fault(error)}") from None
+        if mitigation.needs_attention and not BACKENDS[self.backend].gives_attention:
+            raise ValueError(
+                f"`mitigation` {self.mitigation}: looks at the model's attention, which backend {self.backend} does "
+                "not show; take transformers"
+            )
+        return self
+
+    def chosen(self) -> dict[str, Any]:
+        """The plain parameters; those of a mitigation only where there is one, so that a sweep without any is the same
+        as before there were mitigations."""
+        known = super().chosen()
+        return known if self.mitigation else {n: v for n, v in known.items() if n not in Mitigating.model_fields}
+
+    @model_validator(mode="after")
+    def _baselines_differ(self) -> Self:
+        if len(set(self.baselines)) < len(self.baselines):
+            raise ValueError("name each of the `baselines` once")
+        return self
+
+    @classmethod
+    def deciding(cls) -> list[str]:
+        """The names of the parameters that decide the figures; the bound of what goes unanswered only decides whether
+        there are any."""
+        return [name for name in super().deciding() if name != "max_unanswered"]
+
+
+class MergeConfig(StageConfig):
+    """Merges the parts of a sweep into one, the same as if it had not been split."""
+
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(
+        min_length=1, description="folders from `sweep`, of the same model and examples, each with other placements"
+    )
+
+
+class Judging(Parameters):
+    """How a model judges responses."""
+
+    judge_url: str = Field(
+        "",
+        description="address of the judge's OpenAI-compatible endpoint, like http://localhost:8000/v1, with the key in "
+        "OPENAI_API_KEY; empty: the judge runs on this machine",
+    )
+    judge_prompt: JudgePromptText = Field(
+        "", description="prompt of the judge: a file, or its text (docs/sweep.md); empty: posgap's own"
+    )
+    controls: int = Field(
+        20,
+        ge=0,
+        description="number of examples on which the judge is tried with answers that are right or wrong for certain; "
+        "0: none",
+    )
+
+
+class GradeConfig(
+    Judging,
+    MaxUnanswered,
+    BACKENDS["openai"].requests,  # type: ignore[misc]
+    StageConfig,
+):
+    """Scores the responses of a finished sweep again, by a model that judges them; the swept one is not asked."""
+
+    examples_for: ClassVar[str] = "evaluation"
+    named_by: ClassVar[str] = "judge"
+
+    sweep: InputPath = Field(description="folder from `sweep` or `merge`, whose responses are judged")
+    examples: InputPath = Field(description="examples that were swept")
+    judge: ModelPath = Field(description="model that judges: its name at the endpoint, or a Hugging Face model folder")
+    max_new_tokens: int = Field(16, ge=1, description="longest answer of the judge, in tokens")
+    max_thinking_tokens: int = Field(
+        0, ge=0, description="longest thoughts of the judge, in tokens, beside max_new_tokens of its answer"
+    )
+    template_args: Values = Field(
+        {}, description='what the judge\'s chat template is called with, like {"enable_thinking": false}'
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of a judge on this machine; auto: bfloat16 on a GPU, else float32"
+    )
+    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
+        32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
+    )
+    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
+        "", description="file of what tokens cost, to say what the judge cost (docs/endpoints.md)"
+    )
+
+    def is_served(self, name: str) -> bool:
+        return name == "judge" and bool(self.judge_url)
+
+
+class ExpectedConfig(Config):
+    sweep: OptionalInputPath = Field(
+        None,
+        description="folder from a `sweep` to take placements, mean and correlation from; empty: the options below",
+    )
+    n_docs: int = Field(20, ge=2, le=MOST_DOCS, description="number of placements to sweep")
+    mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy, in percent")
+    correlation: float = Field(0.5, ge=0, lt=1, description="correlation of one example's outcomes at two positions")
+    agreement: float = Field(
+        0.8, ge=0, le=1, description="correlation of the examples' difficulties for two models; 1: the same are hard"
+    )
+
+
+class PlanConfig(ExpectedConfig):
+    """Computes how many examples a sweep needs to detect a gap, or a difference between models, of a given size."""
+
+    detect: float = Field(3.0, ge=0.01, le=100, description="size of the gap or difference to detect, in points")
+    power: float = Field(
+        0.8, gt=0.05, lt=1, description="statistical power: probability of detecting a gap of this size"
+    )
+
+
+class CompareConfig(StageConfig):
+    """Compares sweeps of the same examples by paired differences: every model minus the first."""
+
+    sweeps: Annotated[InputPaths, POSITIONAL] = Field(
+        min_length=2, description="folders from `sweep`, the reference first"
+    )
+    allow: Allowed = Field([], description=ALLOW)
+
+
+class DiagnoseConfig(StageConfig):
+    """Diagnoses why a model errs at some positions, by the tokens of its answers and by its attention."""
+
+    examples_for: ClassVar[str] = "evaluation"
+
+    sweep: InputPath = Field(description="folder from `sweep`")
+    examples: InputPath = Field(description="examples that were swept")
+    model: ModelPath = Field(description="model that was swept")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    tokens: int = Field(64, ge=0, description="number of wrong answers to diagnose token by token; 0: none")
+    attention: int = Field(
+        8, ge=0, description="number of examples to measure attention on, at every placement; 0: none"
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    batch_tokens: int = Field(32768, ge=1, description="tokens in a batch, padding included")

@@ -1,0 +1,131 @@
+"""Parameters of the comparison of mitigations, and of a mitigation's application to a model."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from posgap.foundation.choices import split_commas
+from posgap.foundation.config import StageConfig
+from posgap.foundation.fields import ModelName, OptionalInputPath, Values
+from posgap.generation.backends import BACKENDS, BackendConfig
+from posgap.measurement.answered import MaxUnanswered
+from posgap.measurement.config import MODEL
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.tasks.fields import Placements
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smh])")
+
+
+def _duration(text: str) -> str:
+    if not (parts := _DURATION.fullmatch(text)) or not float(parts[1]):
+        raise ValueError("must be a time like 90s, 30m or 2h")
+    return text
+
+
+def seconds_of(duration: str) -> float:
+    """A time like 30m in seconds."""
+    number, unit = duration[:-1], duration[-1]
+    return float(number) * _UNITS[unit]
+
+
+Duration = Annotated[str, AfterValidator(_duration)]
+MitigationNames = Annotated[list[Annotated[str, AfterValidator(MITIGATIONS.checked)]], BeforeValidator(split_commas)]
+
+
+# A model in memory, in which mitigations are put in force, or one elsewhere, which only takes prompts.
+_ASKED = BACKENDS.where(lambda backend: backend.gives_attention or not backend.local)
+_ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
+
+
+class MitigateConfig(
+    MaxUnanswered,
+    *_ELSEWHERE.bases(),  # type: ignore[misc]
+    BackendConfig,
+):
+    """Tries the mitigations that suit a model on some examples, and measures the best of them on others.
+
+    An endpoint can only have mitigations of prompts.
+    """
+
+    examples_for: ClassVar[str] = "search"
+
+    model: ModelName = Field(description=MODEL)
+    backend: Annotated[str, _ASKED, AfterValidator(_ASKED.checked)] = Field(
+        "transformers", description=f"backend that answers; {_ASKED.described()}"
+    )
+
+    exclude: OptionalInputPath = Field(
+        None, description="evaluation examples; the comparison refuses to run on any of them"
+    )
+    methods: MitigationNames = Field(
+        [], description=f"mitigations to try, like lpes,reordering; {MITIGATIONS.described()}; empty: all"
+    )
+    budget: Duration = Field(
+        "30m",
+        description="time to spend, like 90s, 30m or 2h; the model as it is, the best mitigation and the best that "
+        "costs nothing are measured however long that takes",
+    )
+    positions: Placements = Field([], description="positions to measure, separated by commas; empty: all")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    search: int = Field(0, ge=0, description="examples on which settings are tried; 0: a quarter of all")
+    selection: int = Field(
+        0, ge=0, description="other examples on which the best settings are tried again; 0: a quarter of all"
+    )
+    finalists: int = Field(
+        4,
+        ge=1,
+        description="number of mitigations to measure on the remaining examples; each that is the best for some "
+        "purpose is among them, even if they are more",
+    )
+    generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
+    population: int = Field(8, ge=2, description="lpes: candidates in a generation")
+    objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
+        "mean", description="what makes settings the best: mean accuracy over positions, the worst, or mean minus gap"
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "MitigateConfig":
+        if len(set(self.methods)) < len(self.methods):
+            raise ValueError("name each of the `methods` once")
+        return self
+
+    def chosen(self) -> dict[str, Any]:
+        """The plain parameters; those of endpoints only where one answers."""
+        known = super().chosen()
+        if not BACKENDS[self.backend].local:
+            return known
+        of_endpoints = {name for parameters in _ELSEWHERE.bases() for name in parameters.model_fields}
+        return {name: value for name, value in known.items() if name not in of_endpoints}
+
+
+class ApplyConfig(StageConfig):
+    """Writes a model folder that loads with a mitigation in force: the same parameters, and another config."""
+
+    model: ModelName = Field(description="Hugging Face folder or hub name of the model")
+    found: OptionalInputPath = Field(
+        None, description="folder from `mitigate` whose settings are taken; empty: those of `mitigation_settings`"
+    )
+    mitigation: Annotated[str, AfterValidator(MITIGATIONS.checked_if_any)] = Field(
+        "", description="mitigation to apply; empty: the best in `found` that a model can have"
+    )
+    certain: bool = Field(
+        True,
+        description="of `found` take only a mitigation that is better than the model as it is for certain; false: the "
+        "best that was measured",
+    )
+    mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
+    in_weights: bool = Field(
+        False,
+        description="multiply the settings into the weights, where that is the same (head-gates), so that whatever "
+        "loads the folder serves it, vLLM included",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ApplyConfig":
+        if not self.found and not self.mitigation:
+            raise ValueError("give a `mitigation` with its `mitigation_settings`, or `found`, a folder from `mitigate`")
+        if self.found and self.mitigation_settings:
+            raise ValueError("`found` has settings already: leave out `mitigation_settings`")
+        return self

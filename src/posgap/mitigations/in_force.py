@@ -1,0 +1,161 @@
+"""The mitigations in force in a model: applied, replaced, removed, and recorded in its config.
+
+They are undone in the reverse of the order in which they were applied, so that each finds the model as it left it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, read_object
+from posgap.mitigations.registry import MITIGATIONS
+from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
+from posgap.models.factors import Factors, check_factors, config_factors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from posgap.mitigations.mitigation import ModelMitigation, Settings
+from posgap.mitigations.state import _ATTRIBUTE, _InForce, _set, _stack, in_force
+
+
+def wants_spans(config: "PretrainedConfig") -> bool:
+    """Whether a mitigation that a model's config lists must be told where the documents of a prompt stand."""
+    return any(model_mitigation(listed["name"]).spans for listed in configured(config))
+
+
+def apply(model: "PreTrainedModel", name: str, settings: "Settings | Mapping[str, Any]") -> None:
+    """Puts a mitigation in force in `model`, in place of its own earlier settings if it is in force already.
+
+    Raises `PosgapError` where the model's family cannot have it; the model is then as it was.
+    """
+    mitigation = model_mitigation(name)
+    given = settings if isinstance(settings, mitigation.settings) else parsed(mitigation.settings, settings, name)
+    above = _taken_back(model, name)
+    try:
+        _put(model, mitigation, given)
+    except PosgapError:
+        for each in above:
+            _put(model, each.mitigation, each.settings)
+        raise
+    for each in above:
+        if each.mitigation.name != name:
+            _put(model, each.mitigation, each.settings)
+
+
+def remove(model: "PreTrainedModel", name: str) -> None:
+    """Takes a mitigation back; nothing where it is not in force."""
+    for each in _taken_back(model, name):
+        if each.mitigation.name != name:
+            _put(model, each.mitigation, each.settings)
+
+
+def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "PreTrainedModel":
+    """Scales `model` in place by `factors`, or by those its config names, and returns it.
+
+    Factors are one per layer `[L]`, or one per attention head `[L][H]` (see `heads`). The config names
+    them from then on, so that the model is saved scaled. A model whose config names none is returned
+    as it is. Scaling a scaled model replaces its factors.
+    """
+    if factors is None:
+        _take_from_folder(model)
+        factors = config_factors(model.config)
+    if factors is None:
+        return model
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
+    by_head = [isinstance(row, list | tuple) for row in factors]
+    if any(by_head) and not all(by_head):
+        raise PosgapError(f"{model.name_or_path}: some layers have a RoPE factor for each head, some have one for all")
+    name, other = ("ms-poe-static", "lpes") if any(by_head) else ("lpes", "ms-poe-static")
+    kept = in_force(model).get(other)
+    remove(model, other)
+    try:
+        apply(model, name, {"factors": list(factors)})
+    except PosgapError:
+        if kept is not None:
+            apply(model, other, kept)
+        raise
+    return model
+
+
+def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrainedModel":
+    """A causal language model from safetensors, in evaluation mode, on the CPU, with the RoPE factors and all other
+    mitigations in force that its config names.
+
+    Arguments and errors are those of `posgap.models.loading.load_as_trained`.
+    """
+    from posgap.models.loading import load_as_trained  # late: it needs torch
+
+    return apply_configured(load_as_trained(path, dtype, compute))
+
+
+def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
+    _take_from_folder(model)
+    also = configured(
+        model.config, model.name_or_path or type(model).__name__
+    )  # before anything is applied, which lists what is in force
+    scale_model(model)
+    for listed in also:
+        apply(model, listed["name"], listed["settings"])
+    return model
+
+
+def _take_from_folder(model: "PreTrainedModel") -> None:
+    """Gives the config of a model in which nothing was ever in force what the `config.json` of its folder names.
+
+    Of models that see too (Qwen3.5, Llama 4) transformers makes a model of text alone, whose config is a part of the
+    folder's, without what stands beside that part.
+    """
+    file = Path(model.name_or_path or "") / "config.json"
+    if hasattr(model, _ATTRIBUTE) or not model.name_or_path or not file.is_file():
+        return
+    whole = read_object(file)
+    if whole.get("model_type") == model.config.model_type:
+        return
+    for key in (CONFIG_KEY, MITIGATIONS_KEY):
+        if key in whole:
+            setattr(model.config, key, whole[key])
+
+
+def configured(config: "PretrainedConfig", where: str = "config.json") -> list[dict[str, Any]]:
+    """The mitigations that a model's config lists under posgap's key: `name` and `settings` of each."""
+    listed = getattr(config, MITIGATIONS_KEY, None) or []
+    if not isinstance(listed, list) or any(
+        not isinstance(each, dict) or set(each) != {"name", "settings"} for each in listed
+    ):
+        raise PosgapError(f"{where}: {MITIGATIONS_KEY} must be a list of names with their settings; apply them again")
+    return listed
+
+
+def written(config_json: Mapping[str, Any], name: str, settings: "Settings") -> dict[str, Any]:
+    """A model's config.json with a mitigation in it, in place of its own earlier settings."""
+    mitigation = model_mitigation(name)
+    if mitigation.written:
+        return mitigation.written(config_json, settings)
+    others = [each for each in config_json.get(MITIGATIONS_KEY) or [] if each["name"] != name]
+    return {**config_json, MITIGATIONS_KEY: [*others, {"name": name, "settings": settings.model_dump(mode="json")}]}
+
+
+def model_mitigation(name: str) -> "ModelMitigation":
+    """The mitigation of that name; `PosgapError` where it works on what is asked, not on a model."""
+    mitigation = MITIGATIONS[name]
+    if not mitigation.of_model:
+        raise PosgapError(f"{name}: works on what is asked, so that no model has it; sweep with --mitigation {name}")
+    return cast("ModelMitigation", mitigation)
+
+
+def _put(model: "PreTrainedModel", mitigation: "ModelMitigation", settings: "Settings") -> None:
+    undo = mitigation.apply(model, settings)
+    _set(model, [*_stack(model), _InForce(mitigation, settings, undo)])
+
+
+def _taken_back(model: "PreTrainedModel", name: str) -> list[_InForce]:
+    """Undoes a mitigation and all that were applied after it, and returns them, this one first."""
+    stack = _stack(model)
+    at = next((i for i, each in enumerate(stack) if each.mitigation.name == name), len(stack))
+    for each in reversed(stack[at:]):
+        each.undo()
+    _set(model, stack[:at])
+    return stack[at:]

@@ -1,0 +1,44 @@
+"""The mitigations that users choose by name: posgap's own, and those of installed packages."""
+
+from typing import cast
+
+from posgap.foundation.choices import Choices
+from posgap.mitigations.attention_buckets import ATTENTION_BUCKETS
+from posgap.mitigations.attention_sorting import ATTENTION_SORTING
+from posgap.mitigations.calibration import CALIBRATION
+from posgap.mitigations.channel_scaling import CHANNEL_SCALING
+from posgap.mitigations.head_gates import HEAD_GATES
+from posgap.mitigations.linear import LINEAR
+from posgap.mitigations.lpes import LPES
+from posgap.mitigations.mitigation import Mitigation, PromptMitigation
+from posgap.mitigations.ms_poe import MS_POE, MS_POE_STATIC
+from posgap.mitigations.ntk import NTK
+from posgap.mitigations.permutation import PERMUTATION
+from posgap.mitigations.pine import PINE
+from posgap.mitigations.reordering import REORDERING, REVERSED
+from posgap.mitigations.self_extend import SELF_EXTEND
+from posgap.mitigations.yarn import YARN
+
+MITIGATIONS: Choices[Mitigation] = Choices(
+    "mitigation",
+    "posgap.mitigations",
+    LPES,
+    MS_POE,
+    MS_POE_STATIC,
+    LINEAR,
+    NTK,
+    YARN,
+    ATTENTION_BUCKETS,
+    SELF_EXTEND,
+    REVERSED,
+    REORDERING,
+    ATTENTION_SORTING,
+    PERMUTATION,
+    CHANNEL_SCALING,
+    HEAD_GATES,
+    PINE,
+    CALIBRATION,
+)
+PROMPT_MITIGATIONS = cast(  # all that a sweep can ask by
+    "Choices[PromptMitigation]", MITIGATIONS.where(lambda mitigation: not mitigation.of_model)
+)

@@ -1,0 +1,169 @@
+"""Theory of position bias."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from posgap.foundation.choices import Numbers, NumbersOrRows, PositiveNumbers, split_commas
+from posgap.foundation.config import StageConfig
+from posgap.foundation.fields import InputPath, ModelName, OptionalInputPath, WorkPath
+from posgap.generation.config import GenerationConfig
+from posgap.rollout.position_encodings import POSITION_ENCODINGS
+from posgap.tasks.fields import MOST_DOCS, OptionalTaskName, Placements
+from posgap.tasks.registry import TASKS
+
+MOST_TOKENS, MOST_PARTS, MOST_RESAMPLES = 10_000_000, 10_000, 1_000_000
+
+
+TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
+
+
+class _Described(StageConfig):
+    architecture: OptionalInputPath = Field(
+        None,
+        description="YAML file with options of this verb by their names, as `layers: 3` and `windows: [8, 8, 0]`",
+    )
+    measurement: OptionalInputPath = Field(
+        None, description="folder from `rollout measure`; supplies options left at 0 or set to `measured`"
+    )
+    sequence_length: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens (N); 0: the measurement's")
+    layers: int = Field(0, ge=0, le=MOST_PARTS, description="layers (L); 0: the measurement's")
+    heads: int = Field(0, ge=0, le=MOST_PARTS, description="attention heads (H); 0: the measurement's")
+    mask: Literal["causal", "full", "window", "prefix", "measured"] = Field(
+        "causal", description="which tokens a token sees; measured: causal, with the measured model's windows"
+    )
+    window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
+    windows: TokenCounts = Field(
+        [],
+        description="window: one for each layer, separated by commas, in place of `window`; 0: all tokens before it",
+    )
+    prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
+    encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
+        "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
+    )
+
+
+class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
+    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth."""
+
+    residual: Literal["constant", "power", "measured"] = Field(
+        "constant",
+        description="residual strength by layer; constant: the same in all; power: lambda * layer^-power; "
+        "measured: the measurement's",
+    )
+    residual_strength: float = Field(
+        0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
+    )
+    residual_strengths: Numbers = Field(
+        [], description="lambda of each layer, from the first, separated by commas, in place of `residual`"
+    )
+    residual_power: float = Field(1.0, ge=0, description="residual power: exponent of the decay with depth")
+    content: Literal["none", "constant", "mean", "heads"] = Field(
+        "none",
+        description="extra score of a token on itself; constant: `content-score`; mean: the measurement's mean; heads: "
+        "the measurement's of each layer and head",
+    )
+    content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
+    content_scores: NumbersOrRows = Field(
+        [],
+        description="extra scores of a token on itself, in place of `content`: one for each layer, separated by "
+        "commas; or, by head, a row for each layer, separated by semicolons",
+    )
+    head_weights: PositiveNumbers = Field(
+        [], description="one positive weight per head for the average over heads; empty: uniform"
+    )
+    temperature: float = Field(1.0, gt=0, description="divides all scores")
+    label: str = Field("predicted", description="what plots and tables call this prediction")
+
+
+class RolloutMeasureConfig(StageConfig):
+    """Measures a model's residual strengths, its attention, and how much each input position reaches the last token."""
+
+    texts: InputPath = Field(
+        description="a text file, a .jsonl(.gz) with a field `text` or, with `task`, a file of examples"
+    )
+    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
+    task: OptionalTaskName = Field(
+        "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
+    )
+    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="with `task`: documents in a prompt")
+    length: int = Field(
+        0,
+        ge=0,
+        description="number of tokens of every text (N); 0: 256, or with `task` the length of the shortest prompt",
+    )
+    limit: int = Field(0, ge=0, description="use only the first `limit` texts; 0: all")
+    batch_tokens: int = Field(4096, ge=1, description="tokens in a batch")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
+    sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
+    attributions: bool = Field(
+        False,
+        description="also measure attention weighted by the norms of values, and each token's direct part in the "
+        "answer's logit; takes longer",
+    )
+    label: str = Field("model", description="what plots and tables call this model")
+
+
+class RolloutCompareConfig(StageConfig):
+    """Compares a predicted rollout with the measured influence of input positions, and with a sweep's accuracy."""
+
+    prediction: InputPath = Field(description="folder from `rollout predict`")
+    measurement: InputPath = Field(description="folder from `rollout measure`")
+    influence: Literal[
+        "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "logit"
+    ] = Field(
+        "gradient",
+        description="the measured distribution that plot and summary show (the last two: measured with "
+        "`attributions`); all are compared in the file",
+    )
+    sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
+    resamples: int = Field(2000, ge=100, le=MOST_RESAMPLES, description="bootstrap resamples of the texts")
+
+
+class RolloutAdviseConfig(GenerationConfig):
+    """Finds the attention heads that make the bias, predicts what turning them changes, and checks it."""
+
+    examples_for: ClassVar[str] = "search"
+    positions: Placements = Field([], description="gold positions to look at, separated by commas; empty: a spread")
+    limit: int = Field(0, ge=0, description="use only the first `limit` examples; 0: all")
+    check: int = Field(
+        6, ge=0, description="number of the best changes to make and measure; as many of the others are too"
+    )
+    label: str = Field("model", description="what plots and tables call this model")
+
+
+class RolloutExperimentConfig(StageConfig):
+    """Trains small attention-only networks with one cause of position bias at a time, and reports its effect."""
+
+    preset: Literal[
+        "quick",
+        "learned",
+        "figure2",
+        "figure3",
+        "figure4",
+        "figure5",
+        "figure6",
+        "figure7",
+        "figure8",
+        "figure9",
+        "figure10",
+        "figure11",
+        "figure12",
+        "figure13",
+    ] = Field(
+        "quick",
+        description="the experiment: a figure of Wu et al. (2025) at the paper's sizes; `quick`: smaller networks, "
+        "minutes on two cores; `learned`: a task of its kind that such networks learn",
+    )
+    seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")
+    iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")
+    batch: int = Field(0, ge=0, description="sequences in a training step; 0: the preset's")
+    learning_rate: float = Field(0.0, ge=0, description="AdamW's learning rate; 0: the preset's")
+    tests: int = Field(0, ge=0, description="sequences of each test set; 0: the preset's")
+    as_coded: bool = Field(
+        False,
+        description="draw components with standard deviation 1/d and take item n/2 + 1 for the middle, as the paper's "
+        "code does, instead of variance 1/d and n/2, as its text says",
+    )
+    side_by_side: int = Field(8, ge=1, description="number of networks trained at once")
+    work: WorkPath = Field(None, description="folder for checkpoints and finished trials; empty: one beside `out`")

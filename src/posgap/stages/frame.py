@@ -1,0 +1,250 @@
+"""The frame around every stage: what is complete is reused, what is interrupted is not taken for
+complete, and what was done can be read from `manifest.json` and from MLflow."""
+
+import functools
+import importlib
+import importlib.metadata
+import logging
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from posgap import __version__
+from posgap.distillation.methods import method_in
+from posgap.foundation import files
+from posgap.foundation.config import StageConfig
+from posgap.foundation.errors import PosgapError, Rejected
+from posgap.foundation.launch import first_of_its_node, is_main_process, launched, of_all
+from posgap.foundation.locations import Location, is_uri, with_uris
+from posgap.storage.cache import INCOMPLETE, MANIFEST, look
+from posgap.storage.datasets import Dataset, datasets_of
+from posgap.storage.folders import announce, publish, require_ours
+from posgap.storage.inputs import OnDisk, Source, manifest_of, on_this_machine, sources
+from posgap.storage.manifests import REFUSAL, damage, read_record, recorded
+from posgap.storage.outputs import Folder
+from posgap.tracking.runs import Run, send_left_behind, start_run
+
+log = logging.getLogger(__name__)
+C = TypeVar("C", bound=StageConfig)
+Work = Callable[[C, Path, Run], Callable[[], None] | None]
+NOTHING = "nothing is there"
+_PACKAGES = ("accelerate", "great-expectations", "kfp", "mlflow", "numpy", "torch", "transformers")
+
+
+def stage(work: Work[C]) -> Callable[[C], Location]:
+    """Turns `work(config, out, run)`, which writes into the folder `out`, into a stage.
+
+    The stage takes the config alone and returns `config.out`. It does nothing where that folder
+    is complete for the same inputs, config and version, unless `force` is set. `work` writes into
+    a temporary folder that takes its place when everything is in it, the manifest last; what it
+    kept in `files.work_folder`, to go on after an interruption, is then removed, and what it
+    returned is called, to remove what it kept elsewhere. Where `work` raises `Rejected`, what it
+    wrote is kept beside it as `<out>.rejected`.
+
+    Before any work `PosgapError` refuses a place that the output must not take (`require_place`),
+    that holds what this stage did not write, that another process is writing, or where nothing can
+    be written.
+
+    Inputs in S3 are fetched, so that `work` sees paths of this machine. An output there is made
+    here and then uploaded; where the upload alone failed, only that is done again.
+
+    Under a launcher of several processes all do the work, and the first one alone writes: the
+    others get an `out` that does not exist. The first one of each machine hashes the inputs, and
+    `PosgapError` is raised where two machines have not the same.
+    """
+    name = work.__name__.removeprefix("_")
+
+    @functools.wraps(work)
+    def run_stage(config: C) -> Location:
+        return _run(name, config, lambda: work)
+
+    return run_stage
+
+
+def stage_at(target: str) -> Callable[[StageConfig], Location]:
+    """The stage that is the function `target`, "module:name". Its module, and with it torch, is imported where there is
+    work to do: that an output is complete is seen, and said, long before."""
+    module, name = target.split(":")
+
+    def work() -> Work[StageConfig]:
+        return getattr(importlib.import_module(module), name).__wrapped__
+
+    return lambda config: _run(name, config, work)
+
+
+def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location:
+    """Runs a stage as `stage` says, by the work that `work_of_stage` returns; it is called only where there is some."""
+    with Folder(config, name) as output:
+        input_sources, inputs = _inputs(config, output)
+        identity, reason = identity_of(name, config, inputs), "asked to by --force"
+        if not config.force:
+            place = config.out if is_uri(config.out) else output.there()
+            # What the main process sees counts, since machines need not share a disk.
+            reason = of_all(lambda: lacking(place, identity))[0]
+            if not reason:
+                log.info("%s: %s is complete, reused", name, config.out)
+                if is_main_process():
+                    send_left_behind(output.out)
+                    output.clear()
+                return config.out
+        if is_main_process():
+            output.claim()
+            announce(config.out, name)
+        here = on_this_machine(config, input_sources)
+        here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
+        if not is_main_process():
+            work_of_stage()(here, output.home / f"process-{os.getpid()}", Run())
+            return config.out
+        clear, alone = None, launched()[1] == 1
+        # Only a single process may finish what was made: others would go on to the work, and wait for it there.
+        if not (alone and not config.force and _finish(output, config.out, identity)):
+            if reason != NOTHING:
+                log.info("%s: %s is made again: %s", name, config.out, reason)
+            about = {"stage": name, "identity": identity, "config": config.recorded(), "inputs": inputs}
+            about |= _origin(config, input_sources, inputs)
+            clear = _make(work_of_stage(), config, here, output, about)
+        if clear:
+            clear()
+    return config.out
+
+
+def _finish(output: Folder, out: Location, identity: str) -> bool:
+    """Whether the output had been made, and only lacked its place, or its upload, which it now has."""
+    if not lacking(output.partial, identity):
+        output.place()
+    elif not is_uri(out) or lacking(output.out, identity):
+        return False
+    send_left_behind(output.out)
+    log.info("%s: was made before, and is now in its place", out)
+    require_ours(out, output.stage)
+    publish(output.out, out)
+    return True
+
+
+def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, Any]) -> Callable[[], None] | None:
+    """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
+    name, partial = about["stage"], output.partial
+    log.info("%s: started", name)
+    started, clock = datetime.now(UTC), time.monotonic()
+    files.remove(partial)
+    with start_run(name, _lineage(about["inputs"]), output.out) as run:
+        partial.mkdir()
+        run.params(config.chosen())
+        for dataset in about["datasets"]:
+            run.dataset(Dataset(**dataset))
+        try:
+            clear = work(here, partial, run)
+        except Rejected as error:
+            output.reject(about | {"reason": with_uris(str(error))})
+            if is_uri(config.out):
+                require_ours(f"{config.out}.rejected", name, REFUSAL)
+                publish(output.rejected, f"{config.out}.rejected")
+            raise
+        seconds = time.monotonic() - clock
+        run.metrics({"seconds": seconds})
+        # On the disk before the manifest says that they are there.
+        files.flush(partial)
+        listed = recorded(partial)
+        manifest = about | {
+            "files": listed,
+            "versions": _versions(),
+            "seed": config.seed,
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(seconds, 3),
+            "mlflow_run_id": run.id,
+            "mlflow_run_key": run.key,
+        }
+        files.write_json(partial / MANIFEST, manifest)
+        run.artifact(partial / MANIFEST)
+        output.place()
+        require_ours(config.out, name)
+        publish(output.out, config.out, {file: record["sha256"] for file, record in listed.items()})
+    log.info("%s: done in %.1f s", name, seconds)
+    return clear
+
+
+def _inputs(config: StageConfig, output: Folder) -> tuple[dict[str, Source], dict[str, dict[str, str]]]:
+    """The inputs, and the manifest's record of each, which the first process of a machine makes for the others there.
+
+    The main process claims a new output before that, so that all hear where it cannot.
+    """
+    input_sources: dict[str, Source] = {}
+
+    def records() -> dict[str, dict[str, str]] | None:
+        if is_main_process() and not is_uri(config.out) and not output.there().exists():
+            output.claim()
+        input_sources.update(sources(config))
+        return {field: record_of(each) for field, each in input_sources.items()} if first_of_its_node() else None
+
+    by_rank = of_all(records)
+    of_machines = [each for each in by_rank if each is not None]
+    for field, record in of_machines[0].items():
+        if len({each[field]["sha256"] for each in of_machines}) > 1:
+            raise PosgapError(f"{field}: {record['path']} is not the same on every machine; copy it there anew")
+    return input_sources, [each for each in by_rank[: launched()[0] + 1] if each is not None][-1]
+
+
+def record_of(source: Source) -> dict[str, str]:
+    """What the manifest says of an input; a model on the hub is known by its name."""
+    record = {"path": str(source.location), "sha256": source.digest(), **source.version()}
+    manifest = manifest_of(source)
+    return record | {name: manifest[name] for name in ("mlflow_run_id", "mlflow_run_key") if manifest.get(name)}
+
+
+def _origin(config: C, input_sources: dict[str, Source], inputs: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Digests, or names, of the inputs and of all that they in turn were made from; the data among that; and by what
+    method a model among the inputs was made, since its own manifest is not at hand wherever the output goes."""
+    names = {record["sha256"] or record["path"] for record in inputs.values()}
+    ancestors = names.union(*(manifest_of(source).get("ancestors", ()) for source in input_sources.values()))
+    datasets = datasets_of(config.examples_for, inputs, input_sources)
+    origin = {"ancestors": sorted(ancestors), "datasets": [dataset.model_dump() for dataset in datasets]}
+    made_by = method_in(manifest_of(input_sources["model"])) if "model" in input_sources else ""
+    return origin | ({"model_made_by": made_by} if made_by else {})
+
+
+def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]]) -> str:
+    """sha256 of all that decides what the stage `name` makes of inputs with these records."""
+    deciding = {
+        "stage": name,
+        "version": __version__,
+        "parameters": {name: value for name, value in config.chosen().items() if name in config.deciding()},
+        "inputs": {field: i["sha256"] or i["path"] for field, i in inputs.items()},
+    }
+    return files.digest_of(deciding)
+
+
+def lacking(out: Location, identity: str) -> str:
+    """Why what is at `out` is not the complete output of this identity; empty where it is.
+
+    It looks at names and sizes of files, and hashes none.
+    """
+    folder: Source = look(out, must_exist=False) if is_uri(out) else OnDisk(Path(out))
+    manifest = read_record(folder.read(MANIFEST))
+    if folder.is_incomplete or not manifest:
+        return "its upload broke off" if folder.is_incomplete and folder.sizes().keys() > {INCOMPLETE} else NOTHING
+    if manifest.get("identity") != identity:
+        return "its inputs, parameters or version were others"
+    return damage(manifest, folder.sizes())
+
+
+def _lineage(inputs: dict) -> dict[str, str]:
+    """Tags that lead to the inputs; their digests are in the manifest, which is among the run's files."""
+    return {
+        f"posgap.input.{field}.{key}": value
+        for field, record in inputs.items()
+        for key, value in record.items()
+        if key in ("path", "mlflow_run_id") and value
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"posgap": __version__}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

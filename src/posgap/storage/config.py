@@ -1,0 +1,17 @@
+"""Parameters of the check of outputs against their manifests."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from posgap.foundation.config import Config
+from posgap.foundation.fields import (
+    POSITIONAL,
+    InputPaths,
+)
+
+
+class VerifyConfig(Config):
+    """Compares outputs, and what they were made from, with their manifests, by sha256. Exit code 1: they differ."""
+
+    folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")

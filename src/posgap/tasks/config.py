@@ -1,0 +1,71 @@
+"""The parameters of everything that makes prompts: the task, and what stands around its text."""
+
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from posgap.foundation.choices import Parameters
+from posgap.foundation.config import StageConfig
+from posgap.foundation.fields import Day, InputPath, ModelName, Values
+from posgap.tasks.fields import MOST_DOCS, ChatTemplateText, QuestionPlace, TaskName
+from posgap.tasks.registry import TASKS
+
+WORDED = f"task, which decides the wording of prompts and the scoring of responses; {TASKS.described()}"
+
+
+QUESTION = "place of the question in a prompt: after the documents, before them, or on both sides"
+
+
+SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
+
+
+DATE = "2024-07-26"  # the day on which Llama 3.2's template falls back where it is not told today's
+
+
+class Framed(Parameters):
+    """What stands around a task's text when a model is asked."""
+
+    system: str = Field("", description="system message; empty: none")
+    template: ChatTemplateText = Field(
+        "", description="chat template in jinja: a file, or its text; empty: the model's own, if it has one"
+    )
+    template_args: Values = Field(
+        {}, description='what the chat template is called with, like {"enable_thinking": false}'
+    )
+    date: Day = Field(DATE, description="today's date for chat templates that ask for it, so that it stays the same")
+
+
+class Prompting(Protocol):
+    """What a config says of its prompts, whatever the stage: the model whose tokenizer reads them, the task, the order
+    in them, and what stands around them."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def shuffle(self) -> int: ...
+    @property
+    def system(self) -> str: ...
+    @property
+    def template(self) -> str: ...
+    @property
+    def template_args(self) -> dict[str, Any]: ...
+    @property
+    def date(self) -> str: ...
+
+
+class _Prompt(StageConfig):
+    examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
+    model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
+    task: TaskName = Field("kv", description=WORDED)
+    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
+    max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
+    question: QuestionPlace = Field("after", description=QUESTION)
+    shuffle: int = Field(0, ge=0, description=SHUFFLE)
+
+
+class PromptConfig(Framed, _Prompt):
+    """The base of the configs of stages that make prompts."""

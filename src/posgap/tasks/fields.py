@@ -1,0 +1,125 @@
+"""The types of config fields that tasks bring: tasks, metrics, placements, lengths, templates."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from posgap.foundation.choices import split_commas
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import VERBATIM
+from posgap.foundation.locations import as_location
+from posgap.storage.cache import fetch
+from posgap.tasks.metrics import METRICS
+from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
+from posgap.tasks.registry import TASKS
+from posgap.tasks.task import BASELINES
+
+MOST_DOCS = 100_000
+
+
+JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
+
+
+def _as_text(value: Any) -> Any:
+    # KFP passes lists of numbers, in which whole numbers are floats.
+    return f"{value:g}" if isinstance(value, int | float) else value
+
+
+def _placement(text: str) -> str:
+    parse_positions(text)
+    return text
+
+
+def _of_file(path: str | Path, what: str) -> str:
+    try:
+        return fetch(as_location(path)).read_text(encoding="utf-8")
+    except PosgapError as error:
+        raise ValueError(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is no text in UTF-8"
+        raise ValueError(f"cannot be read as a file ({reason}), and is no {what}") from None
+
+
+def _chat_template(value: Any) -> Any:
+    # No path of a file has what every template has; so that a sweep's settings, which hold the text, can be used again.
+    if not isinstance(value, str | Path) or not value or "{" in str(value):
+        return value
+    text = _of_file(value, "template")
+    if "{" not in text:
+        raise ValueError("is a file that holds no template: nothing in it stands in braces")
+    return text
+
+
+def _judge_prompt(value: Any) -> Any:
+    # No path of a file has a place for the question in it.
+    if not isinstance(value, str | Path) or not value:
+        return value
+    text = str(value)
+    if not any(place in text for place in JUDGE_PLACES):
+        text = _of_file(value, "prompt")
+    if lacking := [place for place in JUDGE_PLACES if text.count(place) != 1]:
+        raise ValueError(
+            f"must have {lacking[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
+        )
+    return text
+
+
+def _lengths(value: Any) -> Any:
+    return split_commas(value) if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+
+
+def _length(value: Any) -> Any:
+    return str(int(value)) if isinstance(value, int | float) and value == int(value) else value
+
+
+def _depths(value: Any) -> Any:
+    # In Python and from KFP it may be a number, or a list of them.
+    numbers = value if isinstance(value, list | tuple) else [value]
+    text = ",".join(f"{number:g}" if isinstance(number, int | float) else str(number) for number in numbers)
+    parse_depths(text)
+    return text
+
+
+def _shard(text: str) -> str:
+    if text:
+        parse_shard(text)
+    return text
+
+
+TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
+
+
+OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
+
+
+OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
+
+
+PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
+
+
+Lengths = Annotated[
+    list[Annotated[str, BeforeValidator(_length), AfterValidator(parse_length)]], BeforeValidator(_lengths)
+]
+
+
+Depths = Annotated[str, BeforeValidator(_depths)]
+
+
+QuestionPlace = Literal["after", "before", "both"]
+
+
+Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
+
+
+BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.checked)]], BeforeValidator(split_commas)]
+
+
+ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
+
+
+JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
+
+
+Shard = Annotated[str, AfterValidator(_shard)]

@@ -1,0 +1,103 @@
+"""Files of examples: reading them, whatever their layout, and writing them."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import parsed, read_jsonl, write_jsonl
+from posgap.foundation.json_text import is_array, items
+from posgap.foundation.rows import kind_of_table, table_rows
+from posgap.tasks.choice_files import layout_of
+from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
+from posgap.tasks.retrieval_logs import is_log, ranked_examples
+
+EXAMPLES_FILE = "examples.jsonl.gz"
+
+
+def examples_file(path: Path) -> Path:
+    """`path` itself, or the examples file inside it if it is a stage's folder; a data set's folder is read itself."""
+    return path / EXAMPLES_FILE if Path(path).is_dir() and not kind_of_table(path) else Path(path)
+
+
+def read_examples(path: Path) -> list[AnyExample]:
+    """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
+
+    They may stand in a table too (`posgap.rows`), and where the rows are of a retrieval log or a trace, they are read
+    as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
+    Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
+    the same id.
+    """
+    return [example for _, example in numbered_examples(path)]
+
+
+def numbered_examples(path: Path) -> list[tuple[int, AnyExample]]:
+    """The examples that `read_examples` reads, each with its line, or its row in a table, from 1."""
+    file = examples_file(path)
+    examples = list(told_apart(file, _parsed_lines(file)))
+    if not examples:
+        raise PosgapError(f"{file}: holds no examples")
+    return examples
+
+
+def first_example(path: Path) -> AnyExample:
+    """The first of the examples that `read_examples` reads; the others are not looked at."""
+    file = examples_file(path)
+    for _, example in _parsed_lines(file):
+        return example
+    raise PosgapError(f"{file}: holds no examples")
+
+
+def _parsed_lines(file: Path) -> Iterator[tuple[int, AnyExample]]:
+    table = bool(kind_of_table(file))
+    rows = table_rows(file) if table else items(file) if is_array(file) else read_jsonl(file)
+    return rows_as_examples(rows, str(file), table)
+
+
+def rows_as_examples(
+    rows: Iterable[tuple[int, Mapping[str, Any]]], name: str, table: bool = False
+) -> Iterator[tuple[int, AnyExample]]:
+    """Yields (number, example) of (number, row) of what `name` names: examples, a retrieval log, or public rows with
+    items to choose from, which the first row decides. Of a `table`, rows that are no examples are of a log."""
+    numbered = iter(rows)
+    for first in numbered:
+        everything = chain([first], numbered)
+        if layout := layout_of(first[1]):
+            yield from layout.known(everything, name)
+        elif is_log(first[1], table):
+            yield from ranked_examples(everything, name)
+        elif "ordered_kv_records" in first[1]:
+            raise PosgapError(
+                f"{name}: the public layout of key-value records, not posgap's: turn it into examples first, with "
+                f"`posgap data import --format litm-kv --input {name} --out examples.jsonl.gz`"
+            )
+        else:
+            for number, row in everything:
+                yield number, parsed(kind_of(row), row, f"{name}:{number}")
+
+
+def kind_of(row: Container[str]) -> type[AnyExample]:
+    """The kind of example that a row with these fields is."""
+    return KVExample if "records" in row else RankedExample if "passages" in row else Example
+
+
+def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[tuple[int, AnyExample]]:
+    """Yields (line, example) as they come; raises `PosgapError` if one has the id of an earlier one.
+
+    Results are kept by id, so two examples with the same id could not be told apart in them.
+    """
+    lines: dict[str, int] = {}
+    for number, example in examples:
+        if example.id in lines:
+            raise PosgapError(
+                f"{file}:{number}: the id {example.id!r} is that of line {lines[example.id]} too; give each example an "
+                "id of its own"
+            )
+        lines[example.id] = number
+        yield number, example
+
+
+def write_examples(path: Path, examples: Iterable[AnyExample]) -> int:
+    """Writes examples, one per line, gzipped if the name ends in `.gz`; returns their number."""
+    return write_jsonl(path, (example.model_dump(mode="json") for example in examples))

@@ -1,0 +1,177 @@
+"""Registered models answer as they were swept: whether a version does that the registry gives back, asked before it
+serves, and how MLflow asks it when it does."""
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from posgap.foundation.errors import PosgapError, shortened
+from posgap.foundation.files import read_object
+from posgap.foundation.locations import Location
+from posgap.generation.backends import BACKENDS, TRANSFORMERS, open_generator
+from posgap.generation.generator import Sampling, complete
+from posgap.generation.setup import builder_of, prompt_builder
+from posgap.measurement.config import SweepConfig
+from posgap.measurement.filling import as_filled
+from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_sweep, swept_rows
+from posgap.mitigations.in_force import load_model
+from posgap.models.memory import available_bytes, needed_bytes
+from posgap.storage.cache import fetch
+from posgap.storage.lineage import examples_of
+from posgap.tasks.config import DATE
+from posgap.tasks.content import contents, examples_digest
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.framing import PLAIN, Framing
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import Prompt
+from posgap.tasks.reading import read_examples
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger(__name__)
+ASKED = "data/asked.json"
+MAX_NEW_TOKENS = 64  # of a model of which nothing says how it was asked
+_FRAMED = ("system", "template", "template_args", "date")
+
+
+def require_answers(model: Path, swept: Path, examples: Location | None, number: int) -> None:
+    """Has the model answer some prompts of its sweep; `PosgapError` where fewer than half of the responses are those
+    that the sweep recorded. Not all must be: another processor or precision decides near-ties otherwise.
+
+    `model` is its folder, and `swept` that of the sweep. `examples` are those that were swept; None where the sweep's
+    manifest says. `number` of responses: 0 tries none. Where it cannot be tried (no examples, too little memory, an
+    endpoint that answered) a line says so.
+    """
+    sweep, predictions = read_sweep(swept), swept_rows(read_predictions(swept))
+    rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
+    if not rows:
+        return
+    at_hand = _examples(sweep, examples or examples_of(swept))
+    if examples and not at_hand:
+        raise PosgapError(f"{examples}: are not the examples of {swept}; give those that were swept")
+    if hindrance := _hindrance(sweep, model, at_hand, rows):
+        log.warning("not tried whether the model answers as its sweep recorded: %s", hindrance)
+        return
+    responses = _responses(_as_asked(sweep, model), tuple(sweep.asked.stop), at_hand, rows)
+    same = sum(response == row["response"] for response, row in zip(responses, rows, strict=True))
+    log.info("%d of %d responses are as the sweep recorded", same, len(rows))
+    if 2 * same < len(rows):
+        other = next((response, row) for response, row in zip(responses, rows) if response != row["response"])
+        raise PosgapError(
+            f"only {same} of {len(rows)} responses are as its sweep recorded: to {other[1]['id']} it answers "
+            f"{shortened(repr(other[0]))}, and the sweep has {shortened(repr(other[1]['response']))}"
+        )
+
+
+def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
+    """The sweep's examples by their content; none where they are not at the location, or are others."""
+    try:
+        examples = read_examples(fetch(location)) if location else []
+    except (PosgapError, OSError):
+        return {}
+    if examples_digest(examples[: sweep.n_examples], sweep.n_digested, sweep.asked.shuffle) != sweep.examples_digest:
+        return {}
+    return dict(zip(contents(examples), examples))
+
+
+def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
+    """The settings of a sweep for this model; by transformers, since promotion is no place for vLLM, which answers
+    alike. No examples are read by it, and nothing is written."""
+    return SweepConfig(
+        **sweep.settings | {"model": str(model), "examples": model, "out": model, "backend": TRANSFORMERS.name}
+    )
+
+
+def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> str:
+    """Why it cannot be tried; empty where it can."""
+    if not examples or any(row["content"] not in examples for row in rows):
+        return "the examples are not at hand; give them with --examples"
+    try:
+        if not BACKENDS[sweep.settings.get("backend", TRANSFORMERS.name)].local:
+            return "an endpoint answered"
+        if _as_asked(sweep, model).temperature:
+            return "its responses were drawn, and are others each time"
+        needed = needed_bytes(model, _as_asked(sweep, model).dtype)
+    except (ValidationError, PosgapError):
+        return "its sweep has settings that this posgap does not know"
+    if needed > (available := available_bytes()):
+        return f"it needs {needed / 2**30:.1f} GiB of memory, and {available / 2**30:.1f} GiB are free"
+    return ""
+
+
+def _responses(
+    config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
+) -> list[str]:
+    """The responses to the rows' prompts, ended at the strings at which the sweep's own were."""
+    build = as_filled(config, builder_of(config), list(examples.values()))
+    n_slots = len(build.fill.placements) if build.fill else config.n_docs
+    placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
+    prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
+    sampling = replace(Sampling.of(build, seed=config.seed), stop=stop)
+    return [completion.text for completion in complete(open_generator(config, build), prompts, sampling)]
+
+
+def as_swept(sweep: Sweep) -> dict[str, Any]:
+    """How a sweep asked, beside the wording of its task, as a registered model keeps it for `Answering`."""
+    asked = sweep.asked
+    return {
+        "system": asked.system,
+        "template": sweep.settings.get("template", ""),
+        "template_args": asked.template_args,
+        "date": asked.date or DATE,
+        "max_new_tokens": asked.max_new_tokens,
+        "max_thinking_tokens": asked.max_thinking_tokens,
+        "stop": asked.stop,
+    }
+
+
+class Answering:
+    """A model that answers what it is asked, for MLflow's `pyfunc` and scoring server.
+
+    `folder` is the model's, and `asked` what `as_swept` says of its sweep; {} where nothing is known.
+    """
+
+    def __init__(self, folder: str, asked: Mapping[str, Any]):
+        # What a model needs is not needed to look at its registry.
+        from posgap.generation.transformers import TransformersGenerator
+
+        self.raw = not asked
+        framing = PLAIN if self.raw else Framing(*(asked[name] for name in _FRAMED))
+        longest = asked.get("max_new_tokens", MAX_NEW_TOKENS)
+        # What is asked is worded already, so any task will do.
+        self.build = prompt_builder("qa", folder, longest, framing=framing)
+        self.build.stop = tuple(asked.get("stop", ()))
+        self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)
+        self.model = load_model(folder)
+        self.generator = TransformersGenerator(self.model, self.build.tokenizer, SweepConfig.default("batch_tokens"))
+
+    def predict(self, model_input: "pd.DataFrame", params: Mapping[str, Any] | None = None) -> list[str]:
+        """The model's answers, greedily decoded, in at most `max_new_tokens` tokens each, and without its thoughts.
+
+        `model_input` has what is asked in its one column. The model is asked as in its sweep: with the same chat
+        template, system message and stop strings. With `raw` each text is a prompt by itself, with nothing around it,
+        and the answer is all that the model writes.
+        """
+        params = params or {}
+        raw = params.get("raw", self.raw)
+        sampling = Sampling(self.build.max_new_tokens) if raw else Sampling.of(self.build)
+        sampling = replace(sampling, max_new_tokens=int(params.get("max_new_tokens", sampling.max_new_tokens)))
+        tokenizer = self.build.tokenizer
+        texts = [str(text) for text in model_input.iloc[:, 0]]
+        prompts = [Prompt(text, tokenizer(text)["input_ids"] if raw else self.build.token_ids(text)) for text in texts]
+        answers = complete(self.generator, prompts, sampling)
+        if raw:
+            return [str(tokenizer.decode(answer.token_ids, skip_special_tokens=True)) for answer in answers]
+        return [answer.text for answer in answers]
+
+
+def _load_pyfunc(path: str) -> Any:
+    """What MLflow calls to load the model at `path`, the folder `data/model` of a logged one."""
+    asked = Path(path).parent / Path(ASKED).name
+    return Answering(path, read_object(asked) if asked.is_file() else {})

@@ -1,0 +1,100 @@
+"""Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from posgap.foundation.choices import SECRET
+from posgap.foundation.config import Config, StageConfig
+from posgap.foundation.fields import (
+    POSITIONAL,
+    InputPath,
+    InputPaths,
+    ModelPath,
+    OptionalInputPath,
+    OptionalRegisteredName,
+    RegisteredName,
+    RunId,
+    WorkPath,
+)
+
+
+class HistoryConfig(Config):
+    """Prints every version of a registered model with its figures, and which version was champion when and why."""
+
+    name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
+
+
+class RollbackConfig(HistoryConfig):
+    """Makes the previous champion the champion again; `history` then says so, and why."""
+
+    reason: str = Field(pattern=r"^[^\r\n]{1,300}$", description="why, in one line")
+
+
+class GcConfig(Config):
+    """Shows what commands that were killed left behind in MLflow, and removes it with --yes: runs that are said to be
+    running, uploaded models and versions that came to nothing, leases that nobody holds, changes that broke off."""
+
+    name: OptionalRegisteredName = Field("", description="registered model to look at; empty: all")
+    older_than: float = Field(
+        24, ge=0, description="hours without a sign of life after which a command counts as killed"
+    )
+    yes: bool = Field(False, description="remove what is shown")
+
+
+class ApproveConfig(HistoryConfig):
+    """Makes the challenger of a registered model the champion: a version that was promoted with --approval."""
+
+    version: Annotated[int, POSITIONAL] = Field(ge=1, description="number of the version that has the alias challenger")
+
+
+class PromoteConfig(StageConfig):
+    """Registers a model that passed the gate and makes it the champion."""
+
+    model: ModelPath = Field(description="Hugging Face folder of the candidate")
+    gate: InputPath = Field(description="folder from `gate`")
+    sweep: InputPath = Field(description="sweep of the candidate")
+    examples: OptionalInputPath = Field(
+        None, description="examples that were swept, of which some are asked again; empty: those of the sweep"
+    )
+    name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
+    approval: bool = Field(
+        False,
+        description="let it wait, as alias challenger, until `posgap approve` makes it the champion, even if no policy "
+        "asks for that",
+    )
+    gate_again: WorkPath = Field(
+        None,
+        description="folder for a new verdict, by the same policy, where the champion has changed since `gate`; empty: "
+        "the model is refused then",
+    )
+    answers: int = Field(
+        4,
+        ge=0,
+        description="number of recorded responses that the version, loaded from the registry, is asked for again; "
+        "0: none",
+    )
+    recipe: str = Field("", description="digest of how the model was made, from `preflight`; empty: is not recorded")
+
+
+class ReportConfig(StageConfig):
+    """Reports how a pipeline run ended: in MLflow, and to a webhook if there is one."""
+
+    pipeline_run: RunId = Field("", description="id of the KFP run; empty: that in POSGAP_PIPELINE_RUN")
+    state: str = Field(
+        "", description="final state of the run according to KFP; empty: derived from its stages in MLflow"
+    )
+    message: str = Field("", description="KFP's message about the final state")
+    registered_name: str = Field(PromoteConfig.default("name"), description="name of the registered model in MLflow")
+    webhook_url: Annotated[str, SECRET] = Field(
+        "", description="address to post the outcome to as JSON; empty: POSGAP_WEBHOOK_URL, if set"
+    )
+
+
+class SyncConfig(Config):
+    """Sends to MLflow what stages could not send, when no server answered them or they were killed."""
+
+    folders: Annotated[InputPaths, POSITIONAL] = Field(
+        [Path()], description="outputs of stages, or folders that hold outputs; empty: all below this folder"
+    )

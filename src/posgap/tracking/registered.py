@@ -1,0 +1,70 @@
+"""Models in MLflow's registry: wherever a model is named, `models:/name@champion` and `models:/name/3` name one too."""
+
+import functools
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import digest, digest_of
+from posgap.foundation.locations import is_registered, registered_cache
+from posgap.storage.cache import made_once
+from posgap.storage.inputs import OnDisk, Opener
+from posgap.tracking import registry
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A version in MLflow's registry. An alias is looked up once, so that all that is asked is of one version."""
+
+    location: str
+    is_incomplete = False
+
+    @functools.cached_property
+    def _version(self) -> "ModelVersion":
+        return registry.version_of(self.location)
+
+    def version(self) -> dict[str, str]:
+        return {"registered_version": str(self._version.version)}
+
+    def sizes(self) -> dict[str, int]:
+        return OnDisk(self.fetch()).sizes()
+
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        return OnDisk(self.fetch()).sha256s(names)
+
+    def digest(self) -> str:
+        return self._version.tags.get(registry.DIGEST) or digest(self.fetch())
+
+    cache_key = digest
+
+    def read(self, name: str) -> Path | None:
+        return OnDisk(self.fetch()).read(name)
+
+    def fetch(self) -> Path:
+        """The model's folder in the cache, into which it is downloaded once.
+
+        `PosgapError` where posgap did not register it, or the files are not those that were promoted.
+        """
+        version = self._version
+        # A database that was made anew counts from 1 again.
+        mark = digest_of(["registered", version.name, version.version, version.run_id, version.creation_timestamp])[:16]
+        folder = registered_cache() / mark / version.name / str(version.version)
+
+        def bring(place: Path) -> Path:
+            uri = f"models:/{version.name}/{version.version}"
+            brought = registry.bring_model(uri, place)
+            if digest(brought) != version.tags.get(registry.DIGEST, digest(brought)):
+                raise PosgapError(f"{uri}: has other files than were promoted; promote the model again")
+            return brought
+
+        return made_once(folder, mark, bring)
+
+
+OPENER = Opener(
+    "registry", "a version in MLflow's registry, models:/name@champion or models:/name/3", Registered, is_registered
+)

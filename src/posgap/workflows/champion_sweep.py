@@ -1,0 +1,171 @@
+"""`posgap champion`: a sweep of the registered champion, which candidates are compared with and which `watch` judges.
+
+It runs several stages: where the champion was not swept in the way that is asked for, it is swept now. Sweeps of
+champions are kept in the cache by what decides them.
+"""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from posgap.foundation.errors import PosgapError, first_fault
+from posgap.foundation.files import Record, atomic, digest, digest_of, read_model, remove, write_json
+from posgap.foundation.locations import MODELS, Location, cache_folder
+from posgap.generation.backends import BACKENDS
+from posgap.measurement.comparability import differing
+from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.explored import explored_folders
+from posgap.measurement.gradings import Grading
+from posgap.measurement.sweep_folder import write_readable
+from posgap.measurement.sweeps import Evidence, Sweep, read_sweep
+from posgap.stages.frame import stage
+from posgap.stages.grade import grade
+from posgap.stages.sweep import sweep
+from posgap.storage.cache import MANIFEST, fetch, locked
+from posgap.storage.inputs import source
+from posgap.storage.lineage import examples_of
+from posgap.tracking import registry
+from posgap.tracking.runs import Run
+from posgap.tracking.sweeps import log_sweep
+from posgap.tracking.version_record import record_of
+from posgap.workflows.config import ChampionConfig
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+log = logging.getLogger(__name__)
+CHAMPION_FILE = "champion.json"
+
+
+class SweptVersion(Record):
+    """What `champion.json` says: which version of a registered model was swept; null where there was no champion.
+
+    `promoted_mean_ci95` is the interval of its mean when it was promoted, where MLflow knows it.
+    """
+
+    name: str
+    version: str | None
+    promoted_mean_ci95: tuple[float, float] | None = None
+
+
+@stage
+def champion(config: ChampionConfig, out: Path, run: Run) -> None:
+    """Writes a sweep of the registered champion, and `champion.json`: its name and version.
+
+    It is asked as the sweep `like` was, else as when it was promoted. Where the registered model has no champion there
+    is no sweep, and the version is null. `PosgapError` where it cannot be swept, or nobody knows how it was asked.
+    """
+    version = registry.numbered(config.name, config.version) if config.version else registry.to_beat(config.name)
+    if version is None:
+        write_json(out / CHAMPION_FILE, SweptVersion(name=config.name, version=None).model_dump())
+        log.info("%s has no champion: nothing is swept", config.name)
+        run.artifact(out)
+        return
+    if config.like:
+        swept = sweep_like(version, config.like, config.examples)
+    else:
+        swept = _on_other_examples(version, config.examples)
+    shutil.copytree(fetch(swept), out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
+    promoted = _promoted_with(version)
+    before = read_sweep(promoted).mean_ci95 if promoted else None
+    judged = SweptVersion(name=config.name, version=str(version.version), promoted_mean_ci95=before)
+    write_json(out / CHAMPION_FILE, judged.model_dump())
+    figures = read_sweep(out)
+    # What was kept of a promoted sweep is what a verdict rests on, without its pages.
+    write_readable(figures, out, explored_folders([Evidence(out)]))
+    log_sweep(figures, run)
+    run.tags({"posgap.version": str(version.version)})
+    run.artifact(out)
+
+
+def says_there_is_none(folder: Location) -> bool:
+    """Whether a folder is from `champion`, and says that there was no champion to be swept."""
+    file = source(folder).read(CHAMPION_FILE)
+    return file is not None and read_model(SweptVersion, file, CHAMPION_FILE).version is None
+
+
+def sweep_like(version: "ModelVersion", like: Location, examples: Location | None = None) -> Location:
+    """A sweep of a registered version that was asked as another sweep: the one it was promoted with, or a new one.
+
+    `examples` are those of the other sweep, where its manifest does not say where they are.
+    """
+    asked, promoted = read_sweep(fetch(like)), _promoted_with(version)
+    if promoted and not differing(read_sweep(promoted), asked):
+        log.info("the champion's sweep is at hand: it was promoted with one that asked the same")
+        return promoted
+    examples = examples or examples_of(like)
+    if examples is None:
+        raise PosgapError(
+            f"{version.name} version {version.version}: was not swept on the candidate's examples, and {like} does not "
+            "say where these are; give them with --examples"
+        )
+    return _swept(version, asked, examples, asked.examples_digest)
+
+
+def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
+    """A sweep of a registered version, asked as when it was promoted, but on these examples."""
+    promoted = _promoted_with(version)
+    if promoted is None:
+        raise PosgapError(
+            f"{version.name} version {version.version}: MLflow does not say how it was swept; give a sweep "
+            "that it is to be asked like, with --like"
+        )
+    return _swept(version, read_sweep(promoted), examples, source(examples).digest())
+
+
+def _folder(version: "ModelVersion") -> Path:
+    """Where what is known of a version lies on this machine."""
+    identity = [version.name, version.version, version.run_id, version.creation_timestamp]
+    return cache_folder().absolute() / "champions" / digest_of(identity)[:16]
+
+
+def _promoted_with(version: "ModelVersion") -> Path | None:
+    """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
+    folder, run = _folder(version), version.tags.get(registry.PROMOTION_RUN, "")
+    kept, record = folder / f"sweep-{digest_of(run)[:16]}", record_of(version)
+    there, judged = kept / registry.PROMOTED_SWEEP, record.judged if record else {}
+    with locked(folder.name):
+        if run and not kept.is_dir():
+            with atomic(kept, lasting=False) as partial:
+                partial.mkdir(parents=True)
+                registry.bring(run, registry.PROMOTED_SWEEP, partial)
+        if record and all((there / name).is_file() and digest(there / name) == judged[name] for name in judged):
+            return there
+        remove(kept)
+    log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)
+    return None
+
+
+def _swept(version: "ModelVersion", like: Sweep, examples: Location, content: str) -> Location:
+    """A sweep of a registered version with the settings of another, on examples that have this content."""
+    where = f"{version.name} version {version.version}"
+    settings = like.settings | {"shard": "", "label": "champion"}
+    if not BACKENDS[settings.get("backend", SweepConfig.default("backend"))].local:
+        raise PosgapError(
+            f"{where}: the candidate was swept at an endpoint, where the champion is not; sweep the champion there in "
+            "the same way, and give its folder as --champion"
+        )
+    log.info("the champion is swept on %s", examples)
+    folder = _folder(version)
+    out = folder / digest_of([settings, content])[:16]
+    try:
+        named = {"model": f"{MODELS}{version.name}/{version.version}", "examples": examples, "out": out}
+        asked = SweepConfig(**settings | named)
+        graded = _graded_like(like.grading, out, examples) if like.grading else None
+    except ValidationError as error:
+        raise PosgapError(f"{where}: settings of {like.label}: {first_fault(error)}; sweep that again") from None
+    # Candidates that are judged side by side need the champion's sweep once.
+    with locked(folder.name):
+        swept = sweep(asked)
+        return grade(graded) if graded else swept
+
+
+def _graded_like(grading: Grading, swept: Path, examples: Location) -> GradeConfig:
+    """How a sweep is graded as another was. Headers, which are written down nowhere, are not sent again: the judge's
+    key is that of the environment."""
+    out = swept.with_name(f"{swept.name}-{grading.by[:16]}")
+    named = {"judge": grading.judge, "sweep": swept, "examples": examples, "out": out, "header": {}}
+    return GradeConfig(**grading.settings | named)

@@ -1,0 +1,128 @@
+"""`posgap check`: a model or an endpoint is swept and judged in one command, without a base to compare with.
+
+It runs the stage `sweep`, and `grade` where there is a judge, whose outputs are not made again where they are complete,
+and applies those rules of the gate that need no reference.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from posgap.data.made import made_examples
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.files import remove, work_folder, write_json
+from posgap.foundation.locations import below, with_uris
+from posgap.foundation.printing import show
+from posgap.gating.ci_reports import Checked, Reports, text
+from posgap.gating.config import CheckConfig
+from posgap.gating.decision_page import explored_roles, write_decision
+from posgap.gating.demands import Policy
+from posgap.gating.policy import policy_of
+from posgap.gating.verdict import Verdict, judge, log_verdict
+from posgap.generation.backends import BACKENDS
+from posgap.measurement.config import GradeConfig, Judging, SweepConfig
+from posgap.measurement.sweeps import read_sweep
+from posgap.stages.grade import grade
+from posgap.stages.sweep import sweep
+from posgap.storage.cache import fetch
+from posgap.storage.folders import publish_file, twin
+from posgap.storage.outputs import RunFolder
+from posgap.tasks.reading import write_examples
+from posgap.tasks.registry import TASKS
+from posgap.tracking.runs import PARENT_VARIABLE, start_run
+
+CHECK_FILE, PAGE_FILE, MADE_FILE = "check.json", "check.html", "examples.jsonl"
+
+
+def check(config: CheckConfig) -> Verdict:
+    """Writes a sweep and its verdict, `check.json` and `check.html`, into `config.out`, and the reports it names.
+
+    Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
+    it may.
+    """
+    places = {"junit": config.junit, "markdown": config.markdown, "badge": config.badge}
+    reports = Reports(places, twin(config.out))
+    with RunFolder(config, "check") as output:
+        try:
+            checked = _checked(config, output)
+        except PosgapError as error:
+            reports.write(Checked(config.model, complaint=with_uris(str(error))))
+            raise
+    reports.write(checked)
+    assert checked.verdict
+    show(text(checked), checked.verdict.model_dump(mode="json"))
+    if not checked.verdict.passed:
+        raise checked.verdict.error(config.model)
+    return checked.verdict
+
+
+def _checked(config: CheckConfig, output: RunFolder) -> Checked:
+    for name in (CHECK_FILE, PAGE_FILE):
+        remove(output.out / name)  # that of an earlier check, which says nothing of this one
+    policy = policy_of(config.model_copy(update={"policy": config.policy and fetch(config.policy)}))
+    rests_on = {"sweep": below(config.out, "sweep")}
+    with start_run("check", {}, output.out) as run:
+        if run.id:
+            os.environ[PARENT_VARIABLE] = run.id
+        with _asked_anew(config):
+            of_sweep = _sweep_config(config, policy, output, rests_on["sweep"])
+            swept = fetch(sweep(of_sweep))
+            if config.judge:
+                rests_on["graded"] = below(config.out, "graded")
+                swept = fetch(grade(_grade_config(config, of_sweep, rests_on["graded"])))
+        verdict, figures = judge(swept, None, None, policy), read_sweep(swept)
+        file = output.out / CHECK_FILE
+        write_json(file, verdict.model_dump(mode="json"))
+        log_verdict(verdict, figures, run)
+        run.artifact(file)
+        explored = explored_roles({"candidate": swept})
+        write_decision(verdict, {"candidate": figures}, output.out / PAGE_FILE, explored)
+        names = [name for name in (CHECK_FILE, PAGE_FILE, MADE_FILE) if (output.out / name).exists()]
+        output.record(names, rests_on)
+        for name in names:
+            publish_file(output.out / name, below(config.out, name), force=True)
+    return Checked(config.model, verdict, figures)
+
+
+def _sweep_config(config: CheckConfig, policy: Policy, output: RunFolder, folder: Path | str) -> SweepConfig:
+    shared = {name: getattr(config, name) for name in SweepConfig.model_fields if name in CheckConfig.model_fields}
+    examples = config.examples
+    if examples is None:
+        examples = output.out / MADE_FILE
+        write_examples(examples, made_examples(TASKS[config.task], config.n_examples, config.n_docs, config.seed))
+    # What an endpoint serves is known by its name alone.
+    label = config.label or ("" if BACKENDS[config.answered_by].local else config.model)
+    own = {"out": folder, "examples": examples, "backend": config.answered_by, "label": label}
+    own["max_unanswered"] = policy.max_unanswered
+    return SweepConfig(**shared | own | {"force": config.force or _is_fresh(config)})
+
+
+def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str) -> GradeConfig:
+    # Of how endpoints are asked: what a header or a field of the requests says is for the one that is swept.
+    shared = {"max_thinking_tokens", "dtype", "batch_tokens", "concurrency", "timeout", "retries", "seed"}
+    shared |= {"judge", *Judging.model_fields}
+    own = {"sweep": of_sweep.out, "examples": of_sweep.examples, "out": folder, "force": of_sweep.force}
+    own["max_unanswered"] = of_sweep.max_unanswered  # type: ignore[attr-defined]  # a registered rule's parameter
+    return GradeConfig(**{name: getattr(config, name) for name in shared} | own)
+
+
+def _is_fresh(config: CheckConfig) -> bool:
+    """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return not BACKENDS[config.answered_by].local and not config.reuse and (config.fresh or in_ci)
+
+
+@contextmanager
+def _asked_anew(config: CheckConfig) -> Iterator[None]:
+    """Within the block a fresh check finds no response of an earlier one, and whoever stops it is told what goes on."""
+    if not _is_fresh(config):
+        yield
+        return
+    for name in ("sweep", "graded"):
+        remove(work_folder(twin(below(config.out, name))))
+    try:
+        yield
+    except (PosgapError, KeyboardInterrupt) as stop:
+        stop.add_note("a fresh check, as in CI, asks everything again: it goes on with --reuse")
+        raise

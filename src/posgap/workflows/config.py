@@ -1,0 +1,43 @@
+"""Parameters of the champion's sweep, and of the watch over it."""
+
+from pydantic import Field
+
+from posgap.foundation.config import StageConfig
+from posgap.foundation.fields import (
+    InputPath,
+    OptionalInputPath,
+    RegisteredName,
+    SettingsText,
+)
+
+
+class ChampionConfig(StageConfig):
+    """Sweeps the champion of a registered model, if it has one, to compare candidates with or to watch it."""
+
+    name: RegisteredName = Field("posgap", description="name of the registered model in MLflow")
+    version: str = Field("", pattern=r"^[0-9]*$", description="number of the version to sweep; empty: the champion")
+    examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
+    like: OptionalInputPath = Field(
+        None,
+        description="sweep of the same examples, whose settings the champion is asked with; empty: those with which it "
+        "was promoted",
+    )
+    force: bool = Field(
+        True, description="run again even if the output is complete, since the champion may have changed"
+    )
+
+
+class WatchConfig(StageConfig):
+    """Judges the champion's sweep on fresh data by its policy. Exit code 3: the champion breaks the policy."""
+
+    champion: InputPath = Field(description="folder from `champion`")
+    mitigate: SettingsText = Field(
+        "{}",
+        description="parameters of the mitigation pipeline as YAML, like {methods: r1, ...}, which is started on the "
+        "KFP server when the champion has left its policy; empty: it is not started",
+    )
+    namespace: str = Field(
+        "",
+        description="namespace in which `mitigate` is started, if KFP is a multi-user installation; empty: it is not",
+    )
+    force: bool = Field(True, description="run again even if the output is complete, since the policy may have changed")
