@@ -112,10 +112,10 @@ def named(nodes: Iterable[ast.AST]) -> Iterator[str]:
 def in_strings(module: str) -> Iterator[str]:
     """The modules whose paths stand in strings, as "posgap.stages.sweep:sweep" does."""
     for node in ast.walk(tree(module)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (path := PATH.fullmatch(node.value)):
-            # A word like "posgap.tasks" is also a group of entry points, and the name of no file.
-            if path[1] in files() and files()[path[1]].name != "__init__.py":
-                yield path[1]
+        path = PATH.fullmatch(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+        # A word like "posgap.tasks" is also a group of entry points, and the name of no file.
+        if path and path[1] in files() and files()[path[1]].name != "__init__.py":
+            yield path[1]
 
 
 @cache
