@@ -26,7 +26,6 @@ from report import write_section
 from sweep import llama, ours, theirs, timed, words
 
 from posgap.foundation.tables import markdown
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import share_read
 from posgap.tasks.examples import Document, Example
@@ -88,9 +87,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model, tokenizer, asked = llama(options), words(options.vocabulary), examples(options)
     build = PromptBuilder(TASKS["qa"], tokenizer, 8192, options.new_tokens)
-    lengths = {"lengths": options.lengths, "depths": options.depths}
-    config = SweepConfig(model="m", examples="e", out="o", max_new_tokens=options.new_tokens, **lengths)
-    compared = [compare(model, tokenizer, at, asked, options) for _, at in at_lengths(config, build, asked)]
+    at_each = at_lengths(options.lengths.split(","), str(options.depths), 0, build, asked)
+    compared = [compare(model, tokenizer, at, asked, options) for at in at_each]
     figures = compared[-1][0] | {"identical": all(of_length["identical"] for of_length, _ in compared)}
     head = ["length", "read", "at best", "generate, prompts/s", "posgap, prompts/s", "posgap / generate"]
     table = markdown(head, [row for _, row in compared])

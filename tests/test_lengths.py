@@ -96,7 +96,7 @@ def build(request) -> PromptBuilder:
 
 def filled(build: PromptBuilder, lengths, examples, depths="5", seed=0) -> list[PromptBuilder]:
     asked = SweepConfig(model="m", examples="e", out="o", lengths=lengths, depths=depths, seed=seed)
-    return [of_length for _, of_length in at_lengths(asked, build, examples)]
+    return at_lengths(asked.lengths, asked.depths, asked.seed, build, examples)
 
 
 EXAMPLES = passages()

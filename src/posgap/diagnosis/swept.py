@@ -61,7 +61,7 @@ def read_swept(config: DiagnoseConfig) -> Swept:
     if was.temperature:
         raise PosgapError(f"{config.sweep}: has responses that were drawn; sweep without a temperature to diagnose")
     everything = read_examples(config.examples)
-    build = as_filled(was, builder_of(was), everything)
+    build = as_filled(was.lengths, was.depths, was.seed, builder_of(was), everything)
     ids, _, correct, _ = read_scores(config.sweep)
     by_id = {example.id: example for example in everything}
     examples = [by_id[id] for id in ids if id in by_id]

@@ -5,17 +5,21 @@ from collections.abc import Sequence
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import digest_of, work_folder
-from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, open_generator
+from posgap.generation.backends import BACKENDS, OPENAI, TRANSFORMERS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling
 from posgap.generation.served import Served
 from posgap.grading.prompt import Judged, judge_prompt, own_prompt
 from posgap.measurement.asking import ask
-from posgap.measurement.config import GradeConfig, SweepConfig
+from posgap.measurement.config import GradeConfig
 from posgap.measurement.gradings import Judgement, Verdict
 from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.prompts import Prompt, PromptBuilder
 
 _WORDS: dict[str, Verdict] = {"CORRECT": "correct", "INCORRECT": "incorrect"}
+
+
+class _Asked(*BACKENDS.bases(), BackendConfig):  # type: ignore[misc]  # registered choices' parameters
+    """How a backend is asked for judgements."""
 
 
 class Judge:
@@ -27,10 +31,10 @@ class Judge:
     def __init__(self, config: GradeConfig, digests: dict[str, str]):
         self.name, self.prompt = config.judge, config.judge_prompt or own_prompt()
         backend = OPENAI if config.judge_url else TRANSFORMERS
-        shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in SweepConfig.model_fields}
+        shared = {name: getattr(config, name) for name in GradeConfig.model_fields if name in _Asked.model_fields}
         # Of a task that asks a chat as it is, and has a base model end with the first line.
         as_swept = {"model": config.judge, "base_url": config.judge_url, "backend": backend.name, "task": "qa"}
-        self.config = SweepConfig(**shared | as_swept)
+        self.config = _Asked(**shared | as_swept)
         self.build = backend.builder(self.config)
         self.asked = {
             "prompt": digest_of(self.prompt),

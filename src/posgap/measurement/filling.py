@@ -16,7 +16,6 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, digest_of
-from posgap.measurement.config import SweepConfig
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import holds_answer
 from posgap.tasks.placements import Placement
@@ -325,10 +324,10 @@ class _Stock:
 
 
 def at_lengths(
-    config: SweepConfig, build: TextPromptBuilder, examples: Sequence[AnyExample]
-) -> list[tuple[SweepConfig, PromptBuilder]]:
-    """For each length that a sweep's config asks for, the shortest first, the config of a sweep at this length alone
-    and the builder of its prompts, which are filled with the distractors of these examples.
+    lengths: Sequence[str], depths: str, seed: int, build: TextPromptBuilder, examples: Sequence[AnyExample]
+) -> list[PromptBuilder]:
+    """For each of these lengths, the shortest first, the builder of its prompts: they are filled with the distractors
+    of these examples, drawn by `seed`, with the gold document at these `depths`.
 
     Raises `PosgapError` where a length exceeds the model's context, two are the same, or the task's prompts cannot be
     filled.
@@ -339,20 +338,21 @@ def at_lengths(
         raise PosgapError(
             f"lengths: task {build.task.name} is not one gold document among others, which could be filler"
         )
-    tokens = {length: tokens_of(length, build.context) for length in dict.fromkeys(config.lengths)}
+    tokens = {length: tokens_of(length, build.context) for length in dict.fromkeys(lengths)}
     for length, number in tokens.items():
         if number > build.context:
             raise PosgapError(f"length {length}: the model reads no more than {build.context} tokens")
         if twice := [other for other, same in tokens.items() if same == number and other != length]:
             raise PosgapError(f"lengths {length} and {twice[0]}: are both {number} tokens; leave one out")
-    depths, ordered = parse_depths(config.depths), sorted(tokens.items(), key=lambda item: item[1])
-    fills = [Fill(length, number, depths, config.seed, examples) for length, number in ordered]
-    return [(config.model_copy(update={"lengths": [fill.length]}), build.filled(fill)) for fill in fills]
+    ordered = sorted(tokens.items(), key=lambda item: item[1])
+    return [build.filled(Fill(length, number, parse_depths(depths), seed, examples)) for length, number in ordered]
 
 
-def as_filled(config: SweepConfig, build: PromptBuilder, examples: Sequence[AnyExample]) -> PromptBuilder:
+def as_filled(
+    lengths: Sequence[str], depths: str, seed: int, build: PromptBuilder, examples: Sequence[AnyExample]
+) -> PromptBuilder:
     """The builder of the prompts that a sweep at no length, or at one, has asked of these examples."""
-    if not config.lengths:
+    if not lengths:
         return build
-    ((_, filled),) = at_lengths(config, build, examples)
+    (filled,) = at_lengths(lengths, depths, seed, build, examples)
     return filled

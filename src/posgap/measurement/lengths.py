@@ -4,7 +4,7 @@ Each sweep is a folder of its own within that of the whole, named by its length 
 """
 
 import copy
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -17,11 +17,9 @@ from posgap.foundation.files import Record, read_model
 from posgap.generation.batching import reading_order, shared_lengths
 from posgap.measurement import statistics
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Filled
 from posgap.measurement.spending import Price, estimate
 from posgap.measurement.sweeps import LENGTHS_FILE, Evidence, Points, Sweep
-from posgap.models.memory import cache_bytes
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import PromptBuilder
 
@@ -216,28 +214,30 @@ def folder_at(folder: Path, tokens: int) -> Path:
 
 
 def estimated_lengths(
-    config: SweepConfig,
-    at_each: Sequence[tuple[SweepConfig, PromptBuilder]],
+    at_each: Sequence[PromptBuilder],
     examples: Sequence[AnyExample],
+    samples: int,
+    cache: Callable[[int], int],
     price: Price | None = None,
 ) -> str:
-    """What sweeps at these lengths take, in words, a line each. Every example is filled up once, so that one that
+    """What sweeps at these lengths take, in words, a line each, with `samples` responses to a prompt. `cache(tokens)`
+    are the bytes of a prompt's keys and values, 0 where nobody knows. Every example is filled up once, so that one that
     cannot be is named."""
     lines, prompts, tokens, read = [], 0, 0, 0.0
-    for _, build in at_each:
+    for build in at_each:
         fill = build.fill
         assert fill
         for example in examples:
             build.prompt(example, fill.placements[0])
         share = share_read([[build(example, at) for at in fill.placements] for example in examples[:_TRIED]])
         length = fill.tokens - build.max_new_tokens - build.max_thinking_tokens
-        number = len(examples) * len(fill.placements) * config.samples
+        number = len(examples) * len(fill.placements) * samples
         prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
         lines.append(
             f"{fill.tokens:,} tokens: {number:,} prompts of {length:,} tokens, of which about {100 * share:.0f} % are "
-            f"read where depths of an example share what they begin with{_cache(config, fill.tokens)}"
+            f"read where depths of an example share what they begin with{_cached(cache(fill.tokens))}"
         )
-    longest = at_each[0][1].max_new_tokens + at_each[0][1].max_thinking_tokens
+    longest = at_each[0].max_new_tokens + at_each[0].max_thinking_tokens
     total = estimate([tokens], True, prompts * longest, price).removeprefix("1 prompts of ")
     return "\n".join([*lines, f"Together {prompts:,} prompts of {total}; about {read:,.0f} tokens are read"])
 
@@ -253,9 +253,8 @@ def share_read(groups: Sequence[Sequence[Sequence[int]]]) -> float:
     return 1 - kept / everything
 
 
-def _cache(config: SweepConfig, tokens: int) -> str:
+def _cached(size: int) -> str:
     """What the keys and values of a prompt with its answer take, in words; empty where the model does not say."""
-    size = cache_bytes(config.model, config.dtype, tokens)
     return f", with keys and values of {size / 2**20:,.1f} MiB each" if size else ""
 
 

@@ -1,12 +1,11 @@
 """Questions asked by a mitigation of prompts: one example at one placement becomes several prompts, of whose responses
 one is the answer."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Attending, Completion, Generator, Sampling, Usage
-from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import AskedBy
 from posgap.mitigations.mitigation import Asked
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
@@ -49,12 +48,12 @@ class Mitigated:
         self.build, self.mitigation, self.settings, self.seed = build, mitigation, settings, seed
 
     @classmethod
-    def of(cls, config: SweepConfig, build: TextPromptBuilder) -> "Mitigated | None":
-        """The mitigation that a sweep's config asks for; None where it asks for none."""
-        if not config.mitigation:
+    def of(cls, name: str, settings: Mapping[str, Any], seed: int, build: TextPromptBuilder) -> "Mitigated | None":
+        """The mitigation of that name; None where the name is empty."""
+        if not name:
             return None
-        mitigation = PROMPT_MITIGATIONS[config.mitigation]
-        return cls(build, mitigation, mitigation.settings(**config.mitigation_settings), config.seed)
+        mitigation = PROMPT_MITIGATIONS[name]
+        return cls(build, mitigation, mitigation.settings(**settings), seed)
 
     @property
     def described(self) -> AskedBy:

@@ -42,22 +42,28 @@ log = logging.getLogger(__name__)
 _FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
 
 
-def placements_of(config: SweepConfig, build: TextPromptBuilder) -> list[Placement]:
-    """The placements that a sweep's config asks for, with prompts of this builder."""
-    swept = build.fill.placements if build.fill else None
-    swept = swept or build.task.placements(config.n_docs, config.positions)
-    return shard_of(swept, config.shard)
+def placements_of(
+    build: TextPromptBuilder, n_docs: int, positions: Sequence[str] = (), shard: str = ""
+) -> list[Placement]:
+    """The placements of a sweep with prompts of this builder: those of `positions`, or all, and of these a shard."""
+    swept = list(build.fill.placements) if build.fill else []
+    swept = swept or build.task.placements(n_docs, positions)
+    return shard_of(swept, shard)
 
 
-def baseline_placements(config: SweepConfig, build: TextPromptBuilder) -> list[Placement]:
-    """The baselines that a sweep's config asks for: of a sweep in parts, with the first of them."""
-    first = not config.shard or parse_shard(config.shard)[0] == 1
-    return build.task.baselines(config.baselines, config.n_docs) if first else []
+def baseline_placements(build: TextPromptBuilder, names: Sequence[str], n_docs: int, shard: str) -> list[Placement]:
+    """The baselines of these names: of a sweep in parts, with the first of them."""
+    first = not shard or parse_shard(shard)[0] == 1
+    return build.task.baselines(names, n_docs) if first else []
 
 
-def prompt_digest(config: SweepConfig, build: TextPromptBuilder) -> str:
+def mitigated_by(config: SweepConfig, build: TextPromptBuilder) -> Mitigated | None:
+    """The mitigation that a sweep's config asks for, if any."""
+    return Mitigated.of(config.mitigation, config.mitigation_settings, config.seed, build)
+
+
+def prompt_digest(build: TextPromptBuilder, mitigated: Mitigated | None) -> str:
     """A digest of all that makes a sweep's prompts: the builder's, and with it that of a mitigation."""
-    mitigated = Mitigated.of(config, build)
     return digest_of([build.digest(), mitigated.described.model_dump()]) if mitigated else build.digest()
 
 
@@ -93,11 +99,11 @@ def answered(
     `Sweep`. Without a `generator` the config's backend answers. Raises `PosgapError` early where an endpoint fails.
     """
     sampling, what = Sampling.of(build, config.temperature, config.seed), f"sweep of {config.label or 'the model'}"
-    everywhere = [*placements, *baseline_placements(config, build)]
+    everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
     each = _supervision(config, len(examples) * len(everywhere) * config.samples, len(everywhere))
     completions, served = answers(
         config, examples, everywhere, build, sampling, what, dict(digests), each, config.samples,
-        generator=generator, mitigated=Mitigated.of(config, build),
+        generator=generator, mitigated=mitigated_by(config, build),
     )  # fmt: skip
     asked = product(zip(examples, contents(examples)), everywhere, range(config.samples))
     task, score = build.task, build.task.score
@@ -151,7 +157,7 @@ def figures(
         served=answered.served,
         spent=answered.spent,
         filled=build.fill.filled(build, examples[0]) if isinstance(build.fill, Fill) else None,
-        mitigation=mitigated.described if (mitigated := Mitigated.of(config, build)) else None,
+        mitigation=mitigated.described if (mitigated := mitigated_by(config, build)) else None,
     )
 
 

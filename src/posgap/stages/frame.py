@@ -216,6 +216,12 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
     return files.digest_of(deciding)
 
 
+def is_complete(name: str, config: StageConfig) -> bool:
+    """Whether the stage `name` has already made the output of this config, and would reuse it."""
+    records = {field: record_of(each) for field, each in sources(config).items()}
+    return not lacking(config.out, identity_of(name, config, records))
+
+
 def lacking(out: Location, identity: str) -> str:
     """Why what is at `out` is not the complete output of this identity; empty where it is.
 

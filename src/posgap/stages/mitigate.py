@@ -17,7 +17,7 @@ from posgap.measurement.comparison import compare_sweeps
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import answered, figures, placements_of, prompt_digest
+from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest
 from posgap.measurement.sweeps import Evidence
 from posgap.mitigating.config import MitigateConfig
 from posgap.mitigating.finalists import best_for, in_order
@@ -79,7 +79,7 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     asking = Asking(
         load_model(config.model, config.dtype) if local else None,
         build,
-        placements_of(swept, build),
+        placements_of(build, swept.n_docs, swept.positions, swept.shard),
         partial(build.task.score, metric=config.metric),
         config,
         None if local else open_generator(config, build),
@@ -318,7 +318,7 @@ def _measured(
         parts = [model_digest, name, settings.model_dump(mode="json")] if settings and is_other else None
         digests = {
             "model_digest": digest_of(parts) if parts else model_digest,
-            "prompt_digest": prompt_digest(own, asking.build),
+            "prompt_digest": prompt_digest(asking.build, mitigated_by(own, asking.build)),
         }
         with asking.under(name, settings) as generator:
             asked = answered(own, splits.held_out, asking.build, asking.placements, digests, generator=generator)

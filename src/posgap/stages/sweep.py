@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
@@ -18,16 +19,24 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
-from posgap.measurement.mitigated import Mitigated, Question
+from posgap.measurement.mitigated import Question
 from posgap.measurement.spending import estimate, estimated_tokens, read_price
 from posgap.measurement.sweep_folder import write_sweep
-from posgap.measurement.sweeping import answered, baseline_placements, figures, placements_of, prompt_digest
+from posgap.measurement.sweeping import (
+    answered,
+    baseline_placements,
+    figures,
+    mitigated_by,
+    placements_of,
+    prompt_digest,
+)
 from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, no_figures, read_sweep
 from posgap.models.factors import config_factors
+from posgap.models.memory import cache_bytes
 from posgap.scaling.scaling_file import refuse_searched
-from posgap.stages.frame import identity_of, lacking, record_of, stage
+from posgap.stages.frame import is_complete, stage
 from posgap.storage.cache import fetch
-from posgap.storage.inputs import on_this_machine, source, sources
+from posgap.storage.inputs import source, with_local_paths
 from posgap.storage.lineage import training_examples
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt, PromptBuilder, TextPromptBuilder
@@ -80,12 +89,11 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     examples = read_examples(config.examples)
     refuse_searched(Path(config.model), examples[: config.limit or None])
     build = BACKENDS[config.backend].builder(config)
-    at_each = at_lengths(config, build, examples) if config.lengths else []
+    at_each = at_lengths(config.lengths, config.depths, config.seed, build, examples) if config.lengths else [build]
     if len(at_each) > 1:
         _map(config, at_each, examples, out, run)
     else:
-        asked = at_each[0] if at_each else (config, build)
-        log_sweep(_swept(*asked, examples, out, out, run), run)
+        log_sweep(_swept(config, at_each[0], examples, out, out, run), run)
     run.artifact(out)
 
 
@@ -101,8 +109,9 @@ def _swept(
     """A sweep, which is written into the folder `place`; where too little is answered, that is kept in `out`."""
     examples = examples[: config.limit or None]
     label, step = config.label or label_of(config.model, config.mitigation), build.fill.tokens if build.fill else 0
-    placements = placements_of(config, build)
-    digests = {"model_digest": config.digest("model"), "prompt_digest": prompt_digest(config, build)}
+    placements = placements_of(build, config.n_docs, config.positions, config.shard)
+    by_prompts = prompt_digest(build, mitigated_by(config, build))
+    digests = {"model_digest": config.digest("model"), "prompt_digest": by_prompts}
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
     asked = answered(config, examples, build, placements, digests, price, generator)
     if asked.spent:
@@ -122,7 +131,7 @@ def _swept(
 
 def _map(
     config: SweepConfig,
-    at_each: Sequence[tuple[SweepConfig, PromptBuilder]],
+    at_each: Sequence[PromptBuilder],
     examples: Sequence[AnyExample],
     out: Path,
     run: Run,
@@ -130,14 +139,15 @@ def _map(
     """Sweeps at each of several lengths, by one generator, and writes their map."""
     from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
 
-    generator, evidence = OpenedLate(lambda: open_generator(config, at_each[0][1])), []
-    for of_length, build in at_each:
+    generator, evidence = OpenedLate(lambda: open_generator(config, at_each[0])), []
+    for build in at_each:
         assert build.fill
+        of_length = config.model_copy(update={"lengths": [build.fill.length]})
         place = folder_at(out, build.fill.tokens)
         place.mkdir()
         sweep = _swept(of_length, build, examples, place, out, run, generator)
         evidence.append(Evidence(place, sweep))
-    lengths = length_map(evidence, at_each[0][1].context, config.most_gap)
+    lengths = length_map(evidence, at_each[0].context, config.most_gap)
     write_map(lengths, [each.sweep for each in evidence], out)
     log_lengths(lengths, run)
 
@@ -151,20 +161,22 @@ def _factors(config: SweepConfig) -> Sequence | None:
     return config_factors(load_config(config.model))
 
 
+@with_local_paths
 def _estimated(config: SweepConfig) -> str:
     """What the whole sweep takes, in words. Nothing is sent, and no model is loaded."""
-    config = on_this_machine(config, sources(config))
     price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
     everything = read_examples(config.examples)
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
     build = backend.builder(config)
     if config.lengths:
-        return estimated_lengths(config, at_lengths(config, build, everything), examples, price)
-    placements = placements_of(config, build)
-    everywhere = [*placements, *baseline_placements(config, build)]
+        at_each = at_lengths(config.lengths, config.depths, config.seed, build, everything)
+        cache = partial(cache_bytes, config.model, config.dtype)
+        return estimated_lengths(at_each, examples, config.samples, cache, price)
+    placements = placements_of(build, config.n_docs, config.positions, config.shard)
+    everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
     asked = product(examples, everywhere, range(config.samples))
-    mitigated, read = Mitigated.of(config, build), list[int]()
+    mitigated, read = mitigated_by(config, build), list[int]()
 
     def prompts(question: Question) -> Sequence[Prompt]:
         if mitigated is None:
@@ -184,8 +196,7 @@ def _require_same_endpoint(config: SweepConfig) -> None:
     """Asks an endpoint whose sweep is complete, and would be reused, whether it is still what it was."""
     if BACKENDS[config.backend].local:
         return
-    inputs = {field: record_of(source) for field, source in sources(config).items()}
-    if lacking(config.out, identity_of("sweep", config, inputs)):
+    if not is_complete("sweep", config):
         return
     served = read_sweep(fetch(config.out)).served
     if not served or not (served.models or served.fingerprints):

@@ -109,7 +109,7 @@ def _responses(
     config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
 ) -> list[str]:
     """The responses to the rows' prompts, ended at the strings at which the sweep's own were."""
-    build = as_filled(config, builder_of(config), list(examples.values()))
+    build = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
     n_slots = len(build.fill.placements) if build.fill else config.n_docs
     placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
     prompts = [build.prompt(examples[row["content"]], placement) for row, placement in zip(rows, placements)]
