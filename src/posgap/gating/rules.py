@@ -3,7 +3,7 @@
 Each rule is a claim of which the candidate has to convince us. It passes where the one-sided 95 % bound that speaks
 against the candidate still fulfils the claim, and fails where the other bound breaks it. Between them the evidence
 allows both. As all claims must hold, a model that breaks one is admitted in at most 5 %. Why each rule is what it is
-stands in docs/gate.md.
+stands in docs/statistics.md.
 """
 
 from collections.abc import Callable
