@@ -1,6 +1,6 @@
 """Faulty and peculiar endpoints, as they are met with, and what comes out when they are swept.
 
-python tests/peculiar_endpoints.py writes the table in docs/endpoints.md, which a test compares.
+python tests/peculiar_endpoints.py writes the table in tests/peculiar_endpoints.md, which a test compares.
 """
 
 import json
@@ -25,7 +25,7 @@ from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
 from posgap.tasks.registry import TASKS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "endpoints.md"
+PAGE = Path(__file__).resolve().with_suffix(".md")
 HEAD = ["endpoint", "what came out of 20 prompts", "what was said"]
 EXAMPLES, DOCS = 5, 4
 Reply = tuple[int, dict, str]

@@ -1,4 +1,4 @@
-"""The table of faulty and peculiar endpoints in docs/endpoints.md says what comes out of each."""
+"""The table of faulty and peculiar endpoints in tests/peculiar_endpoints.md says what comes out of each."""
 
 import peculiar_endpoints
 import pytest
