@@ -1,7 +1,7 @@
-"""Tries the export of trained models over families of models, whole and with adapters, and writes docs/families.md.
+"""Tries the export of trained models over families, whole and with adapters: a table of docs/families.md.
 
     python benchmarks/exports.py                     prints the table
-    python benchmarks/exports.py --write             writes it to docs/families.md
+    python benchmarks/exports.py --write             writes it for docs/families.md
     python benchmarks/exports.py llama mixtral       only these
 
 Each family is a model of a few layers with random weights, stored in float32. All its weights, or its adapters, are
@@ -18,7 +18,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from families import ROWS, build
-from report import write_section
+from report import write_table
 from safetensors import safe_open
 
 from posgap.demo import tiny_model
@@ -84,7 +84,7 @@ def tried(family: str) -> tuple[str, str, str]:
 
 
 def table(rows: list[tuple[str, str, str]]) -> str:
-    """The section of docs/families.md."""
+    """The table of docs/families.md."""
     lines = [f"| {family} | {whole} | {adapters} |" for family, whole, adapters in rows]
     about = f"Written by `benchmarks/exports.py --write` with transformers {transformers.__version__}."
     return "\n".join(
@@ -95,7 +95,7 @@ def table(rows: list[tuple[str, str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="family", help="only these")
-    parser.add_argument("--write", action="store_true", help="write docs/families.md")
+    parser.add_argument("--write", action="store_true", help="write the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -104,7 +104,7 @@ def main() -> None:
         rows.append(tried(family))
         print(rows[-1], file=sys.stderr, flush=True)
     if arguments.write:
-        write_section("families", "exports", table(rows))
+        write_table("exports", table(rows))
     else:
         print(table(rows))
 

@@ -1,7 +1,7 @@
-"""Tries every family of causal language models in transformers that it can build small, and writes docs/families.md.
+"""Tries every family of causal language models in transformers that it can build small: a table of docs/families.md.
 
     python benchmarks/families.py                     prints the table
-    python benchmarks/families.py --write             writes it to docs/families.md
+    python benchmarks/families.py --write             writes it for docs/families.md
     python benchmarks/families.py llama falcon_h1     only these
 
 Each family is a model of a few layers with random weights, made from its configuration. What posgap generates, in a
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import torch
 import transformers
-from report import write_section
+from report import write_table
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -196,7 +196,7 @@ def tried(name: str) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """The section of docs/families.md."""
+    """The table of docs/families.md."""
     lines = [f"| {r.family} | {'yes' if r.reused else 'no'} | {r.answers} | {r.eager} | {r.scaling} |" for r in rows]
     equal = sum(row.answers == "equal" for row in rows)
     return "\n".join(
@@ -214,7 +214,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="family", help="only these")
-    parser.add_argument("--write", action="store_true", help="write docs/families.md")
+    parser.add_argument("--write", action="store_true", help="write the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -227,7 +227,7 @@ def main() -> None:
             continue
         print(rows[-1], file=sys.stderr, flush=True)
     if arguments.write:
-        write_section("families", "families", table(rows))
+        write_table("families", table(rows))
     else:
         print(table(rows))
 

@@ -1,7 +1,7 @@
-"""Tries every mitigation of a model in every family that benchmarks/families.py builds, and writes docs/mitigations.md.
+"""Tries every mitigation of a model in every family that benchmarks/families.py builds: a table of docs/families.md.
 
     python benchmarks/mitigation_families.py                     prints the table
-    python benchmarks/mitigation_families.py --write             writes it to docs/mitigations.md
+    python benchmarks/mitigation_families.py --write             writes it for docs/families.md
     python benchmarks/mitigation_families.py llama gemma2        only these families
     python benchmarks/mitigation_families.py --only pine lpes    only these mitigations
 
@@ -27,7 +27,7 @@ from pathlib import Path
 import families
 import torch
 import transformers
-from report import write_section
+from report import write_table
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
@@ -215,7 +215,7 @@ def tried(name: str, mitigations: list[ModelMitigation]) -> list[Cell]:
 
 
 def table(rows: dict[str, list[Cell]], mitigations: list[ModelMitigation]) -> str:
-    """The section of docs/mitigations.md."""
+    """The table of docs/families.md."""
     names = [mitigation.name for mitigation in mitigations]
     reasons = [
         reason for reason, _ in Counter(c.reason() for row in rows.values() for c in row if c.refused).most_common()
@@ -261,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="family", help="only these")
     parser.add_argument("--only", nargs="*", metavar="mitigation", help="only these mitigations")
-    parser.add_argument("--write", action="store_true", help="write docs/mitigations.md")
+    parser.add_argument("--write", action="store_true", help="write the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -279,7 +279,7 @@ def main() -> None:
             print(f"{name}\t{cell.mitigation}\t{'; '.join(cell.failed) or '-'}\t{cell.refused}", file=sys.stderr)
         print(f"{name}\t{time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
     if arguments.write:
-        write_section("mitigations", "mitigation-families", table(rows, mitigations))
+        write_table("mitigation-families", table(rows, mitigations))
     else:
         print(table(rows, mitigations))
 

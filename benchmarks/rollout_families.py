@@ -1,7 +1,7 @@
 """Measures the rollout of every family of causal language models that can be built small, against an independent twin.
 
     python benchmarks/rollout_families.py                     prints the table
-    python benchmarks/rollout_families.py --write             writes it to docs/rollout.md
+    python benchmarks/rollout_families.py --write             writes it for docs/families.md
     python benchmarks/rollout_families.py llama bloom         only these
 
 The twin asks transformers for all attention matrices at once (`output_attentions`), multiplies them in float64, and
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers
 from families import ROWS, VOCABULARY, build
-from report import write_section
+from report import write_table
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -226,7 +226,7 @@ def turned(frequencies: list[list[float] | None]) -> str:
 
 
 def table(rows: list[list[str]]) -> str:
-    """The section of docs/rollout.md."""
+    """The table of docs/families.md."""
     refused = sum(row[1].startswith("refused") for row in rows)
     equal = sum(row[1].startswith("equal") for row in rows)
     intro = (
@@ -241,7 +241,7 @@ def table(rows: list[list[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="family", help="only these")
-    parser.add_argument("--write", action="store_true", help="write docs/rollout.md")
+    parser.add_argument("--write", action="store_true", help="write the table")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
@@ -255,7 +255,7 @@ def main() -> None:
             continue
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     if arguments.write:
-        write_section("rollout", "rollout-families", table(rows))
+        write_table("rollout-families", table(rows))
 
 
 if __name__ == "__main__":

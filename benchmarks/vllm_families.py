@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 from families import ALWAYS, NEEDS, ROWS, SIZES
-from report import write_section
+from report import write_table
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -175,7 +175,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*", metavar="family", help="only these")
-    parser.add_argument("--write", action="store_true", help="write docs/families.md")
+    parser.add_argument("--write", action="store_true", help="write the table")
     arguments = parser.parse_args()
     python = os.environ.get("POSGAP_VLLM_PYTHON") or sys.exit("POSGAP_VLLM_PYTHON names no Python with vLLM")
     torch.set_num_threads(1)
@@ -197,7 +197,7 @@ def main() -> None:
             row.unscaled = compared(names[row.family], "plain")
             row.served_by = row.served_by or said(names[row.family] / "plain")
     if arguments.write:
-        write_section("families", "vllm", table(rows))
+        write_table("vllm", table(rows))
     else:
         print(table(rows))
 

@@ -1,14 +1,22 @@
-"""What the site has beside the files of docs/: a page of all commands, and links to files outside of docs/."""
+"""What the site has beside the files of docs/: a page of all commands, tables of code and data, links outside of it."""
 
 import re
+from collections.abc import Callable
 from inspect import cleandoc
+from pathlib import Path
 
 import click
 from mkdocs.structure.files import File, Files
 
-from posgap.cli.main import build
+from posgap.choices import RECIPES
+from posgap.cli import build
+from posgap.config import Config, PreflightConfig, WatchFormConfig
+from posgap.pipelines import forms
+from posgap.tables import markdown
 
+_MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "tables"  # written by the scripts beside it
 _OUTSIDE = re.compile(r"\]\(\.\./([^)]+)\)")
+_TABLE = re.compile(r"^<!-- table: ([\w-]+) -->$", re.MULTILINE)
 _LEAD = """# Commands
 
 Every command with its options and their defaults, as `--help` prints them. The entry points of the MLproject, the
@@ -21,8 +29,40 @@ def on_files(files: Files, config) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page, config, files) -> str:
-    return _OUTSIDE.sub(rf"]({config.repo_url}/blob/main/\1)", markdown)
+def on_page_markdown(text: str, page, config, files) -> str:
+    whole = _TABLE.sub(lambda found: table(found[1]), text)
+    return _OUTSIDE.sub(rf"]({config.repo_url}/blob/main/\1)", whole)
+
+
+def table(name: str) -> str:
+    """The table that stands in a page for `<!-- table: name -->`: made of the code, else what a benchmark wrote."""
+    return _MADE[name]() if name in _MADE else (_MEASURED / f"{name}.md").read_text(encoding="utf-8")
+
+
+def _form(config: type[Config]) -> str:
+    """A pipeline's form."""
+    fields = forms.fields_of(config)
+    rows = [[f"`{name}`", _default(field.default), field.description] for name, field in sorted(fields.items())]
+    return markdown(["field", "default", "meaning"], rows, left=3)
+
+
+def _default(value) -> str:
+    return f"`{value}`" if isinstance(value, str | int | float) and str(value) else ""
+
+
+def _recipes() -> str:
+    """The recipes of training, each value with its source."""
+    paper, authors = (RECIPES[name].settings for name in ("pos2distill", "pos2distill-authors"))
+    rows = [[str(cell) for cell in (f"`{name}`", *paper[name], *authors[name])] for name in paper]
+    heads = ["parameter", "`pos2distill`", "where in the paper", "`pos2distill-authors`", "where in the code"]
+    return markdown(heads, rows, left=5)
+
+
+_MADE: dict[str, Callable[[], str]] = {
+    "form": lambda: _form(PreflightConfig),
+    "watch-form": lambda: _form(WatchFormConfig),
+    "recipes": _recipes,
+}
 
 
 def _sections(command: click.Command, name: str, parent: click.Context | None):

@@ -90,17 +90,6 @@ def test_every_component_s_readme_is_what_its_code_says(name):
     assert (ROOT / "components" / name / "README.md").read_text() == readme(name), "run `make components`"
 
 
-@pytest.mark.parametrize(
-    ("heading", "config"), [("## The form", PreflightConfig), ("## Watch the champion", WatchFormConfig)]
-)
-def test_the_form_s_page_says_what_the_form_says(heading, config):
-    page = (ROOT / "docs" / "kubeflow.md").read_text().partition(heading)[2].partition("\n## ")[0]
-    page = page.partition("\n### ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", page, re.MULTILINE))
-    fields = {n: f.description for n, f in forms.fields_of(config).items()}
-    assert rows == fields and list(rows) == sorted(rows)
-
-
 def test_a_component_takes_a_field_that_its_config_gets_later():
     """Such as the parameter of a choice that another package registers."""
 
