@@ -14,8 +14,8 @@
 # make inspect   the tests of Inspect, which wants other versions than ours, in an environment of its own
 # make oldest   the tests of what runs models, with the oldest torch and transformers that pyproject.toml allows
 # make newest   the same with the newest ones
-# make results   every figure of docs/results.md and docs/benchmarks.md, by the commands of docs/figures.md (ONLY, TIMES, DATA)
-# make screenshots   the pictures of pages in docs/, of the demo's and of the site itself, by a headless Chromium
+# make results   every figure of docs/results.md, by the commands of its last section (ONLY, TIMES, DATA)
+# make screenshots   the pictures in docs/ of the demo's pages, by a headless Chromium
 #
 # TORCH_INDEX_URL: where pip also looks for torch, e.g. for the build without CUDA:
 #   make demo TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -91,7 +91,7 @@ mutants: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/mutants.py $(MODULES) --workers $(WORKERS) $(if $(SAMPLE),--sample $(SAMPLE)) \
 		$(if $(SURVIVORS),--survivors)
 
-# Faults of every kind, with other moments and values each time; writes their table into docs/reliability.md.
+# Faults of every kind, with other moments and values each time; writes the table that docs/reliability.md shows.
 chaos: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/chaos.py --seconds $(CHAOS_SECONDS)
 
@@ -174,14 +174,13 @@ build/%/.installed: pyproject.toml setup.py constraints.txt
 	build/$*/bin/python -m pip install --quiet --constraint build/$*/constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
-# ONLY: some of the sections, like "benchmarks/weights results/demo"; TIMES: how often each is run; DATA: the public files.
+# ONLY: some of the figures, like "weights demo"; TIMES: how often each is run; DATA: the public files.
 results: $(VENV)/.installed-test
 	$(VENV)/bin/python benchmarks/results.py $(if $(TIMES),--times $(TIMES)) $(if $(DATA),--data $(DATA)) $(ONLY)
 
-screenshots: docs
+screenshots: $(VENV)/.installed-test
 	test -f runs/demo/curves.html || $(MAKE) demo
 	$(VENV)/bin/python benchmarks/screenshots.py
-	$(VENV)/bin/python benchmarks/screenshots.py --site
 
 # After every change of constraints.txt: the sha256s of all files that PyPI has of these versions.
 hashes: $(VENV)/.torch

@@ -1,4 +1,4 @@
-"""Whether alignment gains anything in the miniature, over a grid: the section `alignment` of docs/results.md.
+"""Whether alignment gains anything in the miniature, over a grid: the figures `alignment` of docs/results.md.
 
     python benchmarks/alignment.py --data FILE [--standard 0 1 2 3] [--deep 0] [--out runs/alignment]
 

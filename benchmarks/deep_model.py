@@ -1,4 +1,4 @@
-"""The tiny model of eight layers, over seeds: the section `deep` of docs/results.md.
+"""The tiny model of eight layers, over seeds: the figures `deep` of docs/results.md.
 
     python benchmarks/deep_model.py --data FILE [--seeds 0 1 2] [--out runs/deep]
 

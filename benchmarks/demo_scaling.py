@@ -1,4 +1,4 @@
-"""LPES on the demo's own models, at twice the length they were trained for: the section `demo-scaling` of results.md.
+"""LPES on the demo's own models, at twice their length: the figures `demo-scaling` of docs/results.md.
 
     python benchmarks/demo_scaling.py [--data FILE] [--seeds 0] [--out runs/results]
 

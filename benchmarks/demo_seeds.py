@@ -1,4 +1,4 @@
-"""The demo over ten seeds, none of them chosen, as a section of docs/results.md.
+"""The demo over ten seeds, none of them chosen: the figures `demo` of docs/results.md.
 
     python benchmarks/demo_seeds.py [--data FILE] [--seeds 0 1 2 ...] [--out runs/results]
 

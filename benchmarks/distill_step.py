@@ -291,7 +291,7 @@ QUICK_AND_WIDE = {"prompt_tokens": 512, "epochs": 1, "k": 3}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one step of one example: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--wide", action="store_true", help="width 512, against the step that weighs prompts first")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--gradient-checkpointing", action="store_true")
@@ -323,7 +323,7 @@ def main() -> None:
         device = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
         template = TEXT_WIDE if options.wide else TEXT
         text = template.format(table=table, date=date.today(), where=device, json=json.dumps(figures), **vars(options))
-        write_section("benchmarks", f"distill-step{'-wide' * options.wide}-{options.device}", text)
+        write_section("results", f"distill-step{'-wide' * options.wide}-{options.device}", text)
     else:
         print(table)
     print(json.dumps(figures))

@@ -167,7 +167,7 @@ def compare(url: str, prompts: Callable[[], Iterator[str]], options) -> tuple[di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="500 prompts, once: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--latency", type=float, default=0.5, help="seconds that the endpoint takes for an answer")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     for name, default in {"prompts": 10_000, "concurrency": 64, "keys": 75, "repeats": 2}.items():

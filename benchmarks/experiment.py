@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="30 iterations, 10 tests: under a minute on two cores")
     parser.add_argument("--threads", type=int, default=1, help="of torch; tensors this small gain nothing by more")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     for name, default in {"depth": 2, "iterations": 100, "tests": 50}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()

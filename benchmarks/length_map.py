@@ -1,4 +1,4 @@
-"""The tiny model's accuracy by length and depth, before and after R1: the section `lengths` of docs/results.md.
+"""The tiny model's accuracy by length and depth, before and after R1: the figures `lengths` of docs/results.md.
 
     python benchmarks/length_map.py --data FILE [--seed 0] [--out runs/lengths]
 

@@ -13,7 +13,7 @@ The sides take turns; the best time of each counts. `read` is the share of the p
 below 1.43.
 
 The last line is JSON: `speed_ratio` (prompts per second, ours / theirs, at the longest length) and `identical` (both
-sides give every prompt the same response). `--write` puts the table into docs/benchmarks.md.
+sides give every prompt the same response). `--write` puts the table into build/results/.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def compare(model, tokenizer, build: PromptBuilder, asked: list[Example], option
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short length, once: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into build/results/")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--lengths", default="512,1024,2048")
@@ -96,7 +96,7 @@ def main() -> None:
         where = torch.cuda.get_device_name() if options.device == "cuda" else f"{options.threads} CPU threads"
         same = "the same" if figures["identical"] else "NOT the same"
         fields = {"table": table, "date": date.today(), "where": where, "same": same}
-        write_section("benchmarks", f"lengths-{options.device}", TEXT.format(**fields, **vars(options)))
+        write_section("results", f"lengths-{options.device}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))

@@ -4,7 +4,7 @@
 
 Every search is one line of `searches.jsonl` under `--out`, with all that it tried and found; one that is there is not
 run again, so that the script may be stopped at any time and goes on where it was. `--report` runs none: it writes the
-section `lpes-depth` of docs/results.md and docs/lpes-depth.png from what is complete. The models are those of
+figures `lpes-depth` of docs/results.md and docs/lpes-depth.png from what is complete. The models are those of
 `python -m posgap.demo.tiny_model deep --seed 0` (1, 2), made where posgap's cache does not have them.
 `--quick` takes one model, one length and a few candidates, and writes nothing into docs/.
 """

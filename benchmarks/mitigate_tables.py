@@ -1,4 +1,4 @@
-"""`posgap mitigate` on the tiny models: the section `mitigate` of docs/results.md, and pictures docs/mitigate-*.png.
+"""`posgap mitigate` on the tiny models: the figures `mitigate` of docs/results.md, and its pictures.
 
     python benchmarks/mitigate_tables.py --data FILE [--seed 0] [--budget 6m] [--deep-budget 4m] [--only base-20]
         [--write] [--out runs/results]
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 from demo_seeds import run
-from report import ROOT, write_section
+from report import ROOT, WRITTEN, write_section
 
 from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
@@ -180,9 +180,9 @@ def main() -> None:
         sections="\n\n".join(section(each, result) for each, result in results.items()),
     )
     if options.write:
-        for each, result in results.items():
-            gap_against_cost(result).savefig(ROOT / "docs" / f"mitigate-{each.name}.png", metadata={"Software": None})
         write_section("results", "mitigate", text)
+        for each, result in results.items():
+            gap_against_cost(result).savefig(WRITTEN / f"mitigate-{each.name}.png", metadata={"Software": None})
     else:
         print(text)
 
@@ -191,8 +191,8 @@ RESULTS = """\
 ## `posgap mitigate` on the tiny models
 
 Written by `benchmarks/mitigate_tables.py` on {date}, one thread of a machine at other work, seed {seed}. Key-value
-retrieval on {source}, lines 101-300, split as [`posgap mitigate`](mitigations.md#which-one-to-take-posgap-mitigate)
-splits them. The tables have gains in mean accuracy, in points, beside the model as it is. There are three of them: on
+retrieval on {source}, lines 101-300, split as `posgap mitigate` splits them. The tables
+have gains in mean accuracy, in points, beside the model as it is. There are three of them: on
 the examples by which settings were searched (the best of all `tried`, so too high), on those by which the finalists
 were selected, and on those held out, which had no say.
 

@@ -1,7 +1,7 @@
-"""Times every mitigation of a model against the model without it, and writes a section of docs/mitigations.md.
+"""Times every mitigation of a model against the model without it: the figures `costs` of docs/results.md.
 
     python benchmarks/mitigation_costs.py               prints the table
-    python benchmarks/mitigation_costs.py --write       writes it to docs/mitigations.md
+    python benchmarks/mitigation_costs.py --write       writes it into build/results/
     python benchmarks/mitigation_costs.py pine          only this one
 
 The model is a Llama of eight layers with random weights; the prompt has twenty documents of equal length. Each
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="mitigation", help="only these")
     parser.add_argument("--times", type=int, default=7, help="how often each is timed (7)")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the prompt (1024)")
-    parser.add_argument("--write", action="store_true", help="write docs/mitigations.md")
+    parser.add_argument("--write", action="store_true", help="write it into build/results/")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     ids = torch.randint(3, VOCABULARY, (1, arguments.length), generator=torch.Generator().manual_seed(1))
@@ -116,7 +116,7 @@ def main() -> None:
         ]
     )
     if arguments.write:
-        write_section("mitigations", "costs", text)
+        write_section("results", "costs", text)
     else:
         print(text)
 

@@ -1,4 +1,4 @@
-"""Mitigations of prompts on the tiny models, over seeds: the section `prompts` of docs/mitigations.md.
+"""Mitigations of prompts on the tiny models, over seeds: the figures `prompts` of docs/results.md.
 
     python benchmarks/prompt_mitigations.py --data FILE [--recipe deep] [--seeds 0 1 2] [--out runs/prompts] [--write]
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100, help="examples")
     parser.add_argument("--asked", nargs="+", choices=ASKED, default=list(ASKED), help="in these ways alone")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "prompts")
-    parser.add_argument("--write", action="store_true", help="into docs/mitigations.md")
+    parser.add_argument("--write", action="store_true", help="into build/results/")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{options.out.absolute()}/mlflow.db")
@@ -90,7 +90,7 @@ def main() -> None:
         seeds=", ".join(map(str, options.seeds)), source=options.data.name, table=table,
     )  # fmt: skip
     if options.write:
-        write_section("mitigations", "prompts", text)
+        write_section("results", "prompts", text)
     else:
         print(text)
 

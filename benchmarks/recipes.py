@@ -3,7 +3,7 @@
     python benchmarks/recipes.py --data kv-retrieval-75_keys.jsonl.gz --out build/recipes [--seeds 0,1,2]
 
 A row for each recipe, and a row for each value in which the authors' differs, put alone into the paper's. Both learn at
-1e-3: a model of 100,000 parameters does not move at their 3e-6. Prints the tables for docs/distillation.md.
+1e-3: a model of 100,000 parameters does not move at their 3e-6. Prints the figures `recipes` of docs/results.md.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the scripts that write sections of the pages in docs/ share: sections, their rows in docs/figures.md, tables."""
+"""What the scripts that measure share: where their figures go, the commands in docs/results.md, tables."""
 
 import json
 import os
@@ -12,60 +12,42 @@ from statistics import mean, stdev
 from posgap.foundation.files import atomic
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures.md"
+RESULTS = ROOT / "docs" / "results.md"
+WRITTEN = ROOT / "build" / "results"
+TABLES = ROOT / "benchmarks" / "tables"
 _COLUMNS = ("section", "command", "takes", "date", "machine", "spread")
-_HEADS = {
-    "results": """\
-# Results
-
-What posgap finds and mends, measured on models that were trained from scratch for it. Every section is written by the
-script that it names; do not edit. [One page](figures.md) lists command, time, day, machine and spread of each.
-
-Accuracy is in points. The gap is the best minus the worst of all placements swept. Where several seeds ran, cells are
-mean ± standard deviation over seeds. Each seed is another base model, trained from scratch, with data of its own.
-
-Sections of 21 November 2026 (distillation, scaling, the tiny model in the rollout) are of the training engine before
-it was rewritten on the 22nd, and were not run again since: methods, losses and numbers of updates are the same.
-""",
-    "benchmarks": """\
-# Benchmarks
-
-What posgap costs in time and memory. Every section is written by the script that it names; do not edit. [One
-page](figures.md) lists command, time, day, machine and spread of each. Ratios are of two runs side by side on one
-machine, each in a process of its own where memory is compared.
-""",
-}
 
 
 def write_section(page: str, name: str, text: str) -> None:
-    """Puts `text` under the section `name` of docs/<page>.md, in place of what was there."""
-    path = ROOT / "docs" / f"{page}.md"
-    old = path.read_text() if path.is_file() else _HEADS[page]
-    section = f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->\n"
-    place = re.search(rf"<!-- {name} -->\n.*?<!-- /{name} -->\n", old, re.DOTALL)
-    new = old[: place.start()] + section + old[place.end() :] if place else f"{old}\n{section}"
+    """Puts `text` under the section `name` of docs/<page>.md, in place of what was there.
+
+    Figures of docs/results.md go to `WRITTEN`, with day and machine: a person takes over what that page says.
+    """
+    if page == "results":
+        WRITTEN.mkdir(parents=True, exist_ok=True)
+        path, new = WRITTEN / f"{name}.md", f"{date.today()}, {machine()}\n\n{text.strip()}\n"
+    else:
+        path, section = ROOT / "docs" / f"{page}.md", f"<!-- {name} -->\n{text.strip()}\n<!-- /{name} -->\n"
+        new = re.sub(rf"<!-- {name} -->\n.*?<!-- /{name} -->\n", lambda _: section, path.read_text(), flags=re.DOTALL)
     with atomic(path) as partial:
         partial.write_text(new)
-    if f"{page}/{name}" in listed():
-        note(f"{page}/{name}", date=str(date.today()), machine=machine())
+    print(text.strip())
+
+
+def write_table(name: str, text: str) -> None:
+    """Writes a table that docs/hooks.py puts into the page that says `<!-- table: name -->`."""
+    with atomic(TABLES / f"{name}.md") as partial:
+        partial.write_text(f"{text.strip()}\n")
     print(text.strip())
 
 
 def listed() -> dict[str, dict[str, str]]:
-    """The rows of docs/figures.md: the cells of each section by their columns."""
+    """The rows of the last section of docs/results.md: the cells of each set of figures by their columns."""
     found = {}
-    for line in FIGURES.read_text().splitlines():
-        if name := re.match(r"\| \[([^\]]+)\]", line):
+    for line in RESULTS.read_text(encoding="utf-8").splitlines():
+        if name := re.match(r"\| \[([\w-]+)\]\(#", line):
             found[name[1]] = dict(zip(_COLUMNS, line.strip("| ").split(" | "), strict=True))
     return found
-
-
-def note(section: str, **cells: str) -> None:
-    """Puts cells into the row of a section in docs/figures.md."""
-    old = listed()[section]
-    row = [f"| {' | '.join(each.values())} |" for each in (old, old | cells)]
-    with atomic(FIGURES) as partial:
-        partial.write_text(FIGURES.read_text().replace(*row))
 
 
 def machine() -> str:
@@ -74,8 +56,8 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {models[0] if models else platform.machine()}, load {os.getloadavg()[2]:.1f}"
 
 
-def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool, page: str = "benchmarks") -> None:
-    """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` into docs/<page>.md."""
+def conclude(name: str, text: str, lines: Sequence[str], figures: dict, write: bool, page: str = "results") -> None:
+    """Prints what a benchmark saw, its figures as JSON last; `write` puts them under `text` (`write_section`)."""
     said = "\n".join(lines)
     if write:
         seen = said if said.startswith("|") else f"```\n{said}\n```"

@@ -40,7 +40,7 @@ N_DOCS, WORDS, VOCABULARY, TIMES = 20, 100, 20_000, 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="20 and 200 examples: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the table into build/results/")
     options = parser.parse_args()
     if not program():
         raise SystemExit("no Chromium on PATH")

@@ -1,11 +1,11 @@
-"""Runs the commands of docs/figures.md, each of which writes a section of docs/results.md or docs/benchmarks.md.
+"""Runs the commands of docs/results.md, each of which writes its figures into build/results/.
 
-    python benchmarks/results.py                                     all of them, one after another: some fifteen hours
-    python benchmarks/results.py benchmarks/weights results/demo     these alone
-    python benchmarks/results.py --times 3 benchmarks/scale-search   three times, to see how far its figures spread
+    python benchmarks/results.py                        all of them, one after another: some fifteen hours
+    python benchmarks/results.py weights demo           these alone
+    python benchmarks/results.py --times 3 scale-search three times, to see how far its figures spread
 
-`make results` calls it. The page is the list: this script reads the commands there, and the sections that they write
-bring its days and machines up to date (benchmarks/report.py). One that fails does not stop the others.
+`make results` calls it. The page is the list: this script reads the commands there. A person takes new figures, their
+day and their machine over into the page. A command that fails does not stop the others.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from report import ROOT, listed, note
+from report import ROOT, listed
 
 FILES = {"KV75": "kv-retrieval-75_keys.jsonl.gz", "KV140": "kv-retrieval-140_keys.jsonl.gz", "DATA": "."}
 DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
@@ -25,14 +25,12 @@ DATA = os.environ.get("POSGAP_PUBLIC_DATA") or ROOT.parent / "shared" / "data"
 def main() -> None:
     commands = {name: cells["command"].strip("`") for name, cells in listed().items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="*", metavar="page/section", help="only these; by default all of docs/figures.md"
-    )
+    parser.add_argument("names", nargs="*", metavar="name", help="only these; by default all of docs/results.md")
     parser.add_argument("--data", type=Path, default=DATA, help=f"folder of the public files ({DATA})")
     parser.add_argument("--times", type=int, default=1, help="how often each is run (1)")
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in commands]:
-        parser.error(f"{', '.join(unknown)}: not in docs/figures.md, which has {', '.join(commands)}")
+        parser.error(f"{', '.join(unknown)}: not in docs/results.md, which has {', '.join(commands)}")
     failed = [
         name
         for name in options.names or commands
@@ -48,7 +46,7 @@ def in_full(command: str, data: Path) -> str:
 
 
 def run(name: str, command: str, times: int) -> bool:
-    """Whether a command wrote its section; where it ran several times, its row says how far the figures spread."""
+    """Whether a command wrote its figures; where it ran several times, how far they spread is printed."""
     print(f"\n== {name}: {command}", flush=True)
     seen = []
     for _ in range(times):
@@ -61,7 +59,7 @@ def run(name: str, command: str, times: int) -> bool:
                 return False
         seen.append(done.stdout.strip().rpartition("\n")[2])
     if times > 1 and (ranges := spread([json.loads(line) for line in seen])):
-        note(name, spread=f"{times} runs: {ranges}")
+        print(f"{name}: {times} runs: {ranges}", flush=True)
     return True
 
 

@@ -116,7 +116,7 @@ def memory(n: int, write: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="1024 tokens, 8 layers: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     for name, default in {"tokens": 2048, "layers": 32, "heads": 32, "long-tokens": 100_000, "repeats": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--memory", action="store_true", help="compare the memory of measuring instead")

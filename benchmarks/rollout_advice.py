@@ -1,4 +1,4 @@
-"""What can be predicted of a model before it is changed: the section `rollout-advice` of docs/results.md.
+"""What can be predicted of a model before it is changed: the figures `rollout-advice` of docs/results.md.
 
     python benchmarks/rollout_advice.py --data FILE [--seeds 0 1 2] [--write] [--out runs/advice]
 

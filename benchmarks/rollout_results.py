@@ -3,8 +3,8 @@
     python benchmarks/rollout_results.py --data FILE [--seeds 0 1 2] [--out runs/rollout]
     python benchmarks/rollout_results.py --preset figure8 [--networks 1]
 
-FILE is the lost-in-the-middle key-value file (300 lines). Writes the section `rollout` of docs/results.md and its
-pictures. Runs the stages themselves on the models of posgap's cache; what is complete is reused. With `--preset` a
+FILE is the lost-in-the-middle key-value file (300 lines). Writes the figures `rollout-theory` of docs/results.md and
+its pictures. Runs the stages themselves on the models of posgap's cache; what is complete is reused. With `--preset` a
 controlled experiment in a section of its own: a figure of the paper's at its sizes takes hours on a CPU.
 """
 
@@ -250,7 +250,7 @@ def main() -> None:
         date=date.today(), source=options.data.name, known=known_answers(), why=why(models), parts=parts(models),
         training=training(every),
     )  # fmt: skip
-    write_section("results", "rollout", text)
+    write_section("results", "rollout-theory", text)
 
 
 TEXT = """\

@@ -1,4 +1,4 @@
-"""A training that the nearest numbers lose and rounding at random keeps: the section `rounding` of docs/results.md.
+"""A training that the nearest numbers lose and rounding at random keeps: the figures `rounding` of docs/results.md.
 
     python benchmarks/rounding.py --data FILE [--seed 0] [--out runs/rounding]
 

@@ -96,7 +96,7 @@ def compare(sides: dict[str, Callable[[], np.ndarray]], repeats: int) -> tuple[d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under a minute")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--candidates", type=int, default=14, help="a population")

@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--heads", action="store_true", help="Ms-PoE three ways, in place of factors of layers")
     parser.add_argument("--quick", action="store_true", help="fewer turns: under a minute")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # threads that wait for one another would drown a percent

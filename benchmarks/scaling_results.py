@@ -1,4 +1,4 @@
-"""LPES and its baselines on the tiny model, over seeds: the section `scaling` of docs/results.md.
+"""LPES and its baselines on the tiny model, over seeds: the figures `scaling` of docs/results.md.
 
     python benchmarks/scaling_results.py --data FILE [--seeds 0 1 2] [--lengths 20 30 40] [--out runs/scaling]
     python benchmarks/scaling_results.py --data FILE --only Ms-PoE    these methods' rows, of the base model alone

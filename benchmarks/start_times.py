@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--before", type=Path, help="a checkout of another version, measured first")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put the figures into build/results/")
     arguments = parser.parse_args()
     before = None
     if arguments.before:

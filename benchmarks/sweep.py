@@ -18,7 +18,7 @@ row kept is not saved, and weighs more in a narrow model than in a real one.
 
 The last line is JSON: `speed_ratio` (prompts per second, ours / theirs), `lm_eval_ratio` (ours / lm_eval) and
 `vllm_ratio` (ours / vllm), each null where its peer is missing, and `identical` (all sides give every prompt the same
-response). `--write` puts a table over several numbers of documents into docs/benchmarks.md.
+response). `--write` puts a table over several numbers of documents into build/results/.
 """
 
 import argparse
@@ -194,7 +194,7 @@ def compare(model, tokenizer, n_docs: int, served: Vllm | None, options) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one batch, once: under a minute on two cores")
-    parser.add_argument("--write", action="store_true", help="write a table over --scale into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write a table over --scale into build/results/")
     parser.add_argument("--scale", default="5,10,20,40", help="numbers of documents of that table")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -222,7 +222,7 @@ def main() -> None:
         same = "the same" if all(f["identical"] for f, _ in compared.values()) else "NOT the same"
         vllm = importlib.import_module("vllm").__version__ if served else "not installed"
         fields = {"table": table, "date": date.today(), "where": where, "harness": harness, "vllm": vllm, "same": same}
-        write_section("benchmarks", f"sweep-{options.device}", TEXT.format(**fields, **vars(options)))
+        write_section("results", f"sweep-{options.device}", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     print(json.dumps(figures))

@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small prompts, made here: under a minute on two cores")
     parser.add_argument("--long", action="store_true", help="200 questions, and all 300 lines of the 140-key file")
-    parser.add_argument("--write", action="store_true", help="write the figures into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="write the figures into build/results/")
     parser.add_argument("--data", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "data")
     for name, default in {
         "width": 64, "layers": 2, "vocabulary": 2048, "new-tokens": 8, "batch-tokens": 8192,
@@ -135,7 +135,7 @@ def main() -> None:
     table = markdown(head, rows)
     if options.write:
         fields = {"table": table, "date": date.today(), "threads": torch.get_num_threads()}
-        write_section("benchmarks", "sweep-scaling", TEXT.format(**fields, **vars(options)))
+        write_section("results", "sweep-scaling", TEXT.format(**fields, **vars(options)))
     else:
         print(table)
     figures = {f"{name}_growth": round(max(values), 3) for name, values in growth.items()}

@@ -6,12 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
 from chromium import browser, program
+from markdown.extensions.toc import slugify
 
 from posgap.cli import main as cli
 from posgap.cli.verbs import VERBS
@@ -154,35 +156,56 @@ def test_links_of_the_readme_lead_into_the_repository():
     assert [path for path in ours if not (ROOT / path).is_file()] == []
 
 
-def test_every_section_of_figures_has_a_command_and_no_other(monkeypatch):
+def test_every_figure_has_its_command_and_its_place_in_the_page(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from report import listed
+    from report import RESULTS, listed
 
-    sections = []
-    for page in ("results", "benchmarks"):
-        text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-        sections += [f"{page}/{name}" for name in re.findall(r"^<!-- ([\w-]+) -->$", text, re.MULTILINE)]
-        assert text.count("\n## ") == text.count("<!-- /")  # no figures outside of such a section
-    assert list(listed()) == sections
+    text = RESULTS.read_text(encoding="utf-8")
+    places = re.findall(r"^\| \[([\w-]+)\]\(#([\w-]+)\) \|", text, re.MULTILINE)
+    assert [name for name, _ in places] == list(listed()) and len(places) > 30
+    heads = [slugify(head.replace("`", ""), "-") for head in re.findall(r"^#{2,3} (.+)$", text, re.MULTILINE)]
+    assert {place for _, place in places} <= set(heads)
+    costs = text.partition("## Time and memory")[2].partition("\n## ")[0]
+    measured = re.findall(r"^\| ([\w-]+) \| .+ \| .+ \|$", costs, re.MULTILINE)
+    assert sorted(measured) == sorted(["figures", *(name for name, place in places if place == "time-and-memory")])
     for cells in listed().values():
         for script, *options in map(str.split, cells["command"].strip("`").split(" && ")):
             code = (ROOT / "benchmarks" / script).read_text(encoding="utf-8")
             assert [option for option in options if option.startswith("--") and f'"{option}"' not in code] == []
 
 
-def test_a_section_that_is_written_again_has_the_day_and_the_machine_in_its_row(tmp_path, monkeypatch):
+def test_figures_that_are_measured_again_are_written_with_the_day_and_the_machine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import report
     import results
 
-    (tmp_path / "docs").mkdir()
-    row = "| [benchmarks/one](benchmarks.md#one) | `one.py` | 1 min | 2020-01-01 | a machine | one run |\n"
-    other = row.replace("/one]", "/other]")
     monkeypatch.setattr(report, "ROOT", tmp_path)
-    monkeypatch.setattr(report, "FIGURES", tmp_path / "docs/figures.md")
-    report.FIGURES.write_text(f"# Figures\n\n{row}{other}", encoding="utf-8")
-    report.write_section("benchmarks", "one", "## One")
-    report.note("benchmarks/one", spread=results.spread([{"ratio": 1.5, "same": True}, {"ratio": 1.25, "same": True}]))
-    assert report.listed()["benchmarks/one"]["date"] != "2020-01-01"
-    assert report.listed()["benchmarks/one"]["spread"] == "ratio 1.25 to 1.5"
-    assert report.FIGURES.read_text(encoding="utf-8").endswith(other)
+    monkeypatch.setattr(report, "WRITTEN", tmp_path / "results")
+    report.write_section("results", "one", "## One")
+    written = (tmp_path / "results/one.md").read_text(encoding="utf-8")
+    assert written == f"{date.today()}, {report.machine()}\n\n## One\n"
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/gate.md").write_text("a\n<!-- one -->\nold\n<!-- /one -->\nb\n", encoding="utf-8")
+    report.write_section("gate", "one", "new")
+    assert (tmp_path / "docs/gate.md").read_text(encoding="utf-8") == "a\n<!-- one -->\nnew\n<!-- /one -->\nb\n"
+    assert results.spread([{"ratio": 1.5, "same": True}, {"ratio": 1.25, "same": True}]) == "ratio 1.25 to 1.5"
+
+
+@pytest.mark.parametrize(("page", "config"), [("form", PreflightConfig), ("watch-form", WatchFormConfig)])
+def test_the_forms_tables_say_what_the_forms_say(page, config, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from hooks import table
+
+    rows = dict(re.findall(r"^\| `(\w+)` +\|.*?\| (.*?) +\|$", table(page), re.MULTILINE))
+    assert rows == {name: field.description for name, field in forms.fields_of(config).items()}
+    assert list(rows) == sorted(rows)
+
+
+def test_every_table_of_a_page_is_there_and_no_other(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import hooks
+
+    pages = [file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md")]
+    named = [name for text in pages for name in hooks._TABLE.findall(text)]
+    assert sorted(named) == sorted([*hooks._MADE, *(file.stem for file in hooks._MEASURED.glob("*.md"))])
+    assert "<td>qwen3_moe</td>" in (site / "families.html").read_text(encoding="utf-8")
