@@ -141,7 +141,7 @@ def swept(url: str, examples: Path, out: Path, options, number: int) -> tuple[fl
     ]
     quiet = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}  # no tracking
     started = time.perf_counter()
-    code = "from posgap.cli import main; main()"
+    code = "from posgap.cli.main import main; main()"
     process = subprocess.Popen([sys.executable, "-c", code, *words], env=quiet, stderr=subprocess.PIPE)
     said = process.stderr.read().decode()
     _, status, usage = os.wait4(process.pid, 0)

@@ -54,7 +54,7 @@ REUSED = {
 COMMAND = f"""
 import sys, time
 {{before}}
-from posgap.cli import main
+from posgap.cli.main import main
 try:
     main(sys.argv[1:])
 except SystemExit as ended:
@@ -62,7 +62,7 @@ except SystemExit as ended:
     print("ended", ended.code, time.process_time(), *loaded, file=sys.stderr)
 """
 UNTRACKED = """
-import contextlib, posgap.stage
+import contextlib, posgap.stages.frame
 from posgap.tracking.runs import Run
 posgap.stages.frame.start_run = lambda *_: contextlib.nullcontext(Run())
 """

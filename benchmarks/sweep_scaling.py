@@ -40,7 +40,7 @@ def sweep(*words: object) -> tuple[float, float]:
     """Runs `posgap sweep` in a process of its own: seconds and peak MiB."""
     started = time.perf_counter()
     quiet = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}  # no tracking
-    code = "from posgap.cli import main; main()"
+    code = "from posgap.cli.main import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "sweep", *map(str, words)], env=quiet, stderr=subprocess.PIPE
     )

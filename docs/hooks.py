@@ -8,10 +8,12 @@ from pathlib import Path
 import click
 from mkdocs.structure.files import File, Files
 
-from posgap.choices import RECIPES
-from posgap.cli import build
-from posgap.config import Config, PreflightConfig, WatchFormConfig
+from posgap.cli.main import build
+from posgap.distillation.recipes import RECIPES
+from posgap.foundation.config import Config
 from posgap.pipelines import forms
+from posgap.pipelines.config import WatchFormConfig
+from posgap.preflight.config import PreflightConfig
 from posgap.tables import markdown
 
 _MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "tables"  # written by the scripts beside it

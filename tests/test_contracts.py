@@ -21,8 +21,6 @@ from posgap.components.readmes import load, names, readme
 from posgap.components.wrapper import component
 from posgap.foundation.config import NO_PARAMETERS
 from posgap.foundation.fields import ON_HUB, Role, role
-from posgap.pipelines import forms
-from posgap.preflight.config import PreflightConfig, WatchFormConfig
 from posgap.preflight.form import STAGES as GIVEN_STAGES
 from posgap.scaling.config import ScaleApplyConfig
 from posgap.tasks.reading import write_examples

@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from posgap.cli.mlproject import mlproject
 from posgap.distillation.config import DistillConfig
 from posgap.distillation.recipes import RECIPES
-from posgap.foundation.tables import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
 EMPTY = {name for name, field in DistillConfig.parameters().items() if field.default in (None, "")}
