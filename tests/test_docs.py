@@ -18,6 +18,9 @@ from markdown.extensions.toc import slugify
 from posgap.cli import main as cli
 from posgap.cli.verbs import VERBS
 from posgap.foundation.errors import PosgapError
+from posgap.pipelines import forms
+from posgap.pipelines.config import WatchFormConfig
+from posgap.preflight.config import PreflightConfig
 
 ROOT = Path(__file__).parents[1]
 QUOTED = re.findall(r"^`(.+)`$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)

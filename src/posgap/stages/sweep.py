@@ -89,11 +89,11 @@ def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     examples = read_examples(config.examples)
     refuse_searched(Path(config.model), examples[: config.limit or None])
     build = BACKENDS[config.backend].builder(config)
-    at_each = at_lengths(config.lengths, config.depths, config.seed, build, examples) if config.lengths else [build]
+    at_each = at_lengths(config.lengths, config.depths, config.seed, build, examples) if config.lengths else []
     if len(at_each) > 1:
         _map(config, at_each, examples, out, run)
     else:
-        log_sweep(_swept(config, at_each[0], examples, out, out, run), run)
+        log_sweep(_swept(config, at_each[0] if at_each else build, examples, out, out, run), run)
     run.artifact(out)
 
 

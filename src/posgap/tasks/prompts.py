@@ -31,7 +31,11 @@ class Prompt(NamedTuple):
 
 
 class Filler(Protocol):
-    """Decides what stands in prompts of `tokens`, those of the longest answer included, at each of its placements."""
+    """Decides what stands in prompts of `tokens`, those of the longest answer included, at each of its placements.
+    `length` is what somebody wrote for these tokens, like 4k or 25%."""
+
+    @property
+    def length(self) -> str: ...
 
     @property
     def tokens(self) -> int: ...

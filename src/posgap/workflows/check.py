@@ -103,8 +103,8 @@ def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str
     shared = {"max_thinking_tokens", "dtype", "batch_tokens", "concurrency", "timeout", "retries", "seed"}
     shared |= {"judge", *Judging.model_fields}
     own = {"sweep": of_sweep.out, "examples": of_sweep.examples, "out": folder, "force": of_sweep.force}
-    own |= {"max_unanswered": of_sweep.max_unanswered}
-    return GradeConfig(**{name: getattr(config, name) for name in shared} | own)
+    given = {name: getattr(config, name) for name in shared}
+    return GradeConfig(**given | own | {"max_unanswered": of_sweep.max_unanswered})
 
 
 def _is_fresh(config: CheckConfig) -> bool:
