@@ -102,8 +102,8 @@ def unanswered_references(case: Case, policy: Policy) -> list[str]:
 def wrong_figure(evidence: Evidence) -> str:
     """The first figure of a sweep that its predictions do not give, in words; empty where they give all."""
     sweep, seed, categories = evidence.sweep, evidence.sweep.settings.get("seed"), evidence.sweep.categories
-    if sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
-        categories = TASKS[sweep.task].categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
+    if sweep.definition or sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
+        categories = sweep.asked_task.categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
     figures = summarize(evidence.correct, sweep.placements, seed if isinstance(seed, int) else 0, categories)
     figures["baselines"] = {name: baseline.model_dump() for name, baseline in evidence.baselines.items()}
     if evidence.sweep.outcomes:

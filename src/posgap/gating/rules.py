@@ -16,7 +16,6 @@ from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record
 from posgap.tasks.positions import format_positions
-from posgap.tasks.registry import TASKS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -240,7 +239,7 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
     from posgap.measurement import statistics
 
     sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
-    chance = 100 * TASKS[sweep.task].chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
+    chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
     sweeps = [evidence for evidence in (case.candidate, case.base, case.champion) if evidence]
     asked = [evidence.baselines["closed-book"].accuracy for evidence in sweeps if "closed-book" in evidence.baselines]
     return Ruling(
@@ -341,7 +340,7 @@ def _consistency(parameters: MinConsistency, case: Case) -> Ruling:
     from posgap.measurement.sweeps import read_predictions, swept_rows
 
     sweep = case.candidate.sweep
-    task = TASKS[sweep.task]
+    task = sweep.asked_task
     if not task.slot_names:
         raise PosgapError(f"min_consistency: the task {task.name} has no items to choose from; leave it out")
     rows = swept_rows(read_predictions(case.candidate.path))

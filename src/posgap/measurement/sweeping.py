@@ -37,6 +37,7 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, shard_of
 from posgap.tasks.positions import parse_shard
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.task_file import is_definition
 
 log = logging.getLogger(__name__)
 _FAILURES = 25  # prompts that must have failed before a sweep ends early since too many did; each can take minutes
@@ -138,7 +139,8 @@ def figures(
         responses = (row["response"] for row in swept)
         choices = choices_of(build.task, examples, placements, responses, config.shuffle)
     return Sweep(
-        task=config.task,
+        task=build.task.name,
+        definition=config.task if is_definition(config.task) else "",
         model=with_uris(config.model),
         label=label,
         scaling={"factors": factors} if factors else None,

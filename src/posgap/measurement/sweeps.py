@@ -26,7 +26,9 @@ from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, in_order
 from posgap.tasks.positions import format_positions
 from posgap.tasks.prompts import TextPromptBuilder
+from posgap.tasks.registry import TASKS
 from posgap.tasks.spans import CATEGORY
+from posgap.tasks.task import Task
 
 SWEEP_FILE, PREDICTIONS_FILE, SWEEP_PAGE = "sweep.json", "predictions.jsonl", "sweep.html"
 LENGTHS_FILE = "lengths.json"  # of a folder of sweeps, each at another length
@@ -180,6 +182,12 @@ class Sweep(Record):
     grading: Grading | None = None
     filled: Filled | None = None
     mitigation: AskedBy | None = None
+    definition: str = ""  # of a task that came from a file
+
+    @property
+    def asked_task(self) -> Task:
+        """The task; `PosgapError` where it is one of a package that is not installed here."""
+        return TASKS[self.definition or self.task]
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

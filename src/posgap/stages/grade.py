@@ -37,7 +37,6 @@ from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
-from posgap.tasks.registry import TASKS
 from posgap.tasks.task import Order
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 JUDGEMENTS_FILE, PROMPT_FILE = "judgements.jsonl", "judge_prompt.txt"
 _TAKEN_OVER = (
     "task", "model", "label", "scaling", "n_docs", "examples_digest", "model_digest", "prompt_digest", "asked",
-    "settings", "served", "spent", "filled", "mitigation",
+    "settings", "served", "spent", "filled", "mitigation", "definition",
 )  # fmt: skip
 
 
@@ -114,7 +113,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
     order = Order(sweep.asked.question, sweep.asked.shuffle)
-    build = TextPromptBuilder(TASKS[sweep.task], sweep.asked.max_new_tokens, order)
+    build = TextPromptBuilder(sweep.asked_task, sweep.asked.max_new_tokens, order)
     explored = explored_sweep(result, graded, list(examples.values()), build)
     write_sweep(result, graded, training_examples(config.sweep), out, explored)
     log_sweep(result, run)

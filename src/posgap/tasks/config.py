@@ -10,7 +10,10 @@ from posgap.foundation.fields import Day, InputPath, ModelName, Values
 from posgap.tasks.fields import MOST_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
-WORDED = f"task, which decides the wording of prompts and the scoring of responses; {TASKS.described()}"
+WORDED = (
+    "task, which decides the wording of prompts and the scoring of responses: a name, or a YAML file of your own; "
+    f"{TASKS.described()}"
+)
 
 
 QUESTION = "place of the question in a prompt: after the documents, before them, or on both sides"

@@ -14,11 +14,21 @@ from posgap.tasks.metrics import METRICS
 from posgap.tasks.positions import parse_depths, parse_length, parse_positions, parse_shard
 from posgap.tasks.registry import TASKS
 from posgap.tasks.task import BASELINES
+from posgap.tasks.task_file import ENDINGS, definition_of
 
 MOST_DOCS = 100_000
 
 
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
+
+
+def _task(value: Any) -> Any:
+    if not str(value).endswith(ENDINGS):
+        return value
+    try:
+        return definition_of(value)
+    except PosgapError as error:
+        raise ValueError(str(error)) from None
 
 
 def _as_text(value: Any) -> Any:
@@ -58,9 +68,9 @@ def _judge_prompt(value: Any) -> Any:
     text = str(value)
     if not any(place in text for place in JUDGE_PLACES):
         text = _of_file(value, "prompt")
-    if lacking := [place for place in JUDGE_PLACES if text.count(place) != 1]:
+    if missing := [place for place in JUDGE_PLACES if text.count(place) != 1]:
         raise ValueError(
-            f"must have {lacking[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
+            f"must have {missing[0]} in it, once: {', '.join(JUDGE_PLACES)} stand for what the judge is shown"
         )
     return text
 
@@ -87,10 +97,8 @@ def _shard(text: str) -> str:
     return text
 
 
-TaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked)]
-
-
-OptionalTaskName = Annotated[str, TASKS, AfterValidator(TASKS.checked_if_any)]
+TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked)]
+OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked_if_any)]
 
 
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]

@@ -1,6 +1,7 @@
-"""The tasks that users choose by name: posgap's own, and those of installed packages."""
+"""The tasks that users choose: by name posgap's own and those of installed packages, and by a file their own."""
 
 from posgap.foundation.choices import Choices
+from posgap.foundation.errors import PosgapError
 from posgap.tasks.judge import JUDGE
 from posgap.tasks.multihop import COC, COT
 from posgap.tasks.options import OPTIONS
@@ -8,8 +9,27 @@ from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
 from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
 from posgap.tasks.task import Task
+from posgap.tasks.task_file import is_definition, task_of
 
-TASKS: Choices[Task] = Choices(
+
+class _Tasks(Choices[Task]):
+    """Tasks by name; a definition, as a config holds that of a file, is a task too."""
+
+    def __getitem__(self, name: str) -> Task:
+        return task_of(name) if is_definition(name) else super().__getitem__(name)
+
+    def checked(self, name: str) -> str:
+        if not is_definition(name):
+            return super().checked(name)
+        try:
+            if task_of(name).name in self.names():
+                raise PosgapError(f"{task_of(name).name} is the name of a task that is there already")
+        except PosgapError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+
+TASKS: Choices[Task] = _Tasks(
     "task",
     "posgap.tasks",
     KV,
