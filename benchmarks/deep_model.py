@@ -3,7 +3,7 @@
     python benchmarks/deep_model.py --data FILE [--seeds 0 1 2] [--out runs/deep]
 
 FILE is the lost-in-the-middle key-value file (300 lines). Each seed's model is made where posgap's cache does not have
-it (`python -m posgap.demo.tiny_model deep --seed N`), and swept on lines 101 to 300.
+it (`python tests/tiny_recipes.py deep --seed N`), and swept on lines 101 to 300.
 """
 
 import argparse
@@ -74,10 +74,10 @@ RESULTS = """\
 Written by `benchmarks/deep_model.py` on {date}, one thread of a machine at other work, seeds {seeds}. Key-value
 retrieval on {source}: lines 101-300, trained at up to 20 records.
 
-    python -m posgap.demo.tiny_model deep --seed 0
+    python tests/tiny_recipes.py deep --seed 0
 
 makes it once, keeps it in posgap's cache (`POSGAP_CACHE`, else `~/.cache/posgap`) and prints its folder. It took
-{seconds} seconds. The recipe is `DEEP` in `src/posgap/demo/tiny_model.py`; a shortened one gave the same bits twice, on
+{seconds} seconds. The recipe is `DEEP` in `tests/tiny_recipes.py`; a shortened one gave the same bits twice, on
 one machine and one thread. Positions were scaled at random throughout, so that it tolerates layer scaling. At every
 position of 20 it answers {least} % or more (guessing: 6 %) with seeds {retrieving}.
 

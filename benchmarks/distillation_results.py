@@ -10,6 +10,7 @@ import argparse
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -21,7 +22,7 @@ from report import ROOT, spread, write_section
 
 from posgap.data.config import ImportConfig, MakeKVConfig, MakeTwoHopConfig
 from posgap.data.verbs import import_examples, make_kv, make_two_hop
-from posgap.demo import tiny_model, tiny_two_hop
+from posgap.demo import tiny_model
 from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation import files
 from posgap.foundation.tables import markdown
@@ -31,6 +32,10 @@ from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.tasks.reading import read_examples, write_examples
+
+sys.path.append(str(ROOT / "tests"))
+import tiny_recipes
+import tiny_two_hop
 
 # A model of 100,000 parameters does not move at the paper's 3e-6. All else is the paper's, but
 # for smaller steps, and 500 examples where it has 300.
@@ -120,12 +125,12 @@ class Bench:
 
 
 def retrieval_bench(out: Path, data: Path, recipe: str, seed: int) -> Bench:
-    """The tiny model of a recipe of `tiny_model.RECIPES` with its data."""
+    """The tiny model of a recipe of `tiny_recipes.RECIPES` with its data."""
     folder = out / f"{recipe}-{seed}"
     cut = {"key_digits": tiny_model.KEY_DIGITS, "value_digits": tiny_model.VALUE_DIGITS, "input": data, "seed": seed}
     pool = import_examples(ImportConfig(out=folder / "pool.jsonl.gz", last=100, queries=10, **cut))
     held_out = import_examples(ImportConfig(out=folder / "held-out.jsonl.gz", first=101, last=300, **cut))
-    return Bench(folder, seed, tiny_model.kept(recipe, seed), pool, held_out)
+    return Bench(folder, seed, tiny_recipes.kept(recipe, seed), pool, held_out)
 
 
 def two_hop_bench(out: Path, seed: int) -> Bench:

@@ -18,10 +18,9 @@ from distillation_results import R1, Bench, retrieval_bench
 from report import ROOT, write_section
 
 from posgap.foundation.tables import markdown
-from posgap.measurement.config import CompareConfig, SweepConfig
+from posgap.measurement.config import SweepConfig
 from posgap.measurement.lengths import LengthMap, folder_at, read_lengths
 from posgap.measurement.sweeps import read_sweep
-from posgap.stages.compare import compare
 from posgap.stages.sweep import sweep
 
 DOCUMENTS = (10, 20, 30, 40, 60)
@@ -73,9 +72,7 @@ def main() -> None:
     r1 = bench.distilled("r1", alignment="paper", anchoring=1.0)
     folders = [mapped(bench, bench.model, "base"), mapped(bench, r1, "R1")]
     maps = [read_lengths(folder) for folder in folders]
-    together = compare(CompareConfig(sweeps=folders, out=bench.folder / "lengths-compared"))
     shutil.copy(folders[0] / "lengths.png", ROOT / "docs" / "length-map.png")
-    shutil.copy(together / "comparison.png", ROOT / "docs" / "length-map-difference.png")
     text = RESULTS.format(
         date=date.today(),
         method=R1,
@@ -107,8 +104,6 @@ At 20 records the figures of the base's column are {same} as those of a sweep by
 
 What the base loses goes by the distance from the end and not by depth. It finds best what stands some 20 to 25 records
 from the end, wherever that is in a longer prompt. In prompts as long as those it was trained on, that is the beginning.
-
-![R1 minus base, by length and depth](length-map-difference.png)
 """
 
 

@@ -4,8 +4,8 @@
 
 Every search is one line of `searches.jsonl` under `--out`, with all that it tried and found; one that is there is not
 run again, so that the script may be stopped at any time and goes on where it was. `--report` runs none: it writes the
-figures `lpes-depth` of docs/results.md and docs/lpes-depth.png from what is complete. The models are those of
-`python -m posgap.demo.tiny_model deep --seed 0` (1, 2), made where posgap's cache does not have them.
+section `lpes-depth` of docs/results.md and docs/lpes-depth.png from what is complete. The models are those of
+`python tests/tiny_recipes.py deep --seed 0` (1, 2), made where posgap's cache does not have them.
 `--quick` takes one model, one length and a few candidates, and writes nothing into docs/.
 """
 
@@ -36,6 +36,9 @@ from posgap.scaling.fitness import Candidate, TeacherForced
 from posgap.scaling.questions import Question
 from posgap.scaling.strategies import CMAES, Genetic
 from posgap.tasks.placements import spaced_positions
+
+sys.path.append(str(ROOT / "tests"))
+import tiny_recipes
 
 CURVES = {
     "linear": Curve("linear"),
@@ -240,7 +243,7 @@ class Bench:
 
     def model(self, seed: int):
         if seed not in self.models:
-            self.models[seed] = load_model(str(tiny_model.kept("deep", seed)))
+            self.models[seed] = load_model(str(tiny_recipes.kept("deep", seed)))
         return self.models[seed]
 
     def search(self, n: int, model: int, method: str, seed: int = 0, lists: int = 0) -> dict:
@@ -528,7 +531,7 @@ RESULTS = """\
 ## LPES at depth: which curve finds more with as many forward passes
 
 Written by `benchmarks/lpes_depth.py` on {date}, one thread of a machine at other work, {cpu:.0f} minutes of its time.
-The tiny models of eight layers (`python -m posgap.demo.tiny_model deep --seed 0`, 1, 2) retrieve from n random records;
+The tiny models of eight layers (`python tests/tiny_recipes.py deep --seed 0`, 1, 2) retrieve from n random records;
 they were trained at up to 20, with positions scaled at random. Every search tries {tried} distinct candidates
 on {lists} lists of records, with a question about the record at each of {places} places: {passes:,} answers,
 the same for every method of a model and a length. The genetic algorithm (population {population}) searches the curves,

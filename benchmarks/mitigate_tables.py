@@ -13,6 +13,7 @@ import argparse
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -22,7 +23,6 @@ import torch
 from demo_seeds import run
 from report import ROOT, WRITTEN, write_section
 
-from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
 from posgap.demo.run import examples
 from posgap.foundation.tables import markdown
@@ -31,6 +31,9 @@ from posgap.mitigating.page import gap_against_cost
 from posgap.mitigating.report import MITIGATE_FILE, Found, Mitigate, advice, read_mitigate
 from posgap.stages.mitigate import mitigate
 from posgap.tasks.placements import spaced_positions
+
+sys.path.append(str(ROOT / "tests"))
+import tiny_recipes
 
 POSITIONS = 7
 
@@ -59,9 +62,9 @@ def folder_of(compared: Compared, folder: Path) -> Path:
 
 def model_of(compared: Compared, seed: int, folder: Path, data: Path) -> Path:
     if compared.deep:
-        return tiny_model.kept("deep", seed)
+        return tiny_recipes.kept("deep", seed)
     if not (folder / "model").is_dir():  # the same as the demo trains, which the cache may have
-        shutil.copytree(tiny_model.kept("standard", seed).parent, folder, dirs_exist_ok=True)
+        shutil.copytree(tiny_recipes.kept("standard", seed).parent, folder, dirs_exist_ok=True)
     if compared.name.startswith("r1"):
         run(seed, folder, data)
         return folder / "r1"

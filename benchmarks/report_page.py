@@ -5,11 +5,11 @@
 For 200 and 2,000 examples at 20 positions the page of a sweep is written and opened from disk in a headless Chromium,
 in a window of 1,400 x 900 pixels. The median of five times counts. Documents have 100 words, drawn by Zipf's law from
 20,000, which gzip packs a little worse than it packs English. Responses have some 20 words, and those to one example
-differ where they are wrong. The prompts in full are what 20 copies of each would take.
+differ where they are wrong.
 
-The last line is JSON: for each number of examples `megabytes` of the page, `prompts` (of how many examples it holds
-them), `first_paint` and `map` (milliseconds until the first figures are seen, and until the map is), and `read_back`
-(whether the accuracies that the page computes of its cells are those of sweep.json).
+The last line is JSON: for each number of examples `megabytes` of the page, `first_paint` and `map` (milliseconds until
+the first figures are seen, and until the map is), and `read_back` (whether the accuracies that the page computes of its
+cells are those of sweep.json).
 """
 
 import argparse
@@ -28,8 +28,6 @@ from posgap.measurement.report import write_page
 from posgap.measurement.sweeps import Asked, Prediction, Sweep, summarize
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.prompts import TextPromptBuilder
-from posgap.tasks.registry import TASKS
 
 sys.path.append(str(ROOT / "tests"))
 from chromium import Page, browser, program
@@ -45,16 +43,16 @@ def main() -> None:
     if not program():
         raise SystemExit("no Chromium on PATH")
     lines = [
-        "| examples | written in s | page, MB | prompts in full, MB | with prompts | first paint, ms | map, ms |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| examples | written in s | page, MB | first paint, ms | map, ms |",
+        "|---|---:|---:|---:|---:|",
     ]
     figures = {}
     with tempfile.TemporaryDirectory() as folder, browser() as page:
         for n_examples in (20, 200) if options.quick else (200, 2000):
             figure = measured(n_examples, Path(folder) / f"{n_examples}.html", page)
             lines.append(
-                f"| {n_examples:,} | {figure['seconds']:.1f} | {figure['megabytes']:.2f} | {figure['in_full']:,.0f} | "
-                f"{figure['prompts']:,} | {figure['first_paint']:.0f} | {figure['map']:.0f} |"
+                f"| {n_examples:,} | {figure['seconds']:.1f} | {figure['megabytes']:.2f} | "
+                f"{figure['first_paint']:.0f} | {figure['map']:.0f} |"
             )
             figures[str(n_examples)] = figure
     text = f"## The report in a browser\n\n`python benchmarks/report_page.py`, {{date}}, two CPU cores.\n{_explained()}"
@@ -68,9 +66,8 @@ def _explained() -> str:
 def measured(n_examples: int, file: Path, page: Page) -> dict[str, float | bool]:
     """The figures of the page of so many examples."""
     sweep, predictions, examples = swept(n_examples)
-    build = TextPromptBuilder(TASKS["qa"], 100)
     started = time.perf_counter()
-    explored = explored_sweep(sweep, predictions, examples, build)
+    explored = explored_sweep(sweep, predictions, examples)
     write_page([sweep], file, f"{sweep.label}: position gap {sweep.gap:.1f} points", explored)
     seconds = time.perf_counter() - started
     paints, maps = [], []
@@ -84,12 +81,9 @@ def measured(n_examples: int, file: Path, page: Page) -> dict[str, float | bool]
         maps.append(page.js("performance.getEntriesByName('map')[0].startTime"))
     page.settle()
     accuracy = page.js("[...document.querySelectorAll('.column')].map((column) => Number(column.dataset.accuracy))")
-    prompt = build.text(examples[0], swept_placements(N_DOCS, 1)[0])
     return {
         "seconds": round(seconds, 1),
         "megabytes": round(file.stat().st_size / 1e6, 2),
-        "in_full": round(len(prompt) * N_DOCS * n_examples / 1e6),
-        "prompts": explored.n_prompts,
         "first_paint": round(median(paints)),
         "map": round(median(maps)),
         "read_back": bool(np.allclose(accuracy, sweep.accuracy)) and not page.complaints,

@@ -9,6 +9,7 @@ would need it; and whether attention fitted on some texts foretells the rollout 
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import date
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from report import write_section
+from report import ROOT, write_section
 from torch import Tensor, nn
 
 from posgap.data.config import ImportConfig
@@ -39,6 +40,9 @@ from posgap.stages.rollout_advise import rollout_advise
 from posgap.tasks.placements import Placement, spaced_positions
 from posgap.tasks.reading import read_examples
 
+sys.path.append(str(ROOT / "tests"))
+import tiny_recipes
+
 POSITIONS, CURVES, SMALL = 10, 32, 0.1
 PROMPTS = 20  # at each position, on which factors are tried
 FIT, JUDGED = 60, 200  # prompts whose attention is fitted, and others on which it is judged
@@ -59,7 +63,7 @@ def examples(data: Path, folder: Path) -> tuple[Path, Path]:
 def advised(kind: str, seed: int, n_docs: int, data: Path, folder: Path) -> Advice:
     config = RolloutAdviseConfig(
         examples=data,
-        model=str(tiny_model.kept(kind, seed)),
+        model=str(tiny_recipes.kept(kind, seed)),
         task="kv",
         n_docs=n_docs,
         positions=spaced_positions(n_docs, POSITIONS),
@@ -85,7 +89,7 @@ def advice_row(advice: Advice) -> list[str]:
 def factors_row(kind: str, seed: int, n_docs: int, some: Path, others: Path) -> list[str]:
     """Do effects of RoPE factors on the log-probability add up over layers? Each layer's factor is moved a little, on
     some examples; the sums are compared with what random curves do, on others."""
-    folder = str(tiny_model.kept(kind, seed))
+    folder = str(tiny_recipes.kept(kind, seed))
     model, build = load_model(folder, "float32"), prompt_builder("kv", folder, 0)
     scaling, rng = layer_scaling(model), np.random.default_rng(seed)
     n_layers = scaling.n_layers
@@ -124,7 +128,7 @@ class Seen(NamedTuple):
 
 
 def seen(kind: str, seed: int, n_docs: int, data: Path, limit: int) -> Seen:
-    folder = str(tiny_model.kept(kind, seed))
+    folder = str(tiny_recipes.kept(kind, seed))
     sequences = read_prompts(data, prompt_builder("kv", folder, 0), n_docs, 0, limit)
     ids = torch.cat(list(sequences.batches(4096, "prompts")))
     decoder, (rows, n) = Decoder(load_model(folder, "float32")), ids.shape

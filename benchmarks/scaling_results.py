@@ -241,7 +241,7 @@ RESULTS = """\
 ## Scaling: LPES and its baselines
 
 Written by `benchmarks/scaling_results.py` on {date}, two CPU cores, seeds {seeds}. Retrieval on {source}.
-The base model is the tiny model trained at n = 20 with random position scales until the end (`tiny_model.SCALABLE`):
+The base model is the tiny model trained at n = 20 with random position scales until the end (`tiny_recipes.SCALABLE`):
 large models tolerate scales they have not seen, and a model of two layers does not. Scalings are searched on
 {search[limit]} examples at {searched} positions with factors in [1, 2], population {search[population]}, at most
 {search[generations]} generations; figures are of 200 held-out examples at {swept} positions. With two layers, linear,

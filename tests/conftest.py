@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 import s3_servers
+import tiny_two_hop
 import torch
 from hypothesis import Phase, settings
 from s3 import Calls
 
-from posgap.demo import tiny_model, tiny_two_hop
+from posgap.demo import tiny_model
 from posgap.distillation.batches import Collator, Pair
 from posgap.models.loading import save_model
 from posgap.tasks.content import content

@@ -127,24 +127,6 @@ def test_choices_are_those_of_items_named_by_letter_or_text():
     assert choices.slots == ["A", "B", "C", "D"]
 
 
-def test_a_judge_that_takes_the_longest_answer_is_right_where_that_is_right():
-    def example(number: int, gold: str, other: str) -> Example:
-        gold, other = (Document(title="", text=text) for text in (gold, other))
-        return Example(id=str(number), question="?", answers=[gold.text], gold=[gold], distractors=[other])
-
-    pairs = [("long enough", "short"), ("brief", "much longer"), ("tiny", "a long one"), ("same", "size")]
-    examples = [example(number, *pair) for number, pair in enumerate(pairs)]
-    at = JUDGE.placements(2)
-    orders = [JUDGE.slots.arrange(e, placement, 0) for e in examples for placement in at]
-    longest = ["AB"[len(second.text) > len(first.text)] for first, second in orders]
-    lengths = choices_of(JUDGE, examples, at, longest, 0).lengths
-    assert (lengths.n_examples, lengths.longest, lengths.right_longest) == (3, 100, pytest.approx(100 / 3))
-    assert (lengths.right_where_longest, lengths.right_elsewhere) == (100, 0)
-    one = choices_of(JUDGE, examples[:1], at, longest[:2], 0).lengths
-    assert (one.right_where_longest, one.right_elsewhere) == (100, None)
-    assert choices_of(JUDGE, examples[3:], at, ["A", "A"], 0).lengths is None
-
-
 def test_a_preference_is_measured_whatever_is_right_and_said_in_words():
     examples = list(animal_examples(20, 4, seed=1))
     at = OPTIONS.placements(4)

@@ -1,18 +1,17 @@
 """The report as people explore it: what it embeds, and clicks, filters and keys in a real Chromium."""
 
+import base64
 import csv
 import html
 import io
 import json
 import random
+import zlib
 
 import numpy as np
-import pandas as pd
 import pytest
 from chromium import browser, program
-from conftest import kv_example, qa_example
-from hypothesis import given
-from hypothesis import strategies as st
+from conftest import qa_example
 from test_gate import ASKED, write_sweep
 from test_report import DIAGNOSIS
 
@@ -21,26 +20,14 @@ from posgap.foundation.files import write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.measurement import explored as module
 from posgap.measurement.config import CompareConfig
-from posgap.measurement.explored import (
-    _expanded,
-    _packed,
-    _pieces,
-    _prompts_line,
-    _PromptsLine,
-    explored_folders,
-    explored_sweep,
-    read_texts,
-)
+from posgap.measurement.explored import _packed, explored_folders, explored_sweep, read_texts
 from posgap.measurement.report import _file, write_page
 from posgap.measurement.sweep_folder import write_sweep as write_folder
 from posgap.measurement.sweeps import Evidence, Sweep, read_predictions, read_sweep, summarize
 from posgap.stages.compare import compare
 from posgap.stages.gate import gate
-from posgap.tasks.examples import Document, Example
 from posgap.tasks.placements import swept_placements
-from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.registry import TASKS
-from posgap.tasks.task import Order
 
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
@@ -49,7 +36,6 @@ HOSTILE = [
     "x" * 1_000_000,
     "<img src=x onerror=\"document.title='taken'\">{{ 7 * 7 }} ${7} ]]> <!--",
 ]
-QA = TextPromptBuilder(TASKS["qa"], 8)
 
 
 def asking(number, n_documents=8):
@@ -60,7 +46,7 @@ def asking(number, n_documents=8):
 def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, seed=0, samples=1):
     """A sweep's folder as the stage writes it, of answers that are right with these probabilities [P]."""
     folder.mkdir(parents=True)
-    rng, build = np.random.default_rng(seed), TextPromptBuilder(TASKS[task], 8)
+    rng = np.random.default_rng(seed)
     placements = [list(p.positions) for p in swept_placements(n_docs, TASKS[task].n_gold)]
     right = rng.random((len(examples), len(placements), samples)) < np.asarray(skill)[:, None]
     rows = [
@@ -86,31 +72,8 @@ def swept_folder(folder, examples, n_docs, skill, label, task="qa", said=None, s
         ),
         **digests,
     )
-    write_folder(sweep, rows, [], folder, explored_sweep(sweep, rows, examples, build))
+    write_folder(sweep, rows, [], folder, explored_sweep(sweep, rows, examples))
     return folder
-
-
-@given(st.data())
-def test_the_pieces_of_a_prompt_are_the_prompt(data):
-    text = st.text('ab[](): \n"1', max_size=6)
-    documents = [Document(title=data.draw(text), text=data.draw(text)) for _ in range(4)]
-    example = Example(id="e", question=data.draw(text), answers=[], gold=documents[:1], distractors=documents[1:])
-    task, order = TASKS[data.draw(st.sampled_from(["qa", "kv"]))], Order("both", data.draw(st.integers(0, 2)))
-    build = TextPromptBuilder(task, 8, order)
-    prompts = {p.positions: _pieces(build, example, p) for p in swept_placements(4, 1)}
-    lists = _expanded(_PromptsLine.model_validate_json(_prompts_line(0, list(prompts.values()))))
-    for placement, pieces in zip(swept_placements(4, 1), lists, strict=True):
-        assert "".join(pieces) == build.text(example, placement) and len(pieces) == 2 * 4 + 1
-
-
-@pytest.mark.parametrize("task", ["qa", "kv", "multihop-cot"])
-def test_the_gold_is_the_piece_at_its_position(task):
-    example = {"qa": asking(3), "kv": kv_example(3), "multihop-cot": next(two_hop_examples(1, 6, 0))}[task]
-    build = TextPromptBuilder(TASKS[task], 8)
-    for placement in swept_placements(5, TASKS[task].n_gold):
-        pieces = _pieces(build, example, placement)
-        for position, gold in zip(placement.positions, example.gold):
-            assert pieces[2 * position - 1].startswith(gold.title) and pieces[2 * position - 1].endswith(gold.text)
 
 
 def test_a_page_gives_back_what_it_was_made_of(tmp_path):
@@ -120,8 +83,6 @@ def test_a_page_gives_back_what_it_was_made_of(tmp_path):
     assert texts.keys() == read_texts(folder / "sweep.json").keys() == {example.id for example in examples}
     for example in examples:
         assert texts[example.id].question == example.question and texts[example.id].answers == example.answers
-        for placement in swept_placements(4, 1):
-            assert "".join(texts[example.id].prompts()[placement.positions]) == QA.text(example, placement)
     assert read_texts(tmp_path) == {}
     for wrong in ("", "<html>", (folder / "sweep.html").read_text().replace('id="data-map">H4', 'id="data-map">H5')):
         (folder / "sweep.html").write_text(wrong)
@@ -135,14 +96,15 @@ def test_what_does_not_fit_is_left_out_those_that_depend_on_the_position_last(tm
     folder = swept_folder(tmp_path / "a", examples, 4, [0.9, 0.5, 0.5, 0.9], "a", said=lambda at, _: answers[at])
     sweep, rows = read_sweep(folder), read_predictions(folder)
     mixed = {e.id for e in examples if len({row["correct"] for row in rows if row["id"] == e.id}) == 2}
-    monkeypatch.setattr(module, "MOST", 100_000)
-    some = explored_sweep(sweep, rows, examples, QA)
-    assert 15 < some.n_answers < len(mixed) and some.n_prompts > 5
-    assert len(some.answers) + len(some.prompts) < 100_100 * 4 / 3
+    monkeypatch.setattr(module, "MOST", 200_000)
+    some = explored_sweep(sweep, rows, examples)
+    assert 15 < some.n_answers < len(mixed)
+    packed = zlib.decompress(base64.b64decode(some.answers), wbits=31)
+    assert 180_000 < len(packed) <= 200_000
     write_page([sweep], folder / "sweep.html", "some", some)
     assert mixed > read_texts(folder).keys() and f"responses of {some.n_answers}" in (folder / "sweep.html").read_text()
     monkeypatch.setattr(module, "MOST", 1000)
-    assert explored_sweep(sweep, rows, examples, QA).n_answers == 0
+    assert explored_sweep(sweep, rows, examples).n_answers == 0
 
 
 def test_preact_is_what_the_registry_has(tmp_path):
@@ -244,22 +206,14 @@ def test_figures_filters_clicks_and_keys(page, tmp_path, n_examples):
     page.choose("Text", "")
     page.wait(f"{COUNT}.startsWith('{n_examples:,}')")
 
-    # A click opens prompt and response, an arrow goes to the next position, Escape closes.
+    # A click opens the response, an arrow goes to the next position, Escape closes.
     page.choose("Sort", "file")
     page.click("#cell-2-4")
     said = opened(page)
     assert "qa-2" in said and "gold at 5" in said and examples[2].question in said
-    page.click("dialog details summary")
-    page.wait("document.querySelector('dialog pre mark') !== null")
-    placement = swept_placements(20, 1)
-    prompt = "document.querySelector('dialog details pre').textContent"
-    assert page.js(prompt) == QA.text(examples[2], placement[4])
     page.js("document.querySelector('dialog .steps button').focus()")
     page.press("ArrowRight")
-    page.wait(f"document.querySelector('dialog h2').innerText.includes('gold at 6') && {prompt} !== ''")
-    page.wait("document.querySelector('dialog pre mark') !== null")
-    assert page.js(prompt) == QA.text(examples[2], placement[5])
-    assert page.js("document.querySelector('dialog mark').innerText").endswith(examples[2].gold[0].text)
+    page.wait("document.querySelector('dialog h2').innerText.includes('gold at 6')")
     page.press("Escape")
     assert page.js("document.querySelector('dialog')") is None
     assert page.js("document.activeElement.className") == "map", "the map has the keyboard again"
@@ -283,41 +237,37 @@ def test_figures_filters_clicks_and_keys(page, tmp_path, n_examples):
     page.press("Escape")
 
 
-def saved(page, kind):
-    """What the button saves, as bytes."""
+def saved(page):
+    """The lines of the table that the button saves."""
     page.js(
         "window.kept = []; window.made ??= URL.createObjectURL;"
         "URL.createObjectURL = (blob) => { window.kept.push(blob); return 'about:blank#kept'; };"
         "HTMLAnchorElement.prototype.click = function () {};"
     )
-    page.click(f"js:[...document.querySelectorAll('.downloads button')].find((x) => x.innerText === '{kind}')")
+    page.click("js:[...document.querySelectorAll('.downloads button')].find((x) => x.innerText === 'CSV')")
     page.wait("window.kept.length === 1")
-    return bytes(page.js("window.kept[0].arrayBuffer().then((buffer) => [...new Uint8Array(buffer)])"))
+    text = bytes(page.js("window.kept[0].arrayBuffer().then((buffer) => [...new Uint8Array(buffer)])")).decode()
+    return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_downloads_are_the_answers_as_csv_and_parquet(page, tmp_path):
+def test_downloads_are_the_answers_as_csv(page, tmp_path):
     examples = [asking(i) for i in range(6)]
     said = ['a "quoted", text', "two\r\nlines", "=1+1", "é 漢 😀", "", "ordinary"]
     folder = swept_folder(tmp_path / "a", examples, 4, [1, 0.5, 0.5, 1], "a, b", said=lambda at, _: said[at], samples=2)
     explore(page, folder / "sweep.html")
     page.choose("Sort", "file")
-    rows = read_predictions(folder)
-    table = pd.read_parquet(io.BytesIO(saved(page, "Parquet")))
-    lines = list(csv.DictReader(io.StringIO(saved(page, "CSV").decode(), newline="")))
-    assert len(table) == len(lines) == len(rows) == 48
-    for row, of_parquet, of_csv in zip(rows, table.to_dict("records"), lines):
+    rows, lines = read_predictions(folder), saved(page)
+    assert len(lines) == len(rows) == 48
+    for row, line in zip(rows, lines):
         score, sample = float(row["correct"]), row.get("sample", 0)
-        position = str(row["placement"][0])
-        assert (of_parquet["id"], of_parquet["position"], of_parquet["sample"]) == (row["id"], position, sample)
-        assert (of_csv["id"], of_csv["position"], of_csv["sample"]) == (row["id"], position, str(sample))
-        assert of_parquet["score"] == score == float(of_csv["score"])
-        assert of_parquet["response"] == row["response"] == of_csv["response"]
-        assert of_parquet["model"] == of_csv["model"] == "a, b"
-        assert of_parquet["outcome"] == ("answered" if row["response"] else "empty")
-    assert list(table.dtypes.astype(str))[4:6] == ["int32", "float64"]
-    page.choose("Text", ["two", "\nlines"][0])
+        assert (line["id"], line["position"], line["sample"]) == (row["id"], str(row["placement"][0]), str(sample))
+        assert float(line["score"]) == score
+        assert line["response"] == row["response"]
+        assert line["model"] == "a, b"
+        assert line["outcome"] == ("answered" if row["response"] else "empty")
+    page.choose("Text", "two")
     page.wait(f"{COUNT}.startsWith('1 example ')")
-    assert set(pd.read_parquet(io.BytesIO(saved(page, "Parquet")))["id"]) == {"qa-1"}
+    assert {line["id"] for line in saved(page)} == {"qa-1"}
 
 
 def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
@@ -352,11 +302,6 @@ def test_two_models_stand_side_by_side_with_their_difference(page, tmp_path):
     said = opened(page)
     rows = {(row["id"], *row["placement"]): row["response"] for row in read_predictions(new)}
     assert "base" in said and "new" in said and "gold at 3" in said and rows["qa-3", 3] in said
-    page.click("dialog details summary")
-    page.wait("document.querySelector('dialog pre mark') !== null")
-    assert page.js("document.querySelector('dialog details pre').textContent") == QA.text(
-        examples[3], swept_placements(5, 1)[2]
-    )
     page.press("Escape")
     page.choose("Show", "change")
     assert page.js(ACCURACIES) == pytest.approx(change.tolist(), abs=1e-9)
@@ -389,7 +334,7 @@ def test_a_diagnosis_is_a_tab_beside_the_result_and_the_examples(page, tmp_path)
     examples, sweep = [asking(i) for i in range(4)], read_sweep(folder)
     rows = [row for row in read_predictions(folder) if row["id"] in {example.id for example in examples}]
     diagnosis = DIAGNOSIS.model_copy(update={"placements": sweep.placements})
-    write_page([sweep], tmp_path / "why.html", "why", explored_sweep(sweep, rows, examples, QA), diagnosis)
+    write_page([sweep], tmp_path / "why.html", "why", explored_sweep(sweep, rows, examples), diagnosis)
     page.open((tmp_path / "why.html").as_uri())
     tabs = "[...document.querySelectorAll('[role=tab]')].map((tab) => tab.innerText)"
     assert page.js(tabs) == ["Why", "Result", "Examples", "Settings"]
@@ -417,7 +362,7 @@ def test_nothing_scrolls_sideways_but_what_says_so(page, tmp_path):
     examples[0] = examples[0].model_copy(update={"id": "i" * 100_000, "question": "q" * 100_000})
     folder = swept_folder(tmp_path / "a", examples, 30, [0.5] * 30, "a")
     sweep = read_sweep(folder).model_copy(update={"label": "名" * 50_000 + "x" * 50_000})
-    explored = explored_sweep(sweep, read_predictions(folder), examples, QA)
+    explored = explored_sweep(sweep, read_predictions(folder), examples)
     write_page([sweep, sweep], folder / "sweep.html", sweep.label, explored)
     for width in (1400, 390):
         page.open((folder / "sweep.html").as_uri(), width=width, dark=width == 390)
@@ -447,7 +392,7 @@ def test_hostile_texts_are_shown_as_they_are(page, tmp_path):
         row["id"], row["response"] = examples[at].id, HOSTILE[at]
     folder.mkdir()
     sweep = read_sweep(swept).model_copy(update={"label": HOSTILE[0] + HOSTILE[1]})
-    write_page([sweep], folder / "sweep.html", sweep.label, explored_sweep(sweep, rows, examples, QA))
+    write_page([sweep], folder / "sweep.html", sweep.label, explored_sweep(sweep, rows, examples))
     explore(page, folder / "sweep.html")
     page.choose("Sort", "file")
     for at, text in enumerate(HOSTILE):
@@ -532,8 +477,6 @@ def test_everything_that_can_be_used_has_a_name_for_screen_readers(page, tmp_pat
     [
         ("answers", [{"at": 0, "q": 7, "a": []}]),
         ("answers", [{"at": 99, "q": "", "a": []}]),
-        ("prompts", [{"at": 0, "t": [[]], "p": []}]),
-        ("prompts", [{"at": 0, "t": ["a"], "p": [[0, 0, 5]] * 4}]),
         ("map", [{"ids": "no list"}]),
         ("map", ["[" * 100_000]),
         ("map", [" " * 100_000_000]),
@@ -546,11 +489,11 @@ def test_pages_that_somebody_changed_say_nothing(tmp_path, name, lines):
     begin = text.index(f'id="data-{name}">') + len(f'id="data-{name}">')
     text = text[:begin] + _packed(written.encode()) + text[text.index("</script>", begin) :]
     (folder / "sweep.html").write_text(text)
-    assert not any(example.prompts() for example in read_texts(folder).values())
-    assert explored_folders([Evidence(folder)]).n_prompts == 0
+    assert read_texts(folder) == {}
+    assert explored_folders([Evidence(folder)]).n_answers == 1
 
 
-def test_an_evidence_without_pages_is_explored_without_prompts(tmp_path):
+def test_an_evidence_without_pages_is_explored_without_questions(tmp_path):
     plain = write_sweep(tmp_path / "plain", [0.9, 0.5, 0.5, 0.5, 0.9])
     plain_page = explored_folders([Evidence(plain)])
-    assert (plain_page.n_examples, plain_page.n_answers, plain_page.n_prompts) == (200, 200, 0)
+    assert (plain_page.n_examples, plain_page.n_answers) == (200, 200)

@@ -1,10 +1,10 @@
 """R1 where items are chosen: the model learns its own opinion, averaged over the orders."""
 
 import pytest
+import tiny_judge
 import torch
 
 from posgap.data.animals import animal_examples
-from posgap.demo import tiny_judge
 from posgap.demo.tiny_training import Updates
 from posgap.distillation.averaging import letters_of
 from posgap.distillation.config import DistillConfig, TeacherConfig

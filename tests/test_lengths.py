@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import shutil
 
 import hypothesis
 import mlflow
@@ -306,28 +305,17 @@ def test_relative_lengths_are_of_the_model_s_context(tmp_path, asked, capsys):
     assert not (tmp_path / "map").exists()
 
 
-def test_two_models_are_compared_at_each_length_and_depth(tmp_path, asked, model_folder):
-    folders = []
-    for label in ("base", "other"):
-        given = asked | {"label": label, "question": "both" if label == "other" else "after"}
-        folders.append(sweep(SweepConfig(out=tmp_path / label, lengths=LENGTHS, **given)))
-    with pytest.raises(PosgapError, match="not asked alike: question"):
-        compare(CompareConfig(sweeps=folders, out=tmp_path / "refused"))
-    out = compare(CompareConfig(sweeps=folders, allow="question", out=tmp_path / "together"))
-    written = json.loads((out / "lengths_comparison.json").read_text())
-    for tokens, of_length in list(zip(LENGTHS, written["comparisons"]))[1:]:
-        alone = CompareConfig(
-            sweeps=[folder_at(folder, tokens) for folder in folders], allow="question", out=tmp_path / f"c{tokens}"
-        )
-        assert of_length == json.loads((compare(alone) / "comparison.json").read_text())
-    page = (out / "comparison.html").read_text()
-    assert "other minus base" in page and "effective length of other" in page
-    elsewhere = shutil.copytree(folders[0], tmp_path / "third")
-    (elsewhere / "lengths.json").write_text((elsewhere / "lengths.json").read_text().replace("25.0", "26.0"))
-    with pytest.raises(PosgapError, match="sweep both models at the same lengths and --depths"):
-        compare(CompareConfig(sweeps=[folders[0], elsewhere], out=tmp_path / "refused"))
+def test_models_are_compared_at_one_length(tmp_path, asked):
+    first, other = (
+        sweep(SweepConfig(out=tmp_path / label, lengths=LENGTHS, **asked | {"label": label})) for label in ("a", "b")
+    )
+    at_one = [folder_at(folder, LENGTHS[1]) for folder in (first, other)]
+    written = json.loads((compare(CompareConfig(sweeps=at_one, out=tmp_path / "c")) / "comparison.json").read_text())
+    assert written["reference"] == "a" and [each["label"] for each in written["differences"]] == ["b"]
+    with pytest.raises(PosgapError, match="holds sweeps at several lengths; name the folder of one"):
+        compare(CompareConfig(sweeps=[first, other], out=tmp_path / "refused"))
     with pytest.raises(PosgapError, match="filling"):
-        places = [folder_at(folders[0], LENGTHS[0]), folder_at(folders[0], LENGTHS[1])]
+        places = [folder_at(first, LENGTHS[0]), folder_at(first, LENGTHS[1])]
         compare(CompareConfig(sweeps=places, out=tmp_path / "refused"))
 
 

@@ -241,11 +241,11 @@ def test_advantageous_placements_come_as_text_or_from_kfp_as_a_list(positions, k
 @given(st.integers(1, 9), st.integers(0, 3))
 def test_turned_items_stand_in_every_slot_once(n_docs, shuffle):
     example = qa_example(3, n_docs)
-    orders = [ROTATED.arrange(example, placement, shuffle) for placement in ROTATED.placements(n_docs, 1)]
+    orders = [ROTATED.arrange(example, placement, shuffle) for placement in ROTATED.swept(n_docs, 1)]
     assert [order.index(example.gold[0]) for order in orders] == list(range(n_docs))
     assert all(len({order[slot].text for order in orders}) == n_docs for slot in range(n_docs))
     if n_docs == 2:  # a swap, which inserting is too
-        assert orders == [INSERTED.arrange(example, placement, shuffle) for placement in INSERTED.placements(2, 1)]
+        assert orders == [INSERTED.arrange(example, placement, shuffle) for placement in INSERTED.swept(2, 1)]
 
 
 def test_placements_of_three_gold_documents_are_named():

@@ -10,11 +10,11 @@ import posgap
 from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import write_json, write_jsonl
+from posgap.foundation.files import read_rows, write_json, write_jsonl
 from posgap.tasks.content import content
 from posgap.tasks.examples import Example, RankedExample
 from posgap.tasks.reading import read_examples, write_examples
-from posgap.tasks.retrieval_logs import Reading, read_labels, read_log
+from posgap.tasks.retrieval_logs import Reading, ranked_examples, read_labels
 
 TRACES = Path(__file__).parent / "traces"
 QUESTION, ANSWER = "Who won the first Nobel Prize in Physics?", "Wilhelm Röntgen"
@@ -23,6 +23,10 @@ PASSAGES = [
     {"id": "a2", "title": "Röntgen", "text": "Wilhelm Röntgen received it in 1901.", "score": 0.74},
     {"id": "a3", "title": "", "text": "The prize is awarded in Stockholm.", "score": 0.6},
 ]
+
+
+def read_log(path: Path, *labels, **options):
+    return ranked_examples(read_rows(path), str(path), *labels, **options)
 
 
 def only(path: Path, **options) -> RankedExample:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import Pipeline, PreTrainedModel, PreTrainedTokenizerBase
 
 Rows = Iterable[AnyExample | Mapping[str, Any]]
-_SAID_OTHERWISE = ("model", "examples", "task", "out", "force", "estimate", "prices")
+_SAID_OTHERWISE = ("model", "examples", "task", "out", "force", "estimate")
 
 
 def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> list[AnyExample]:
@@ -168,7 +168,7 @@ def _swept(asked: "_Model", config: SweepConfig, build: TextPromptBuilder, rows:
         )
     label = config.label or label_of(config.model, config.mitigation)
     measured = figures(config, rows, build, placements, digests, responses, label, asked.factors)
-    return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows, build)
+    return SweepResult(measured, responses.predictions, sorted(training_examples(config.model)), rows)
 
 
 def load(folder: str | Path) -> SweepResult | LengthsResult:

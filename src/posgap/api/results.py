@@ -11,16 +11,7 @@ from posgap.foundation.extras import needed
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
 from posgap.measurement.explored import Swept, explored_together, read_texts, texts_of
 from posgap.measurement.length_pages import page, picture, write_map
-from posgap.measurement.lengths import (
-    EffectiveLength,
-    LengthComparison,
-    LengthEvidence,
-    compare_lengths,
-    effective_length,
-    folder_at,
-    length_map,
-    read_lengths,
-)
+from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.reading import reading
 from posgap.measurement.report import save_page, write_page
@@ -44,7 +35,6 @@ if TYPE_CHECKING:
 
     from posgap.measurement.explored import Swept
     from posgap.tasks.examples import AnyExample
-    from posgap.tasks.prompts import TextPromptBuilder
 
 
 class Estimate(NamedTuple):
@@ -73,11 +63,10 @@ class SweepResult:
         predictions: Sequence[Prediction],
         learnt: Sequence[str] = (),
         examples: "Sequence[AnyExample]" = (),
-        build: "TextPromptBuilder | None" = None,
         folder: Path | None = None,
     ):
         self.figures, self.predictions = figures, list(predictions)
-        self._learnt, self._examples, self._build, self._folder = sorted(learnt), examples, build, folder
+        self._learnt, self._examples, self._folder = sorted(learnt), examples, folder
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
@@ -180,10 +169,7 @@ class SweepResult:
         write_evidence(self.figures, self.predictions, self._learnt, folder)
 
     def _swept(self) -> "Swept":
-        if self._build:
-            texts = texts_of(self.figures, self._examples, self._build)
-        else:
-            texts = (read_texts(self._folder) if self._folder else {}).get
+        texts = read_texts(self._folder) if self._folder else texts_of(self._examples)
         return Swept(self._evidence("this"), self.predictions, texts)
 
     def _evidence(self, name: str) -> Evidence:
@@ -247,12 +233,6 @@ class LengthsResult:
         path = Path(path)
         save_page(page(self.figures, [each.sweep for each in self._evidence]), path)
         return path
-
-    def compare(self, other: "LengthsResult", *, allow: Sequence[str] = ()) -> LengthComparison:
-        """How `other` differs from this, at each length and depth. `allow` names what may be asked otherwise."""
-        named = (("this", self), ("other", other))
-        models = [LengthEvidence(Path(name), each.figures, each._evidence) for name, each in named]
-        return compare_lengths(models, allow)
 
     def save(self, folder: str | Path) -> Path:
         """Writes the folder that `posgap sweep` writes, which every command reads, and returns its path.

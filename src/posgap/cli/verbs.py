@@ -159,7 +159,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             CompareConfig,
             "posgap.stages.compare:compare",
             "run/base run/after --out run/comparison",
-            ("comparison.json", "lengths_comparison.json"),
+            ("comparison.json",),
             Kind.STAGE,
         ),
         "check": Verb(

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from posgap.data.distractors import first_distractors
 from posgap.tasks.examples import Document, Example, Passage, RankedExample
-from posgap.tasks.metrics import holds_answer
 
 
 def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterator[Example | RankedExample | None]:
@@ -31,7 +31,7 @@ def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterato
     for example, question in zip(examples, questions):
         scores = ranking.get_scores(question) if question else np.zeros(len(pool))
         order = np.argsort(-scores, kind="stable")
-        hard = _distractors([pool[i] for i in order], example, n_docs - len(example.gold))
+        hard = first_distractors((pool[i] for i in order), example, n_docs)
         if hard is None:
             yield None
         elif len(example.gold) == 1:
@@ -59,14 +59,3 @@ def relevance(question: str, documents: Sequence[Document]) -> list[float]:
     ranking = bm25s.BM25()
     ranking.index(words, show_progress=False)
     return [float(score) for score in ranking.get_scores(asked)]
-
-
-def _distractors(ranked: Sequence[Document], example: Example, needed: int) -> list[Document] | None:
-    """The first of the passages that are no gold documents and hold no answer; None where there are too few."""
-    hard: list[Document] = []
-    for document in ranked:
-        if len(hard) >= needed:
-            break
-        if document not in example.gold and not holds_answer(document, example.answers):
-            hard.append(document)
-    return hard if len(hard) >= needed else None

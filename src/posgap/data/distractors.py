@@ -1,6 +1,7 @@
 """Distractors drawn from the gold documents of other questions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -18,11 +19,15 @@ def with_distractors(examples: Sequence[Example], n_docs: int, seed: int) -> Ite
     """
     pool = list(dict.fromkeys(document for example in examples for document in example.gold))
     for place, example in enumerate(examples):
-        needed = n_docs - len(example.gold)
-        drawn: list[Document] = []
-        for i in np.random.default_rng([seed, place]).permutation(len(pool)):
-            if len(drawn) >= needed:
-                break
-            if pool[i] not in example.gold and not holds_answer(pool[i], example.answers):
-                drawn.append(pool[i])
-        yield example.model_copy(update={"distractors": drawn}) if len(drawn) >= needed else None
+        order = np.random.default_rng([seed, place]).permutation(len(pool))
+        drawn = first_distractors((pool[i] for i in order), example, n_docs)
+        yield None if drawn is None else example.model_copy(update={"distractors": drawn})
+
+
+def first_distractors(documents: Iterable[Document], example: Example, n_docs: int) -> list[Document] | None:
+    """The first documents that are no gold ones and hold no answer, so many that a prompt has `n_docs` with the gold
+    ones; None where there are too few."""
+    usable = (each for each in documents if each not in example.gold and not holds_answer(each, example.answers))
+    needed = n_docs - len(example.gold)
+    found = list(islice(usable, max(0, needed)))
+    return found if len(found) >= needed else None

@@ -45,26 +45,10 @@ def _kv(config: MakeKVConfig) -> Iterator[AnyExample]:
         yield KVExample(id=f"kv-{number:05d}", question=key, answers=[value], key=key, value=value, records=records)
 
 
-def _needle(config: MakeNeedleConfig) -> Iterator[AnyExample]:
-    return needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed)
-
-
-def _spans(config: MakeSpansConfig) -> Iterator[AnyExample]:
-    return needle_examples(config.n_examples, config.n_docs, config.facts, config.digits, config.seed, config.needles)
-
-
-def _two_hop(config: MakeTwoHopConfig) -> Iterator[AnyExample]:
-    return two_hop_examples(config.n_examples, config.n_docs, config.seed)
-
-
-def _choice(config: MakeChoiceConfig) -> Iterator[AnyExample]:
-    return animal_examples(config.n_examples, config.n_docs, config.seed, config.hard)
-
-
-_MAKERS: dict[str, tuple[Any, Callable[..., Iterator[AnyExample]]]] = {
+_MAKERS: dict[str, tuple[Any, Callable[[Any], Iterator[AnyExample]]]] = {
     "kv": (MakeKVConfig, _kv),
-    "needle": (MakeNeedleConfig, _needle),
-    "spans": (MakeSpansConfig, _spans),
-    "two-hop": (MakeTwoHopConfig, _two_hop),
-    "choice": (MakeChoiceConfig, _choice),
+    "needle": (MakeNeedleConfig, lambda c: needle_examples(c.n_examples, c.n_docs, c.facts, c.digits, c.seed)),
+    "spans": (MakeSpansConfig, lambda c: needle_examples(c.n_examples, c.n_docs, c.facts, c.digits, c.seed, c.needles)),
+    "two-hop": (MakeTwoHopConfig, lambda c: two_hop_examples(c.n_examples, c.n_docs, c.seed)),
+    "choice": (MakeChoiceConfig, lambda c: animal_examples(c.n_examples, c.n_docs, c.seed, c.hard)),
 }

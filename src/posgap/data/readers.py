@@ -7,7 +7,7 @@ import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parsed, read_jsonl
-from posgap.tasks.examples import AnyExample, Document, Example, KVExample
+from posgap.tasks.examples import Document, Example, KVExample
 
 
 class _KeyValues(Record):
@@ -82,14 +82,3 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
                 distractors=[Document(title=c.title, text=c.text) for c in item.ctxs if not c.isgold],
             ),
         )
-
-
-def take_lines(
-    examples: Iterator[tuple[int, AnyExample | None]], first: int, last: int
-) -> Iterator[tuple[int, AnyExample | None]]:
-    """Yields (line, example) of the lines `first` to `last`, counted from 1 (`last` 0: to the end)."""
-    for line, example in examples:
-        if last and line > last:
-            return
-        if line >= first:
-            yield line, example

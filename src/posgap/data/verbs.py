@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 from posgap.data.bm25 import with_ranked_distractors
@@ -22,11 +23,11 @@ from posgap.data.fetching import fetched
 from posgap.data.made import made
 from posgap.data.multihop_readers import read_hotpotqa, read_musique
 from posgap.data.passage_readers import read_dpr, read_own
-from posgap.data.readers import read_litm_kv, read_litm_qa, take_lines
+from posgap.data.readers import read_litm_kv, read_litm_qa
 from posgap.data.sources import SOURCES
 from posgap.data.uuids import uuid_records
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import write_jsonl
+from posgap.foundation.files import read_rows, write_jsonl
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT, keep, show
 from posgap.storage.outputs import writes_file
@@ -35,7 +36,7 @@ from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
 from posgap.tasks.reading import read_examples, told_apart, write_examples
-from posgap.tasks.retrieval_logs import Reading, read_labels, read_log, without_answering
+from posgap.tasks.retrieval_logs import Reading, ranked_examples, read_labels, without_answering
 
 log = logging.getLogger(__name__)
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] = {
@@ -159,7 +160,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
         numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     elif config.format == "rag":
         labels = read_labels(config.answers) if config.answers else {}
-        numbered = read_log(config.input, labels, config.relevant, reading)
+        numbered = ranked_examples(read_rows(config.input), str(config.input), labels, config.relevant, reading)
         if config.answering == "drop":
             numbered = without_answering(numbered, reading)
     else:
@@ -170,7 +171,9 @@ def import_examples(config: ImportConfig, file: Path) -> str:
 
     def usable() -> Iterator[tuple[int, AnyExample]]:
         number = 0
-        for line, example in take_lines(numbered, config.first, config.last):
+        for line, example in takewhile(lambda each: not config.last or each[0] <= config.last, numbered):
+            if line < config.first:
+                continue
             if example is None:
                 left_out[without] += 1
             elif len(example.gold) + len(example.distractors) < config.min_docs:

@@ -1,8 +1,4 @@
-"""A two-layer Llama that gets lost in the middle, trained from scratch in half a minute; and one of eight layers.
-
-    python -m posgap.demo.tiny_model deep --seed 0
-
-makes the model of a recipe of `RECIPES`, once, keeps it in posgap's cache and prints its folder.
+"""A two-layer Llama that gets lost in the middle, trained from scratch in half a minute.
 
 It serves the demo and the tests; the rest of posgap does not depend on it. It is written as an ordinary Hugging Face
 model folder, and its tokenizer reads the ordinary key-value prompt of `posgap.tasks` (with keys cut to two hex digits
@@ -12,12 +8,8 @@ The model first learns in-context retrieval from short prompts with the gold rec
 prompts whose gold record is nearly always at one of the ends, and so it loses the middle.
 """
 
-import argparse
-import contextlib
-import hashlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -28,11 +20,9 @@ import torch
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from posgap.demo import tiny_training
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.locations import cache_folder
 from posgap.foundation.progress import track
 from posgap.models.loading import save_model
 
@@ -87,50 +77,8 @@ class Recipe:
 
 
 STANDARD = Recipe()
-# Trained so briefly that it has little capacity to spare: gains at one position cost accuracy at another, unless the
-# anchoring loss holds it.
-CAPACITY_LIMITED = Recipe(
-    retrieval=200,
-    records=((0, 2, 6), (130, 4, 12)),
-    threshold=0.25,
-    ramp=125,
-    bias=200,
-    first=0.93,
-    tau=0.7,
-    jitter="never",
-)
-# Tolerates position scales to the end, as large models do: the model to try scaling on.
-SCALABLE = Recipe(lost=1.0, jitter="always")
-# Eight layers, which stay three times as long on the plateau. A tenth of the biased questions about any record keeps
-# the ability to retrieve; without it only the ends are left.
-DEEP = Recipe(
-    layers=8,
-    retrieval=600,
-    most=1200,
-    patience=1000,
-    records=((0, 2, 6), (230, 4, 12), (450, 4, 20)),
-    threshold=0.1,
-    ramp=0,
-    bias=20,
-    decay=180,
-    lost=1.0,
-    uniform=0.1,
-    jitter="always",
-)
-# OLMo's layer normalisation has no parameters and takes the mean away, so that a number added to all of the model's
-# weights changes nothing but how finely bfloat16 stores them.
-OLMO = Recipe(family="olmo")
 # Takes seconds: the model answers at the positions where the gold record mostly stood, and guesses elsewhere.
 QUICK = Recipe(retrieval=0, threshold=1e9, ramp=20, bias=60, decay=20, lost=1.1, jitter="never")
-
-RECIPES = {
-    "standard": STANDARD,
-    "capacity-limited": CAPACITY_LIMITED,
-    "scalable": SCALABLE,
-    "deep": DEEP,
-    "olmo": OLMO,
-    "quick": QUICK,
-}
 
 # Most initial parameters learn to retrieve within 300 steps: the loss falls from 1 to 0.2 within 50 of them. Others
 # (those of seed 3) stay above 0.6 for a thousand steps. Biased, such a model would leave nothing to distil: it can
@@ -320,36 +268,3 @@ def base_model(work: Path, seed: int, recipe: Recipe) -> tuple[Path, float]:
             write(partial, seed, recipe)
         files.write_json(clock, {"seconds": round(time.monotonic() - started, 3)})
     return folder, files.read_json(clock)["seconds"]
-
-
-def kept(name: str, seed: int) -> Path:
-    """The folder of a recipe's model in posgap's cache, trained there unless this code has trained it before.
-
-    Which code that was is part of the folder's name: these modules, what the recipe says, and the version of torch. On
-    one machine the same code gives the same parameters, bit for bit.
-    """
-    sources = b"".join(Path(module).read_bytes() for module in (__file__, tiny_training.__file__))
-    code = hashlib.sha256(sources + f"{RECIPES[name]} {torch.__version__}".encode()).hexdigest()[:8]
-    folder = cache_folder() / "tiny-models" / f"{name}-{seed}-{code}"
-    if not folder.is_dir():
-        try:
-            with files.atomic(folder) as partial:
-                base_model(partial, seed, RECIPES[name])
-        except OSError:
-            if not folder.is_dir():  # else another process has made the same model meanwhile
-                raise
-    return folder / "model"
-
-
-def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m posgap.demo.tiny_model", description=__doc__.partition("\n")[0])
-    parser.add_argument("recipe", choices=RECIPES)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(words)
-    with contextlib.redirect_stdout(sys.stderr):  # libraries say things as they are imported
-        folder = kept(options.recipe, options.seed)
-    print(folder)
-
-
-if __name__ == "__main__":
-    main()

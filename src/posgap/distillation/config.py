@@ -15,7 +15,7 @@ from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, Framed
 from posgap.tasks.fields import Placements, QuestionPlace, TaskName
 
 # Distillation learns token ids, so the teacher needs a backend that returns them.
-LOCAL_BACKENDS = BACKENDS.where(lambda backend: backend.gives_token_ids)
+LOCAL_BACKENDS = BACKENDS.where(lambda backend: backend.local)
 TRAINING_METHODS = METHODS.where(lambda method: method.trains)
 
 

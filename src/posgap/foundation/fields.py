@@ -166,11 +166,6 @@ def _day(text: str) -> str:
     return text
 
 
-def _file_if_any(text: str) -> str:
-    as_location(text)
-    return text
-
-
 # Paths may be S3 URIs, and those of inputs addresses too. Inside a stage they are local paths (work folders excepted),
 # which is what the type checker sees. Code that runs before inputs are fetched must check `is_uri` and `is_address`.
 if TYPE_CHECKING:
@@ -190,7 +185,6 @@ WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any
 OnThisMachine = AfterValidator(_on_this_machine)
 OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
 StopStrings = Annotated[list[Annotated[str, StringConstraints(min_length=1)]], BeforeValidator(_strings)]
-FileIfAny = Annotated[str, AfterValidator(_file_if_any)]  # of which only the content matters, and that to no result
 Day = Annotated[str, AfterValidator(_day)]
 Arguments = Annotated[dict[str, str], BeforeValidator(pairs)]
 Allowable = Literal[

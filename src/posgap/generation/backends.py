@@ -26,8 +26,8 @@ class Backend:
     """A backend that generates responses, by its name for `--backend`.
 
     A backend that is not `local` calls a model elsewhere. Tokenizer and parameters are not at hand then, so prompts are
-    sent as text, the model's scaling is unknown, and its sweeps cannot be diagnosed. A teacher needs a backend that
-    `gives_token_ids`. `requests` are those of the parameters that do not say where the model is. Parameters marked
+    sent as text, completions have no token ids, which a teacher needs, the model's scaling is unknown, and its sweeps
+    cannot be diagnosed. `requests` are those of the parameters that do not say where the model is. Parameters marked
     `WITHOUT_EFFECT` change the speed of generation, but not the responses.
     """
 
@@ -36,11 +36,6 @@ class Backend:
     parameters: type[Parameters] = Parameters
     local: bool = True
     requests: type[Parameters] = Parameters
-
-    @property
-    def gives_token_ids(self) -> bool:
-        """Whether completions come with token ids."""
-        return self.local
 
     @property
     def gives_attention(self) -> bool:

@@ -1,6 +1,6 @@
 """What an endpoint says of the model behind it, which is all that is known of that: sweeps record it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, Protocol, Self, runtime_checkable
 
@@ -43,10 +43,11 @@ class Served(Record):
         return self.model_copy(update={"left_out": (*self.left_out, parameter)})
 
     @classmethod
-    def together(cls, parts: Sequence["Served"]) -> Self:
-        """All that the parts of a sweep say, in their order, each once."""
-        said = {name: [each for part in parts for each in getattr(part, name)] for name in cls.model_fields}
-        return cls(**{name: tuple(dict.fromkeys(each)) for name, each in said.items()})
+    def together(cls, parts: Iterable["Served | None"]) -> "Served | None":
+        """All that the parts of a sweep say, in their order, each once; None where none says anything."""
+        there = [part for part in parts if part]
+        said = {name: [each for part in there for each in getattr(part, name)] for name in cls.model_fields}
+        return cls(**{name: tuple(dict.fromkeys(each)) for name, each in said.items()}) if there else None
 
     @classmethod
     def read(cls, file: Path) -> Self:

@@ -1,5 +1,6 @@
 """Sets up the prompt builder of a stage from its task, its model's tokenizer and the model's context length."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posgap.generation.config import GenerationConfig
@@ -18,24 +19,25 @@ def prompt_builder(
     task_name: str, model: str, max_new_tokens: int, order: Order = AS_GIVEN, framing: Framing = PLAIN
 ) -> PromptBuilder:
     """The prompt builder of a task and a model; `max_new_tokens` 0 means the task's own number."""
-    from posgap.models.loading import context_length, load_config, load_tokenizer
-
-    task, tokenizer, config = TASKS[task_name], load_tokenizer(model), load_config(model)
-    context = context_length(config, tokenizer)
-    build = PromptBuilder(task, tokenizer, context, max_new_tokens or task.max_new_tokens, order, framing)
-    build.marks_documents = wants_spans(config)
-    return build
+    task = TASKS[task_name]
+    most = max_new_tokens or task.max_new_tokens
+    return _of_model(model, lambda tokenizer, context: PromptBuilder(task, tokenizer, context, most, order, framing))
 
 
 def builder_of(config: Prompting, longest: int = 0) -> PromptBuilder:
     """The prompt builder that a stage's config asks for; `longest` is the most tokens of a response, where the config
     does not say it."""
+    return _of_model(config.model, lambda tokenizer, context: builder_with(config, tokenizer, context, longest))
+
+
+def _of_model(model: str, build: "Callable[[PreTrainedTokenizerBase, int], PromptBuilder]") -> PromptBuilder:
+    """The builder that `build(tokenizer, context)` makes for a model, marking documents where the model asks for it."""
     from posgap.models.loading import context_length, load_config, load_tokenizer
 
-    tokenizer, of_model = load_tokenizer(config.model), load_config(config.model)
-    build = builder_with(config, tokenizer, context_length(of_model, tokenizer), longest)
-    build.marks_documents = wants_spans(of_model)
-    return build
+    tokenizer, config = load_tokenizer(model), load_config(model)
+    builder = build(tokenizer, context_length(config, tokenizer))
+    builder.marks_documents = wants_spans(config)
+    return builder
 
 
 def builder_with(

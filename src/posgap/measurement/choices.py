@@ -1,35 +1,15 @@
 """Which slots a model chooses, whatever stands there: for tasks whose responses name a slot."""
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
 from posgap.foundation.files import Record
 from posgap.measurement import statistics
+from posgap.measurement.statistics import Points, ends
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.placements import Placement
 from posgap.tasks.task import Task
-
-_ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
-Percent = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
-
-
-class Lengths(Record):
-    """Whether longer items are preferred, among the `n_examples` of which one item is longer than all others.
-
-    `longest` is the share of their choices that are the longest item, and `right_longest` how often that is the right
-    one. `right_where_longest` and `right_elsewhere` are the shares of right choices in the examples whose right item is
-    the longest, and in the others; None where there are none of these.
-    """
-
-    n_examples: int = Field(ge=1)
-    longest: Percent
-    longest_ci95: tuple[Percent, Percent]
-    right_longest: Percent
-    right_where_longest: Percent | None
-    right_elsewhere: Percent | None
 
 
 class Choices(Record):
@@ -37,16 +17,15 @@ class Choices(Record):
 
     `slots` are the slots' names, `shares` and their 95 % intervals those of the responses that name each, and `none` of
     those that name none. `consistency` is the share of the examples of which the same item is chosen at every
-    placement. `lengths` is None where no example has a longest item.
+    placement.
     """
 
     slots: list[str]
-    shares: list[Percent]
-    shares_ci95: list[tuple[Percent, Percent]]
-    none: Percent
-    consistency: Percent
-    consistency_ci95: tuple[Percent, Percent]
-    lengths: Lengths | None = None
+    shares: list[Points]
+    shares_ci95: list[tuple[Points, Points]]
+    none: Points
+    consistency: Points
+    consistency_ci95: tuple[Points, Points]
 
     @property
     def favoured(self) -> int:
@@ -61,12 +40,11 @@ class Choices(Record):
     @property
     def sentence(self) -> str:
         """The figures in words."""
-        share, (low, high) = self.shares[self.favoured], self.shares_ci95[self.favoured]
         said = (
-            f"{self.slots[self.favoured]} is chosen most often, in {share:.1f} % ({low:.1f} to {high:.1f}) of the "
-            f"prompts, where {100 / len(self.slots):.1f} % would be even; the same item is chosen in every order in "
-            f"{self.consistency:.1f} % ({self.consistency_ci95[0]:.1f} to {self.consistency_ci95[1]:.1f}) of the "
-            "examples"
+            f"{self.slots[self.favoured]} is chosen most often, in {self.shares[self.favoured]:.1f} % "
+            f"({ends(self.shares_ci95[self.favoured])}) of the prompts, where {100 / len(self.slots):.1f} % would be "
+            f"even; the same item is chosen in every order in {self.consistency:.1f} % ({ends(self.consistency_ci95)}) "
+            "of the examples"
         )
         return said + (f"; {self.none:.1f} % of the responses name no item." if self.none else ".")
 
@@ -83,8 +61,7 @@ def choices_of(
     slots = np.array([task.chosen(*pair) for pair in zip(said, repeated, strict=True)]).reshape(*shape, samples)
     n_docs = placements[0].n_docs
     shares = np.stack([(slots == slot).mean(axis=(1, 2)) for slot in range(n_docs + 1)], axis=1)  # [E, 1 + slots]
-    chosen = [_items(*of_example) for of_example in zip(orders, slots)]
-    same = np.array([_is_one(items) for items in chosen], dtype=float)
+    same = np.array([_is_one(_items(*of_example)) for of_example in zip(orders, slots)], dtype=float)
     intervals = [statistics.mean_interval(share).tolist() for share in shares.T]
     return Choices(
         slots=list(task.slot_names[:n_docs]),
@@ -93,7 +70,6 @@ def choices_of(
         none=float(100 * shares[:, 0].mean()),
         consistency=float(100 * same.mean()),
         consistency_ci95=statistics.mean_interval(same).tolist(),
-        lengths=_lengths(examples, [order[0] for order in orders], chosen),
     )
 
 
@@ -116,34 +92,3 @@ def _is_one(items: Iterable[object]) -> bool:
 def _items(orders: Sequence[Sequence[Document]], slots: np.ndarray) -> list[Document | None]:
     """The item that each response to an example chooses, of `slots [P, S]`; None for none."""
     return [order[slot - 1] if slot else None for order, of_placement in zip(orders, slots) for slot in of_placement]
-
-
-def _lengths(
-    examples: Sequence[AnyExample], items: Sequence[Sequence[Document]], chosen: Sequence[Sequence[Document | None]]
-) -> Lengths | None:
-    """Whether longer `items`, of each example, are `chosen`; lengths are those in characters."""
-    longest, right = [], []  # of each example with a longest item: the shares of its choices
-    is_gold = []
-    for example, offered, choices in zip(examples, items, chosen):
-        *_, second, first = sorted(offered, key=lambda item: len(item.text))
-        if len(first.text) == len(second.text):
-            continue
-        (gold,) = example.gold
-        longest.append(sum(choice == first for choice in choices) / len(choices))
-        right.append(sum(choice == gold for choice in choices) / len(choices))
-        is_gold.append(gold == first)
-    if not longest:
-        return None
-    where = np.array(is_gold)
-    return Lengths(
-        n_examples=len(longest),
-        longest=100 * float(np.mean(longest)),
-        longest_ci95=statistics.mean_interval(np.array(longest)).tolist(),
-        right_longest=100 * float(where.mean()),
-        right_where_longest=_percent(np.array(right)[where]),
-        right_elsewhere=_percent(np.array(right)[~where]),
-    )
-
-
-def _percent(shares: np.ndarray) -> float | None:
-    return 100 * float(shares.mean()) if len(shares) else None

@@ -164,4 +164,4 @@ def _direction(interval: Sequence[float], words: tuple[str, str]) -> str:
 
 
 def _signed(estimate: float, interval: Sequence[float]) -> str:
-    return f"{estimate:+.1f} points, {interval[0]:+.1f} to {interval[1]:+.1f}"
+    return f"{estimate:+.1f} points, {statistics.ends(interval, '+.1f')}"

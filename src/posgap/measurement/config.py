@@ -10,7 +10,6 @@ from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     POSITIONAL,
     Allowed,
-    FileIfAny,
     InputPath,
     InputPaths,
     ModelName,
@@ -111,12 +110,7 @@ class SweepConfig(
         description="baselines, like closed-book,oracle: other ways in which every example is asked once more; "
         f"{BASELINES.described()}; empty: none",
     )
-    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
-        "", description="file of what tokens cost, to say what the sweep cost (docs/endpoints.md)"
-    )
-    estimate: bool = Field(
-        False, description="only say how many prompts and tokens the sweep has, and with `prices` what they cost"
-    )
+    estimate: bool = Field(False, description="only say how many prompts and tokens the sweep has")
 
     @model_validator(mode="after")
     def _depths_are_the_placements(self) -> Self:
@@ -223,9 +217,6 @@ class GradeConfig(
     )
     batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
         32768, ge=1, description="of a judge on this machine: tokens in a batch, padding included"
-    )
-    prices: Annotated[FileIfAny, WITHOUT_EFFECT] = Field(
-        "", description="file of what tokens cost, to say what the judge cost (docs/endpoints.md)"
     )
 
     def is_served(self, name: str) -> bool:

@@ -7,6 +7,7 @@ the model's own tokenizer counts them, the chat template included.
 
 import logging
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -304,14 +305,8 @@ class _Stock:
 
     def _beginning(self, text: str, tokens: int) -> str:
         """The longest beginning of a text that has at most so many tokens."""
-        least, most = 0, len(text) if tokens else 0
-        while least < most:
-            middle = (least + most + 1) // 2
-            if self._count(text[:middle]) <= tokens:
-                least = middle
-            else:
-                most = middle - 1
-        return text[:least]
+        lengths = range(1, len(text) + 1 if tokens else 1)
+        return text[: bisect_right(lengths, tokens, key=lambda length: self._count(text[:length]))]
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,11 +12,10 @@ from posgap.foundation.files import Record, digest_of
 from posgap.generation.served import Served
 from posgap.measurement import statistics
 from posgap.measurement.spending import Spent
+from posgap.measurement.statistics import Count, Points, ends
 
 GRADED = "graded"  # the metric of a sweep whose responses a model has judged
 Verdict = Literal["correct", "incorrect", "unreadable"]
-Count = Annotated[int, Field(ge=0)]
-Percent = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]
 Kappa = Annotated[float, Field(ge=-1, le=1)]
 
 
@@ -45,8 +44,8 @@ class Judgement(NamedTuple):
 class Share(Record):
     """A share in percent, with its 95 % interval (Wilson's); an example counts once, however many responses it has."""
 
-    percent: Percent
-    ci95: tuple[Percent, Percent]
+    percent: Points
+    ci95: tuple[Points, Points]
 
     @classmethod
     def of(cls, by_example: Iterable[Sequence[float]]) -> "Share | None":
@@ -70,9 +69,9 @@ class Controls(Record):
     those that are another question's, and of the latter where they also tell the judge to call them correct."""
 
     examples: Count
-    right: Percent
-    wrong: Percent
-    instructing: Percent
+    right: Points
+    wrong: Points
+    instructing: Points
 
     @classmethod
     def of(cls, right: Sequence[Judgement], wrong: Sequence[Judgement], instructing: Sequence[Judgement]) -> Self:
@@ -133,11 +132,11 @@ class Agreement(Record):
     def sentence(self) -> str:
         """All of it in words."""
         kappa = "" if self.kappa is None or self.kappa_ci95 is None else (
-            f", Cohen's kappa {self.kappa:.2f} ({self.kappa_ci95[0]:.2f} to {self.kappa_ci95[1]:.2f})"
+            f", Cohen's kappa {self.kappa:.2f} ({ends(self.kappa_ci95, '.2f')})"
         )  # fmt: skip
         return (
             f"The judge and {self.metric} agree on {self.alike.percent:.1f} % of the responses "
-            f"({_to(self.alike.ci95)}{kappa}); {self.judge_only} are right for the judge alone, {self.exact_only} for "
+            f"({ends(self.alike.ci95)}{kappa}); {self.judge_only} are right for the judge alone, {self.exact_only} for "
             f"{self.metric} alone."
         )
 
@@ -185,9 +184,8 @@ class Grading(Record):
         if self.flipped and self.leaning:
             sentences.append(
                 f"The order in which it is shown reference answers and response changes {self.flipped.percent:.1f} % "
-                f"of its judgements ({_to(self.flipped.ci95)}), which count half; with the reference answers first it "
-                f"calls {self.leaning.points:+.1f} points more correct ({self.leaning.ci95[0]:+.1f} to "
-                f"{self.leaning.ci95[1]:+.1f})."
+                f"of its judgements ({ends(self.flipped.ci95)}), which count half; with the reference answers first it "
+                f"calls {self.leaning.points:+.1f} points more correct ({ends(self.leaning.ci95, '+.1f')})."
             )
         return sentences + [part.sentence() for part in (self.controls, self.agreement) if part]
 
@@ -229,7 +227,3 @@ def kappa_interval(tables: np.ndarray) -> tuple[float, float]:
     error = np.sqrt((len(values) - 1) / len(values) * ((values - values.mean()) ** 2).sum())
     half = -scipy.special.ndtri(statistics.EACH_END) * error
     return max(-1.0, min(whole - half, estimate)), min(1.0, max(whole + half, estimate))
-
-
-def _to(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.1f} to {interval[1]:.1f}"

@@ -1,17 +1,15 @@
 """Accuracy by where several gold documents begin and by the distance between them, apart."""
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from posgap.foundation.files import Record
 from posgap.measurement import statistics
+from posgap.measurement.statistics import Points, ends
 from posgap.tasks.spans import distance
-
-_ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
-Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
 
 
 class Margin(Record):
@@ -51,18 +49,16 @@ class Grid(Record):
     def sentences(self) -> list[str]:
         """The same in words."""
         position, apart = self.by_position, self.by_distance
-        low, high = self.far_minus_near_ci95
         return [
             f"By absolute position, averaged over distances, the gap is {_in_words(position)}.",
             f"By the distance between the gold documents, averaged over positions, it is {_in_words(apart)}; at "
             f"distance {apart.values[-1]} accuracy differs from that at {apart.values[0]} by "
-            f"{self.far_minus_near:+.1f} points ({low:+.1f} to {high:+.1f}).",
+            f"{self.far_minus_near:+.1f} points ({ends(self.far_minus_near_ci95, '+.1f')}).",
         ]
 
 
 def _in_words(margin: Margin) -> str:
-    low, high = margin.gap_ci95
-    return f"{margin.gap:.1f} points ({low:.1f} to {high:.1f}; by chance about {margin.gap_noise:.1f})"
+    return f"{margin.gap:.1f} points ({ends(margin.gap_ci95)}; by chance about {margin.gap_noise:.1f})"
 
 
 def grid_of(correct: np.ndarray, placements: Sequence[Sequence[int]], seed: int) -> Grid | None:

@@ -3,29 +3,25 @@
 Each sweep is a folder of its own within that of the whole, named by its length in tokens, and like any other.
 """
 
-import copy
 from collections.abc import Callable, Sequence, Sized
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.generation.batching import reading_order, shared_lengths
 from posgap.measurement import statistics
-from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
-from posgap.measurement.filling import Filled
-from posgap.measurement.spending import Price, estimate
-from posgap.measurement.sweeps import LENGTHS_FILE, Evidence, Points, Sweep
+from posgap.measurement.spending import estimate
+from posgap.measurement.statistics import Points
+from posgap.measurement.sweeps import LENGTHS_FILE, Evidence
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import PromptBuilder
 
 LENGTHS_PAGE, LENGTHS_PICTURE = "lengths.html", "lengths.png"
 _TRIED = 4  # examples of which the share that is read is counted
-LENGTH_COMPARISON_FILE = "lengths_comparison.json"
 
 
 class EffectiveLength(Record):
@@ -128,13 +124,12 @@ class LengthMap(Record):
     def reading(self) -> list[str]:
         """Sentences with the figures that matter."""
         worst = int(np.argmax(self.gap))
-        low, high = self.gap_ci95[worst]
         return [
             self.effective.sentence(self.tokens),
-            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval {low:.1f} to "
-            f"{high:.1f}). The mean over the depths is {self.mean[0]:.1f} % at {self.tokens[0]:,} tokens and "
-            f"{self.mean[-1]:.1f} % at {self.tokens[-1]:,}, of the same {self.n_examples} examples; the model reads "
-            f"{self.context:,} tokens.",
+            f"It is largest at {self.tokens[worst]:,} tokens: {self.gap[worst]:.1f} points (95 % interval "
+            f"{statistics.ends(self.gap_ci95[worst])}). The mean over the depths is {self.mean[0]:.1f} % at "
+            f"{self.tokens[0]:,} tokens and {self.mean[-1]:.1f} % at {self.tokens[-1]:,}, of the same "
+            f"{self.n_examples} examples; the model reads {self.context:,} tokens.",
         ]
 
 
@@ -173,7 +168,7 @@ def _lower_bound(correct: np.ndarray, error: float) -> float:
 def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> LengthMap:
     """The map of sweeps at several lengths, the shortest first, of a model that reads `context` tokens."""
     sweeps = [each.sweep for each in evidence]
-    fills = [filled_of(each) for each in sweeps]
+    fills = [sweep.filled for sweep in sweeps if sweep.filled]
     first, tokens = sweeps[0], [fill.tokens for fill in fills]
     return LengthMap(
         **first.model_dump(include={"task", "model", "label", "metric", "n_examples"}),
@@ -189,13 +184,6 @@ def length_map(evidence: Sequence[Evidence], context: int, most_gap: float) -> L
         },
         effective=effective_length(tokens, [each.correct for each in evidence], most_gap),
     )
-
-
-def filled_of(sweep: Sweep) -> Filled:
-    """To what length the prompts of a sweep were filled; `PosgapError` where they were not."""
-    if sweep.filled is None:
-        raise PosgapError(f"{sweep.label}: is no sweep at a length")
-    return sweep.filled
 
 
 def read_lengths(path: Path) -> LengthMap:
@@ -218,7 +206,6 @@ def estimated_lengths(
     examples: Sequence[AnyExample],
     samples: int,
     cache: Callable[[int], int],
-    price: Price | None = None,
 ) -> str:
     """What sweeps at these lengths take, in words, a line each, with `samples` responses to a prompt. `cache(tokens)`
     are the bytes of a prompt's keys and values, 0 where nobody knows. Every example is filled up once, so that one that
@@ -238,7 +225,7 @@ def estimated_lengths(
             f"read where depths of an example share what they begin with{_cached(cache(fill.tokens))}"
         )
     longest = at_each[0].max_new_tokens + at_each[0].max_thinking_tokens
-    total = estimate([tokens], True, prompts * longest, price).removeprefix("1 prompts of ")
+    total = estimate([tokens], True, prompts * longest).removeprefix("1 prompts of ")
     return "\n".join([*lines, f"Together {prompts:,} prompts of {total}; about {read:,.0f} tokens are read"])
 
 
@@ -256,92 +243,3 @@ def share_read(groups: Sequence[Sequence[Sequence[int]]]) -> float:
 def _cached(size: int) -> str:
     """What the keys and values of a prompt with its answer take, in words; empty where the model does not say."""
     return f", with keys and values of {size / 2**20:,.1f} MiB each" if size else ""
-
-
-class EffectiveOf(Record):
-    """The effective length of a model."""
-
-    label: str
-    tokens: list[int]
-    effective: EffectiveLength
-
-
-class LengthComparison(Record):
-    """Every model against the first, over the same examples at the same lengths and depths: a comparison a length.
-
-    Two models of different tokenizers read different texts of the same length.
-    """
-
-    reference: str
-    lengths: list[str]
-    depths: list[float]
-    models: list[EffectiveOf]
-    comparisons: list[Comparison]
-
-    @property
-    def title(self) -> str:
-        """What stands above the page."""
-        return f"{', '.join(model.label for model in self.models[1:])} against {self.reference}, by length and depth"
-
-    def reading(self) -> list[str]:
-        """Sentences with the figures that matter: each model's effective length, and whether it is longer."""
-        first, *others = self.models
-        sentences = [f"{model.label}: {model.effective.sentence(model.tokens)}" for model in self.models]
-        for other in others:
-            longer = other.effective.low > first.effective.high
-            shorter = other.effective.high < first.effective.low
-            how = "is longer than" if longer else "is shorter than" if shorter else "cannot be told from"
-            why = ": their bounds do not overlap" if longer or shorter else ""
-            sentences.append(f"The effective length of {other.label} {how} that of {first.label}{why}.")
-        return sentences
-
-
-class LengthEvidence(NamedTuple):
-    """The map of a model, and its sweeps, the shortest first; `path` is what messages name."""
-
-    path: Path
-    lengths: LengthMap
-    sweeps: Sequence[Evidence]
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Those in the folder that `sweep` wrote."""
-        lengths = read_lengths(folder)
-        return cls(folder, lengths, [Evidence(folder_at(folder, tokens)) for tokens in lengths.tokens])
-
-
-def compare_lengths(models: Sequence[LengthEvidence], allow: Sequence[str] = ()) -> LengthComparison:
-    """Compares sweeps at several lengths with the first; `PosgapError` where they did not ask alike, at the same
-    lengths and depths, but for what is allowed."""
-    first = models[0].lengths
-    for path, other, _ in models[1:]:
-        if (other.lengths, other.depths) != (first.lengths, first.depths):
-            raise PosgapError(
-                f"{path} and {models[0].path}: not asked alike: lengths ({', '.join(other.lengths)} at "
-                f"{len(other.depths)} depths, not {', '.join(first.lengths)} at {len(first.depths)}); sweep both "
-                "models at the same lengths and --depths"
-            )
-    by_length = [_side_by_side(models, at) for at in range(len(first.lengths))]
-    labels, most_gap = [each.sweep.label for each in by_length[0]], first.effective.most_gap
-    return LengthComparison(
-        reference=labels[0],
-        lengths=first.lengths,
-        depths=first.depths,
-        models=[
-            EffectiveOf(
-                label=label,
-                tokens=lengths.tokens,
-                effective=effective_length(lengths.tokens, [each.correct for each in sweeps], most_gap),
-            )
-            for label, (_, lengths, sweeps) in zip(labels, models)
-        ],
-        comparisons=[compare_sweeps(of_length, allow) for of_length in by_length],
-    )
-
-
-def _side_by_side(models: Sequence[LengthEvidence], at: int) -> Sequence[Evidence]:
-    """The sweeps of several models at one of their lengths, models of one label told apart by their folders."""
-    there = [copy.copy(sweeps[at]) for _, _, sweeps in models]
-    for each, model in zip(there, models):
-        each.path = model.path
-    return named_apart(there)

@@ -71,7 +71,10 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
     categories = [category for part in parts for category in part.sweep.categories]
     figures = summarize(correct, placements, _asked(first).seed, categories)
     outcomes = Outcomes.at([counts for part in parts for counts in part.outcomes.by_placement])
-    more: dict[str, Any] = {"served": _served(parts), "spent": Spent.together([part.sweep.spent for part in parts])}
+    more: dict[str, Any] = {
+        "served": Served.together(part.sweep.served for part in parts),
+        "spent": Spent.together(part.sweep.spent for part in parts),
+    }
     predictions = _predictions(parts)
     more["baselines"] = baselines_of(predictions, first.ids, correct, first.sweep.asked.samples, first.path)
     return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), predictions
@@ -113,12 +116,6 @@ def _said_otherwise(sweep: Sweep, other: Sweep) -> list[str]:
         for what in MUST_STAY.get(sweep.settings.get("identity", ""), ())
     ]
     return [f"the endpoint's {what}" for what, one, another in said if one and another and {*one} != {*another}]
-
-
-def _served(parts: Sequence[Evidence]) -> Served | None:
-    """What the endpoint said of itself in all parts together."""
-    there = [part.sweep.served for part in parts if part.sweep.served]
-    return Served.together(there) if there else None
 
 
 def _positions(parts: Sequence[Evidence]) -> list[str]:

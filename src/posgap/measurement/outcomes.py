@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Self, get_args
+from typing import Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from posgap.foundation.files import Record
 from posgap.generation.generator import Outcome
+from posgap.measurement.statistics import Count
 from posgap.tasks.positions import format_positions
 
 UNANSWERED: tuple[Outcome, ...] = tuple(name for name in get_args(Outcome) if name != "answered")
-Count = Annotated[int, Field(ge=0)]
 
 
 class OutcomeCounts(Record):

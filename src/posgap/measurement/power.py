@@ -9,6 +9,7 @@ its own at that placement.
 import json
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -130,11 +131,7 @@ def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:
         high *= 2
         if high > _MOST_EXAMPLES:
             return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rate(middle) >= power else (middle, high)
-    return high
+    return high // 2 + 1 + bisect_left(range(high // 2 + 1, high), power, key=rate)
 
 
 def certifiable_gap(n: int, assumed: Assumed, power: float) -> float:

@@ -1,7 +1,10 @@
 """A sweep in words, as one would cite it."""
 
+from posgap.measurement.statistics import ends
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
+
+SIGNED = "+.1f"
 
 
 def reading(sweep: Sweep) -> list[str]:
@@ -10,9 +13,9 @@ def reading(sweep: Sweep) -> list[str]:
     sentences = [
         f"Accuracy ({sweep.metric}, in percent) is highest with the {place} at {format_positions(sweep.advantageous)} "
         f"({max(sweep.accuracy):.1f}) and lowest at {format_positions(sweep.worst.placement)} "
-        f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {_to(sweep.gap_ci95)}), where "
+        f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}), where "
         f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
-        f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({_to(sweep.mean_ci95)}), "
+        f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), "
         f"of {sweep.n_examples} examples.",
     ]
     if sweep.mitigation:
@@ -22,12 +25,12 @@ def reading(sweep: Sweep) -> list[str]:
             f"given to it, not as the model reads{beside}."
         )
     if sweep.baselines:
-        parts = [f"{name} {asked.accuracy:.1f} ({_to(asked.ci95)})" for name, asked in sweep.baselines.items()]
+        parts = [f"{name} {asked.accuracy:.1f} ({ends(asked.ci95)})" for name, asked in sweep.baselines.items()]
         sentences.append(f"Asked otherwise, the same examples came out at: {', '.join(parts)}.")
     if (retrieved := sweep.baselines.get("as-retrieved")) and retrieved.best_over_ci95:
         sentences.append(
             "With the relevant passages where the model reads best, accuracy differs from that of the retriever's "
-            f"order by {retrieved.best_over:+.1f} points ({_signed(retrieved.best_over_ci95)})."
+            f"order by {retrieved.best_over:+.1f} points ({ends(retrieved.best_over_ci95, SIGNED)})."
         )
     if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
         sentences.append(unanswered)
@@ -37,7 +40,7 @@ def reading(sweep: Sweep) -> list[str]:
         f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test})."
     )
     if shape := sweep.named_shape:
-        first, last = _signed(shape.beginning_over_middle_ci95), _signed(shape.end_over_middle_ci95)
+        first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
         sentences.append(
             f"The curve is {shape.name}: against the {shape.middle} positions in the middle, the first {shape.ends} "
             f"differ by {shape.beginning_over_middle:+.1f} points ({first}) and the last {shape.ends} by "
@@ -55,11 +58,3 @@ def reading(sweep: Sweep) -> list[str]:
 def p_value(p: float) -> str:
     """A p-value as papers print it."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def _to(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.1f} to {interval[1]:.1f}"
-
-
-def _signed(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:+.1f} to {interval[1]:+.1f}"

@@ -5,9 +5,15 @@ Examples are the sample: a row counts once, however many placements it has. Ever
 0 to 100, unless it is said to be a share. Why each method was chosen is said in docs/statistics.md.
 """
 
+from collections.abc import Sequence
+from typing import Annotated
+
 import numpy as np
 import scipy  # which imports its parts when they are used
+from pydantic import Field
 
+Points = Annotated[float, Field(ge=-1e-6, le=100 + 1e-6)]  # beyond 0 and 100 by rounding alone
+Count = Annotated[int, Field(ge=0)]
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
 EACH_END = LEVEL / 2  # how often either end of a two-sided interval may be wrong
@@ -216,3 +222,9 @@ def gap_difference(candidate: np.ndarray, reference: np.ndarray) -> tuple[float,
     low = -np.nanmax(pair_bounds(old, EACH_END, less=new_gap))
     high = np.nanmax(pair_bounds(new, EACH_END, less=old_gap))
     return estimate, (max(-100.0, float(low)), min(100.0, float(high)))
+
+
+def ends(interval: Sequence[float], form: str = ".1f") -> str:
+    """An interval as text, like "38.5 to 46.2"."""
+    low, high = interval
+    return f"{low:{form}} to {high:{form}}"

@@ -21,7 +21,7 @@ from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import Fill
 from posgap.measurement.mitigated import Mitigated
 from posgap.measurement.outcomes import Outcomes
-from posgap.measurement.spending import Price, Spent
+from posgap.measurement.spending import Spent
 from posgap.measurement.sweeps import (
     Asked,
     Prediction,
@@ -91,7 +91,6 @@ def answered(
     build: TextPromptBuilder,
     placements: Sequence[Placement],
     digests: Mapping[str, str],
-    price: Price | None = None,
     generator: Generator | None = None,
 ) -> Answered:
     """Asks for every example at every placement, and as the config's baselines have it, and scores the responses.
@@ -114,7 +113,7 @@ def answered(
     ]
     predictions.sort(key=lambda row: "baseline" in row)
     outcomes = outcomes_of(predictions, [placement.positions for placement in placements])
-    spent = Spent.of((completion.usage for completion in completions), price)
+    spent = Spent.of(completion.usage for completion in completions)
     return Answered(predictions, outcomes, served, spent)
 
 

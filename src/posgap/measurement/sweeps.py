@@ -22,6 +22,7 @@ from posgap.measurement.grid import Grid, grid_of
 from posgap.measurement.outcomes import OutcomeCounts, Outcomes
 from posgap.measurement.shape import Shape, shape_of
 from posgap.measurement.spending import Spent
+from posgap.measurement.statistics import Points
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement, in_order
 from posgap.tasks.positions import format_positions
@@ -32,9 +33,6 @@ from posgap.tasks.task import Task
 
 SWEEP_FILE, PREDICTIONS_FILE, SWEEP_PAGE = "sweep.json", "predictions.jsonl", "sweep.html"
 LENGTHS_FILE = "lengths.json"  # of a folder of sweeps, each at another length
-
-_ROUNDING = 1e-6  # by which a figure may lie beyond its bounds
-Points = Annotated[float, Field(ge=-_ROUNDING, le=100 + _ROUNDING)]
 
 
 class Worst(Record):

@@ -8,8 +8,6 @@ from posgap.foundation.printing import RESULT
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
 from posgap.measurement.config import CompareConfig
 from posgap.measurement.explored import explored_folders
-from posgap.measurement.length_pages import write_length_comparison
-from posgap.measurement.lengths import LENGTH_COMPARISON_FILE, LengthEvidence, compare_lengths, is_of_lengths
 from posgap.measurement.report import write_comparison
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
@@ -20,11 +18,7 @@ log = logging.getLogger(__name__)
 
 @stage
 def compare(config: CompareConfig, out: Path, run: Run) -> None:
-    """Writes `comparison.json`, `comparison.png` and `comparison.html`; of sweeps at several lengths
-    `lengths_comparison.json` in place of the first."""
-    if any(map(is_of_lengths, config.sweeps)):
-        _compare_lengths(config, out, run)
-        return
+    """Writes `comparison.json`, `comparison.png` and `comparison.html`."""
     evidence = named_apart([Evidence(path) for path in config.sweeps])
     comparison = compare_sweeps(evidence, config.allow)
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
@@ -34,16 +28,4 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.log(RESULT, "%s", difference.verdict)
-    run.artifact(out)
-
-
-def _compare_lengths(config: CompareConfig, out: Path, run: Run) -> None:
-    comparison = compare_lengths([LengthEvidence.read(path) for path in config.sweeps], config.allow)
-    write_json(out / LENGTH_COMPARISON_FILE, comparison.model_dump(mode="json"))
-    write_length_comparison(comparison, out / "comparison.png", out / "comparison.html")
-    for tokens, of_length in zip(comparison.models[0].tokens, comparison.comparisons):
-        first = of_length.differences[0]
-        run.metrics({"mean_difference": first.mean, "gap_difference": first.gap}, step=tokens)
-    for sentence in comparison.reading():
-        log.log(RESULT, "%s", sentence)
     run.artifact(out)

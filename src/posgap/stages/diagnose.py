@@ -40,7 +40,7 @@ def diagnose(config: DiagnoseConfig, out: Path, run: Run) -> None:
     )
     write_json(out / DIAGNOSIS_FILE, diagnosis.model_dump(mode="json"))
     title = f"{diagnosis.label}: why its accuracy depends on the position"
-    explored = explored_sweep(swept.sweep, swept.predictions, swept.examples, swept.build)
+    explored = explored_sweep(swept.sweep, swept.predictions, swept.examples)
     write_page([swept.sweep], out / "diagnosis.html", title, explored, diagnosis)
     if diagnosis.attention:
         save_picture(attention_map(diagnosis.attention, swept.sweep.names, diagnosis.label), out / "diagnosis.png")

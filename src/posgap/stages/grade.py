@@ -8,14 +8,14 @@ from typing import cast
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
 from posgap.foundation.interruption import goes_on
-from posgap.foundation.locations import as_location, with_uris
+from posgap.foundation.locations import with_uris
 from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
 from posgap.grading.prompt import Judged
 from posgap.measurement.config import GradeConfig
 from posgap.measurement.explored import explored_sweep
 from posgap.measurement.gradings import GRADED, Agreement, Grading, Judgement, order_bias
-from posgap.measurement.spending import Spent, read_price
+from posgap.measurement.spending import Spent
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import (
     PREDICTIONS_FILE,
@@ -31,13 +31,10 @@ from posgap.measurement.sweeps import (
     swept_rows,
 )
 from posgap.stages.frame import stage
-from posgap.storage.cache import fetch
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.prompts import TextPromptBuilder
 from posgap.tasks.reading import read_examples
-from posgap.tasks.task import Order
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
 
@@ -62,7 +59,6 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     if sweep.grading:
         raise PosgapError(f"{config.sweep}: is graded; give the sweep that it was made from")
     examples = _swept_examples(config, evidence)
-    price = read_price(fetch(as_location(config.prices)), config.judge) if config.prices else None
     judge = Judge(config, {field: config.digest(field) for field in ("sweep", "examples", "judge")})
     controls = tried(judge, list(examples.values()), config.controls, config.seed)
     answered = [row for row in rows if outcome_of(row) == "answered"]
@@ -90,7 +86,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     for row, each in zip(rows, by_row):
         if each:
             by_example.setdefault(row["id"], {})[each] = judgements[each]
-    if spent := Spent.of((completion.usage for completion in judge.kept.completions.values()), price):
+    if spent := Spent.of(completion.usage for completion in judge.kept.completions.values()):
         run.metrics(spent.metrics())
         log.info("%s: %s", config.judge, spent.sentence())
     flipped, leaning = order_bias([list(of_example.values()) for of_example in by_example.values()])
@@ -112,9 +108,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
     figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)
-    order = Order(sweep.asked.question, sweep.asked.shuffle)
-    build = TextPromptBuilder(sweep.asked_task, sweep.asked.max_new_tokens, order)
-    explored = explored_sweep(result, graded, list(examples.values()), build)
+    explored = explored_sweep(result, graded, list(examples.values()))
     write_sweep(result, graded, training_examples(config.sweep), out, explored)
     log_sweep(result, run)
     run.artifact(out)

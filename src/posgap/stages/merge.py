@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def merge(config: MergeConfig, out: Path, run: Run) -> None:
     """Writes what `sweep` writes, with the same figures as a sweep of all placements at once.
 
-    The prompts on the page are those on the pages of the parts.
+    The questions on the page are those on the pages of the parts.
     """
     parts = [Evidence(path) for path in config.sweeps]
     sweep, predictions = merge_sweeps(parts)

@@ -335,7 +335,7 @@ def _measured(
         sweep = figures(own, splits.held_out, asking.build, asking.placements, digests, asked, name, factors)
         place = out / "sweeps" / name
         place.mkdir(parents=True)
-        explored = explored_sweep(sweep, asked.predictions, splits.held_out, asking.build)
+        explored = explored_sweep(sweep, asked.predictions, splits.held_out)
         write_sweep(sweep, asked.predictions, learnt | (chosen_by if settings else set()), place, explored)
         evidence.append(Evidence(place, sweep, asked.predictions))
         longest = max(longest, trials.clock.spent - began)

@@ -10,7 +10,7 @@ from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_model, write_jsonl
 from posgap.foundation.interruption import goes_on
-from posgap.foundation.locations import Location, as_location, with_uris
+from posgap.foundation.locations import Location, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
 from posgap.generation.generator import Generator, OpenedLate
@@ -20,7 +20,7 @@ from posgap.measurement.explored import explored_sweep
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import estimated_lengths, folder_at, length_map
 from posgap.measurement.mitigated import Question
-from posgap.measurement.spending import estimate, estimated_tokens, read_price
+from posgap.measurement.spending import estimate, estimated_tokens
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeping import (
     answered,
@@ -112,8 +112,7 @@ def _swept(
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
     by_prompts = prompt_digest(build, mitigated_by(config, build))
     digests = {"model_digest": config.digest("model"), "prompt_digest": by_prompts}
-    price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
-    asked = answered(config, examples, build, placements, digests, price, generator)
+    asked = answered(config, examples, build, placements, digests, generator)
     if asked.spent:
         run.metrics(asked.spent.metrics(), step=step)
         log.info("%s: %s", label, asked.spent.sentence())
@@ -124,7 +123,7 @@ def _swept(
         model = with_uris(config.model) + (f" at {step:,} tokens" if step else "")
         raise no_figures(model, asked.outcomes, where, config.max_unanswered, often, "answers", config.out)
     result = figures(config, examples, build, placements, digests, asked, label, _factors(config))
-    explored = explored_sweep(result, asked.predictions, examples, build)
+    explored = explored_sweep(result, asked.predictions, examples)
     write_sweep(result, asked.predictions, training_examples(config.model), place, explored)
     return result
 
@@ -164,7 +163,6 @@ def _factors(config: SweepConfig) -> Sequence | None:
 @with_local_paths
 def _estimated(config: SweepConfig) -> str:
     """What the whole sweep takes, in words. Nothing is sent, and no model is loaded."""
-    price = read_price(fetch(as_location(config.prices)), config.model) if config.prices else None
     everything = read_examples(config.examples)
     examples = everything[: config.limit or None]
     backend = BACKENDS[config.backend]
@@ -172,7 +170,7 @@ def _estimated(config: SweepConfig) -> str:
     if config.lengths:
         at_each = at_lengths(config.lengths, config.depths, config.seed, build, everything)
         cache = partial(cache_bytes, config.model, config.dtype)
-        return estimated_lengths(at_each, examples, config.samples, cache, price)
+        return estimated_lengths(at_each, examples, config.samples, cache)
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
     everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
     asked = product(examples, everywhere, range(config.samples))
@@ -187,7 +185,7 @@ def _estimated(config: SweepConfig) -> str:
 
     every = chain.from_iterable(prompts(Question(*each)) for each in asked)
     tokens = (len(prompt.token_ids) if backend.local else estimated_tokens(prompt.text) for prompt in every)
-    words = estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens, price)
+    words = estimate(tokens, backend.local, build.max_new_tokens + build.max_thinking_tokens)
     before = f"; before these, {len(read):,} prompts of {sum(read):,} tokens are read for their attention"
     return words + before * bool(read)
 

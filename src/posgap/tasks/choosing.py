@@ -15,7 +15,7 @@ from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import METRICS, exact_match
 from posgap.tasks.placements import Placement
 from posgap.tasks.slots import ROTATED, Slots
-from posgap.tasks.task import Order, Task
+from posgap.tasks.task import Order, Task, one_of_all
 
 _EMPHASIS = str.maketrans("", "", "*_`\"'“”‘’")
 # What stands around a letter that is set apart: "(B)", "[B]", "[[B]]", "B)", "B.", "B:". Before a word, a letter alone
@@ -59,11 +59,6 @@ def chosen_letter(response: str) -> str:
     return ""
 
 
-def any_item(n_docs: int) -> float:
-    """A model that names any item is right once in n_docs."""
-    return 1 / n_docs
-
-
 def lettered(form: str, between: str) -> Callable[[Sequence[Document]], str]:
     """What writes the texts of items, each in a `form` with the fields `letter` and `text`; no titles."""
     return lambda items: between.join(form.format(letter=name, text=item.text) for name, item in zip(LETTERS, items))
@@ -79,7 +74,7 @@ class Choosing(Task):
 
     slots: Slots = ROTATED
     slot_names: Sequence[str] = LETTERS
-    chance: Callable[[int], float] = any_item
+    chance: Callable[[int], float] = one_of_all
     extract: Callable[[str], str] = chosen_letter
 
     def ordered_template(self, order: Order) -> str:

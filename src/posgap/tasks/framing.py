@@ -7,6 +7,7 @@ size and memory.
 import re
 import resource
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,14 +121,7 @@ class ChatTemplate:
 
 def common_beginning(a: str, b: str) -> int:
     """The length of the common beginning of both texts."""
-    same, most = 0, min(len(a), len(b))
-    while same < most:
-        middle = (same + most + 1) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
-        else:
-            most = middle - 1
-    return same
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda same: a[: same + 1] != b[: same + 1])
 
 
 def _in_limits(call: Callable[[], T]) -> T:

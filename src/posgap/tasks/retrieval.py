@@ -3,17 +3,12 @@
 from collections.abc import Sequence
 
 from posgap.tasks.examples import Document
-from posgap.tasks.task import Task, search_results
+from posgap.tasks.task import Task, one_of_all, search_results
 
 
 def json_records(documents: Sequence[Document]) -> str:
     """Writes documents as one JSON object with one record per line."""
     return "{" + ",\n ".join(f'"{d.title}": "{d.text}"' for d in documents) + "}"
-
-
-def any_record(n_docs: int) -> float:
-    """A model that copies the value of any record is right once in n_docs."""
-    return 1 / n_docs
 
 
 KV = Task(
@@ -28,7 +23,7 @@ KV = Task(
     max_new_tokens=100,
     target='"{answer}"',
     one_wording=True,
-    chance=any_record,
+    chance=one_of_all,
     synthetic="kv",
 )
 QA = Task(

@@ -107,13 +107,14 @@ def read_labels(path: Path) -> dict[str, Labels]:
     return labels
 
 
-def read_log(
-    path: Path,
+def ranked_examples(
+    rows: Iterable[tuple[int, Any]],
+    name: str,
     labels: Mapping[str, Labels] | None = None,
     relevance: Relevance | str = "",
     reading: Reading | None = None,
 ) -> Iterator[tuple[int, RankedExample]]:
-    """Yields (row, example) of a retrieval log or a trace, of any format that `read_rows` reads.
+    """Yields (number, example) of the (number, row) of a retrieval log or a trace, which `name` names.
 
     Passages stay in the retriever's order: the list's, or for a row per passage that of the column `rank`, else of the
     rows. A passage that comes twice counts once. `labels` are answers and relevant ids by question, which come before
@@ -122,22 +123,9 @@ def read_log(
     first retrieval for a question counts.
 
     What cannot be asked is left out and counted in `reading`: questions without answers, without a relevant passage
-    among those that were retrieved, or, where relevance goes by answers, answered by yes or no. Raises `PosgapError`
-    that names the row, and the field that is wrong.
-    """
-    yield from ranked_examples(read_rows(path), str(path), labels, relevance, reading)
-
-
-def ranked_examples(
-    rows: Iterable[tuple[int, Any]],
-    name: str,
-    labels: Mapping[str, Labels] | None = None,
-    relevance: Relevance | str = "",
-    reading: Reading | None = None,
-) -> Iterator[tuple[int, RankedExample]]:
-    """The same of (number, row) of the log that `name` names.
-
-    Without a `reading` what was left out is logged, and it is an error if that was all.
+    among those that were retrieved, or, where relevance goes by answers, answered by yes or no. Without a `reading`
+    that is logged, and it is an error if it was all. Raises `PosgapError` that names the row, and the field that is
+    wrong.
     """
     counted = Reading() if reading is None else reading
     for number, row in _questions(rows, name):

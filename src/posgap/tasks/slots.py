@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.examples import AnyExample, Document
-from posgap.tasks.placements import Placement, category, spread_placements, swept_placements
+from posgap.tasks.placements import Placement, category, spread_placements
 
 
 def inserted(example: AnyExample, placement: Placement, shuffle: int = 0) -> list[Document]:
@@ -72,10 +72,6 @@ class Slots:
     category: Callable[[Sequence[int]], str] = category
     of_any_number: bool = False
     as_given: Callable[[AnyExample, int], list[Document]] | None = None
-
-    def placements(self, n_docs: int, n_gold: int, chosen: Sequence[str] = ()) -> list[Placement]:
-        """The placements of a sweep, as `swept_placements` has them."""
-        return swept_placements(n_docs, n_gold, chosen, self.swept)
 
 
 INSERTED = Slots(inserted)

@@ -14,7 +14,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
 from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.metrics import METRICS
-from posgap.tasks.placements import Placement
+from posgap.tasks.placements import Placement, swept_placements
 from posgap.tasks.slots import INSERTED, Slots
 
 
@@ -33,6 +33,11 @@ AS_GIVEN = Order()
 def no_chance(n_docs: int) -> float:
     """Open answers are not guessed."""
     return 0.0
+
+
+def one_of_all(n_docs: int) -> float:
+    """A model that names any of the items, or copies any, is right once in n_docs."""
+    return 1 / n_docs
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Task:
 
     def placements(self, n_docs: int, chosen: Sequence[str] = ()) -> list[Placement]:
         """The placements of a sweep: those chosen, written as text, or else those that the task's slots ask for."""
-        return self.slots.placements(n_docs, self.n_gold, chosen)
+        return swept_placements(n_docs, self.n_gold, chosen, self.slots.swept)
 
     def categories(self, placements: Sequence[Placement]) -> list[str]:
         """The category of each placement; empty where there are none."""
@@ -142,11 +147,6 @@ def search_results(documents: Sequence[Document]) -> str:
     return "\n".join(f"Document [{i}](Title: {d.title}) {d.text}" for i, d in enumerate(documents, start=1))
 
 
-def as_any(task: Task) -> bool:
-    """Whether a task has items that answer its question, and none that are the answers themselves."""
-    return not task.slot_names
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A way of asking an example once, beside the placements of a sweep.
@@ -158,7 +158,7 @@ class Baseline:
     name: str
     help: str
     text: Callable[[Task, AnyExample, int, Order], str]
-    suits: Callable[[Task], bool] = as_any
+    suits: Callable[[Task], bool] = lambda task: not task.slot_names  # whose items are no answers themselves
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 

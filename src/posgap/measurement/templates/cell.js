@@ -3,34 +3,22 @@
 const LONG = 20000; // characters of a text that are shown at once
 
 // A text as somebody or some model wrote it: in its own direction, and long ones not at once.
-function Text({ text, label, parts }) {
+function Text({ text, label }) {
   const [whole, setWhole] = useState(false);
-  const length = parts ? parts.reduce((sum, [piece]) => sum + piece.length, 0) : text.length;
-  let left = whole ? Infinity : LONG;
-  const cut = (piece) => {
-    const shown = piece.slice(0, left);
-    left -= shown.length;
-    return shown;
-  };
   return h(
     "div",
     null,
     h(
       "pre",
       { dir: "auto", tabIndex: 0, role: "region", "aria-label": label },
-      parts
-        ? parts.map(([piece, gold]) => {
-            const shown = cut(piece);
-            return shown && (gold ? h("mark", null, shown) : shown);
-          })
-        : cut(text),
+      whole ? text : text.slice(0, LONG),
     ),
-    length > LONG &&
+    text.length > LONG &&
       !whole &&
       h(
         "button",
         { type: "button", onClick: () => setWhole(true) },
-        `Show all ${length.toLocaleString("en")} characters`,
+        `Show all ${text.length.toLocaleString("en")} characters`,
       ),
   );
 }
@@ -50,20 +38,10 @@ function Answer({ answer, label }) {
 
 function Cell({ data, lines, at, column, columns, models, close, go }) {
   const dialog = useRef(),
-    texts = lines && answersOf(lines, at),
-    [prompt, setPrompt] = useState(),
-    [unfolded, setUnfolded] = useState(false);
+    texts = lines && answersOf(lines, at);
   useEffect(() => {
     dialog.current.showModal();
   }, []);
-  useEffect(() => {
-    let here = true;
-    setPrompt();
-    if (unfolded) promptOf(at, column).then((pieces) => here && setPrompt(pieces));
-    return () => {
-      here = false;
-    };
-  }, [at, column, unfolded]);
   const name = data.names[column],
     place = columns.indexOf(column);
   const key = (event) => {
@@ -72,7 +50,6 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
     event.preventDefault();
     go(place + step);
   };
-  const golds = new Set(data.placements[column].map((position) => 2 * position - 1));
   return h(
     "dialog",
     {
@@ -116,7 +93,7 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
           ? h(
               "p",
               null,
-              "What was asked and answered here is in predictions.jsonl: the page holds some MB of texts, of the examples that depend on the position first.",
+              "What was answered here is in predictions.jsonl: the page holds some MB of texts, of the examples that depend on the position first.",
             )
           : [
               texts.q && h("p", { class: "question", dir: "auto" }, texts.q),
@@ -150,25 +127,6 @@ function Cell({ data, lines, at, column, columns, models, close, go }) {
                 }),
               ),
             ],
-      h(
-        "details",
-        { open: unfolded, onToggle: (event) => setUnfolded(event.target.open) },
-        h("summary", null, "Prompt"),
-        unfolded &&
-          (prompt === undefined
-            ? h("p", { class: "soft" }, "Unpacking …")
-            : prompt === null
-              ? h(
-                  "p",
-                  { class: "soft" },
-                  "The page has no prompts of this example; posgap makes them of the examples’ file.",
-                )
-              : h(Text, {
-                  key: `${at}-${column}`,
-                  label: "Prompt",
-                  parts: prompt.map((piece, i) => [piece, golds.has(i)]),
-                })),
-      ),
       texts &&
         h(
           "details",

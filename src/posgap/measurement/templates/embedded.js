@@ -12,34 +12,19 @@ async function unpacked(name) {
 }
 
 // Lines of JSON by their example; a line is parsed when it is asked for.
-function lazily(name) {
-  let lines;
-  return () =>
-    (lines ??= unpacked(name).then((text) => {
-      const byExample = new Map();
-      for (const line of text.split("\n")) if (line) byExample.set(Number(/^\{"at":\s*(\d+)/.exec(line)[1]), line);
-      return byExample;
-    }));
-}
-const answerLines = lazily("answers"),
-  promptLines = lazily("prompts");
+let lines;
+const answerLines = () =>
+  (lines ??= unpacked("answers").then((text) => {
+    const byExample = new Map();
+    for (const line of text.split("\n")) if (line) byExample.set(Number(/^\{"at":\s*(\d+)/.exec(line)[1]), line);
+    return byExample;
+  }));
 const parsed = new Map();
 
 // What was asked and answered of an example; null where the page does not hold it.
 function answersOf(lines, at) {
   if (!parsed.has(at)) parsed.set(at, lines.has(at) ? JSON.parse(lines.get(at)) : null);
   return parsed.get(at);
-}
-
-// The pieces of an example's prompt at a placement; the document at position i is piece 2 i - 1.
-async function promptOf(at, column) {
-  const line = (await promptLines()).get(at);
-  if (!line) return null;
-  const { t, p } = JSON.parse(line);
-  let now = [];
-  for (const [head, tail, ...between] of p.slice(0, column + 1))
-    now = [...now.slice(0, head), ...between, ...now.slice(now.length - tail)];
-  return now.map((index) => t[index]);
 }
 
 // What a model said to a prompt, once for each sample.

@@ -60,13 +60,12 @@ function Explorer({ data }) {
       `${data.ids[at].slice(0, 80)}, position ${data.names[column]}: ${cellOf(data, pair, panel, at, column).words}`,
     );
   }, [cursor]);
-  const download = async (kind) => {
-    setBusy(`Making the ${kind} file …`);
+  const download = async () => {
+    setBusy("Making the file …");
     try {
       const made = await table(data, rows, columns);
-      const bytes = kind === "csv" ? csv(made) : await parquet(made);
-      save(bytes, `${data.file}.${kind}`, kind === "csv" ? "text/csv" : "application/vnd.apache.parquet");
-      setBusy(`${plural(made.length, "answer")} in ${data.file}.${kind}`);
+      save(csv(made), `${data.file}.csv`);
+      setBusy(`${plural(made.length, "answer")} in ${data.file}.csv`);
     } catch (error) {
       setBusy(`That did not work: ${error.message}`);
     }
@@ -168,15 +167,13 @@ function Explorer({ data }) {
       h(
         "p",
         { class: "soft hint" },
-        "Click a cell, or move with the arrow keys and press Enter: prompt and response. Esc closes.",
+        "Click a cell, or move with the arrow keys and press Enter: the response. Esc closes.",
       ),
       h(
         "p",
         { class: "downloads" },
         "Save these as ",
-        h("button", { type: "button", onClick: () => download("csv") }, "CSV"),
-        " ",
-        h("button", { type: "button", onClick: () => download("parquet") }, "Parquet"),
+        h("button", { type: "button", onClick: download }, "CSV"),
         " ",
         h("span", { class: "soft", role: "status" }, busy),
       ),

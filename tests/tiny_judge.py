@@ -1,8 +1,8 @@
 """Two-layer Llamas that choose among lettered items, and prefer one letter by construction.
 
-    python -m posgap.demo.tiny_judge judge FOLDER --seed 0
+    python tests/tiny_judge.py judge FOLDER --seed 0
 
-Like `tiny_model` they serve tests and docs: ordinary Hugging Face folders whose tokenizer reads the ordinary prompts of
+Like `posgap.demo.tiny_model` they are ordinary Hugging Face folders whose tokenizer reads the ordinary prompts of
 the tasks `judge` and `options`, over the sentences of `posgap.data.animals`.
 
 Such a model first learns to choose the sentence about the animal that the question asks for, be it named itself (an
@@ -142,7 +142,7 @@ def write(out: Path, kind: Kind, seed: int) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m posgap.demo.tiny_judge", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("task", choices=[kind.task for kind in KINDS])
     parser.add_argument("out", type=Path, help="folder to write, which must not be there yet")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """A two-layer Llama that reasons in two hops, but loses documents far from the prompt's end.
 
-Like `tiny_model` it serves tests and benchmarks: an ordinary Hugging Face folder whose tokenizer reads the ordinary
+Like `posgap.demo.tiny_model` it is an ordinary Hugging Face folder whose tokenizer reads the ordinary
 `multihop-cot` prompt over the documents of `posgap.data.two_hop`. It answers "Ada: Ben. Ben: Cid. The answer is Cid.",
 with one fact per sentence.
 
