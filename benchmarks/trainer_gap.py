@@ -118,7 +118,8 @@ def main() -> None:
     )
     trainer.add_callback(callback)
     trainer.train()
-    save_picture(callback.plot(), ROOT / "docs" / "gap-during-training.png")
+    drawn = callback.frame.plot(x="step", y=["gap", "mean"], marker="o", ylim=(0, 103), ylabel="points")
+    save_picture(drawn.figure, ROOT / "docs" / "gap-during-training.png")
     frame = callback.frame[["step", "gap", "gap_low", "gap_high", "mean", "at_1", "at_5", "at_10", "at_15", "at_20"]]
     rows = [
         [f"{row.step:.0f}", f"{row.gap:.1f}", f"{row.gap_low:.1f} to {row.gap_high:.1f}"]

@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from posgap import __version__
-from posgap.foundation.errors import LintFindings
+from posgap.foundation.errors import Findings
 from posgap.foundation.printing import show
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
@@ -23,7 +23,7 @@ _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
 def lint(config: PipelineLintConfig) -> None:
-    """Prints steps, totals and warnings; raises `LintFindings` if there are any warnings."""
+    """Prints steps, totals and warnings; raises `Findings` if there are any warnings."""
     compiled = load(config.file, config.pipeline)
     group = tree(compiled, checked(config, compiled.parameters))
     steps = [resources(step) for step in group.steps()]
@@ -33,7 +33,7 @@ def lint(config: PipelineLintConfig) -> None:
     result = {"steps": [dataclasses.asdict(step) for step in steps], "totals": totals, "warnings": warnings}
     show(_table(steps, totals, warnings), result)
     if warnings:
-        raise LintFindings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
+        raise Findings(f"pipeline {compiled.name}: {len(warnings)} warning{'s' if len(warnings) > 1 else ''}")
 
 
 def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:

@@ -2,11 +2,13 @@
 name."""
 
 import os
+import sys
 import urllib.error
 import urllib.request
 
 import mlflow
 import pytest
+from conftest import ROOT
 from mlflow.server import get_app_client
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow_server import serving
@@ -14,10 +16,13 @@ from test_gate import copy_of, write_sweep
 from warm import SERVER
 from warm_forks import command
 
+sys.path.append(str(ROOT / "infra" / "kubernetes" / "base" / "namespaced" / "mlflow"))
+import access
+
 from posgap.foundation.errors import PosgapError
 from posgap.gating.config import GateConfig
 from posgap.stages.gate import gate
-from posgap.tracking import access, champions, flavor, registered, registry
+from posgap.tracking import champions, flavor, registered, registry
 from posgap.tracking.server import Refused, ask
 
 pytest.importorskip("flask_wtf", reason="mlflow's basic-auth app wants Flask-WTF: install the extra mlflow[auth]")

@@ -1,6 +1,5 @@
 """`posgap check`: a sweep, a verdict without a base, and what CI shows of it."""
 
-import json
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from posgap.cli.main import main
 from posgap.data.made import made_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json
-from posgap.gating.ci_reports import Checked, Reports, badge, junit, step_summary, text
+from posgap.gating.ci_reports import Checked, Reports, junit, step_summary, text
 from posgap.gating.demands import Policy
 from posgap.gating.replay import replayed
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
@@ -64,7 +63,7 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
         shown = capsys.readouterr().out
     assert "5 " + "█" * 40 + " 100.0" in shown and shown.splitlines()[-1] == "admitted: served"
     with served(Endpoint(only_at_the_ends)) as endpoint:
-        reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md", "--badge", tmp_path / "b.json"]
+        reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md"]
         assert check(endpoint, tmp_path / "biased", *reports) == 3
     shown = capsys.readouterr()
     assert shown.err.splitlines()[-1].startswith("posgap: error: the gate refused served: gap 100.0 (")
@@ -74,7 +73,6 @@ def test_a_flat_endpoint_is_admitted_and_one_that_skips_the_middle_refused(tmp_p
     assert read_sweep(tmp_path / "biased" / "sweep").accuracy == [100, 0, 0, 0, 100]
     assert ElementTree.parse(tmp_path / "j.xml").find(".//failure") is not None
     assert "# Refused: `served`" in (tmp_path / "s.md").read_text()
-    assert read_json(tmp_path / "b.json")["message"] == "refused, 100.0 points"
 
 
 def test_several_samples_and_a_judge_are_checked_as_they_are_swept_and_graded(tmp_path, capsys):
@@ -135,7 +133,7 @@ def test_a_verdict_of_a_check_is_no_verdict_of_a_gate(tmp_path):
 
 @pytest.mark.parametrize(
     ("ci", "options", "asked_again"),
-    [("", [], False), ("true", [], True), ("true", ["--reuse"], False), ("false", [], False), ("", ["--fresh"], True)],
+    [("", [], False), ("true", [], True), ("true", ["--reuse"], False), ("false", [], False), ("", ["--force"], True)],
 )
 def test_in_ci_an_endpoint_is_asked_again(tmp_path, monkeypatch, ci, options, asked_again):
     monkeypatch.setenv("CI", ci)
@@ -147,7 +145,7 @@ def test_in_ci_an_endpoint_is_asked_again(tmp_path, monkeypatch, ci, options, as
 
 
 def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path, monkeypatch, capsys):
-    reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md", "--badge", tmp_path / "b.json"]
+    reports = ["--junit", tmp_path / "j.xml", "--markdown", tmp_path / "s.md"]
     with served(Endpoint()) as endpoint:
         assert check(endpoint, tmp_path / "out", *reports) == 0
     endpoint.seen.clear()
@@ -158,7 +156,6 @@ def test_an_endpoint_that_dies_leaves_a_report_of_it_and_no_old_verdict(tmp_path
         error = ElementTree.parse(tmp_path / "j.xml").find(".//error")
         assert "gave up after 1 tries: 503" in error.get("message")
         assert (tmp_path / "s.md").read_text().startswith("<!-- posgap check -->\n# No verdict on `served`\n")
-        assert read_json(tmp_path / "b.json")["message"] == "no verdict"
         assert not (tmp_path / "out" / "check.json").exists()
         assert "asks everything again: it goes on with --reuse" in capsys.readouterr().err.splitlines()[-1]
         endpoint.misbehave, asked = (lambda prompt, times: None), len(endpoint.bodies)
@@ -208,18 +205,7 @@ def test_a_hostile_name_stays_a_name(tmp_path):
 
 def test_a_secret_in_a_complaint_is_not_shown():
     of = Checked("m", complaint="http://me:hunter22@host/v1: gave up")
-    assert all("hunter22" not in report(of) for report in (junit, step_summary, badge))
-
-
-def test_a_badge_says_what_is_certain(tmp_path):
-    shown = json.loads(badge(admitted := checked(tmp_path, [0.995] * 5)))
-    assert shown == {
-        "schemaVersion": 1,
-        "label": "position gap",
-        "message": f"at most {admitted.sweep.gap_ci95[1]:.1f} points",
-        "color": "brightgreen",
-    }
-    assert json.loads(badge(checked(tmp_path, [0.93, 0.9, 0.9, 0.9, 0.93])))["message"] == "not enough evidence"
+    assert all("hunter22" not in report(of) for report in (junit, step_summary))
 
 
 def test_a_step_summary_is_added_to_and_other_files_are_not_touched(tmp_path, monkeypatch):
@@ -233,7 +219,7 @@ def test_a_step_summary_is_added_to_and_other_files_are_not_touched(tmp_path, mo
     with pytest.raises(PosgapError, match=r"--markdown: .*README.md: is there, and no report of `posgap check`"):
         Reports({"markdown": readme}, tmp_path / "out")
     with pytest.raises(PosgapError, match="name one file"):
-        Reports({"junit": tmp_path / "a", "badge": tmp_path / "x" / ".." / "a"}, tmp_path / "out")
+        Reports({"junit": tmp_path / "a", "markdown": tmp_path / "x" / ".." / "a"}, tmp_path / "out")
     assert readme.read_text() == "mine\n"
 
 
@@ -333,4 +319,4 @@ def test_the_workflow_s_check_runs_as_it_stands(tmp_path, answer, code):
     assert done.returncode == code, done.stderr
     assert endpoint.headers[0]["Authorization"] == "Bearer k"
     assert "# Admitted: `served`" in (tmp_path / "summary").read_text() or code
-    assert {file.name for file in (tmp_path / "run").iterdir()} >= {"check", "junit.xml", "badge.json"}
+    assert {file.name for file in (tmp_path / "run").iterdir()} >= {"check", "junit.xml"}

@@ -1,12 +1,10 @@
-"""Activations that are computed again: the same gradients, and with `keep_attention` attention is computed once."""
+"""Activations that are computed again: the same gradients."""
 
 from collections import Counter
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posgap.cli.main import main
 from posgap.demo.tiny_model import untrained
 from posgap.models.checkpointing import checkpoint_activations
 
@@ -26,47 +24,19 @@ class Counted(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def trained(*how, passes=1):
-    """The gradients of a model after some backward passes through one forward pass, and the operations."""
+def trained(*, checkpointing=False):
+    """The gradients of a model after a backward pass, and the operations."""
     model = untrained(0).train()
-    if how:
-        checkpoint_activations(model, *how)
+    if checkpointing:
+        checkpoint_activations(model)
     with Counted() as counted:
-        loss = model(input_ids=IDS, labels=IDS).loss
-        for left in reversed(range(passes)):
-            loss.backward(retain_graph=left > 0)
+        model(input_ids=IDS, labels=IDS).loss.backward()
     return [parameter.grad for parameter in model.parameters()], counted.times
 
 
-def test_attention_that_is_kept_is_computed_once_and_all_else_again():
+def test_activations_are_computed_again_to_the_same_gradients():
     layers = untrained(0).config.num_hidden_layers
-    (expected, kept), (again, twice), (keeping, once) = trained(), trained(False), trained(True)
-    assert [times[ATTENTION] for times in (kept, twice, once)] == [layers, 2 * layers, layers]
-    assert kept[PRODUCT] < twice[PRODUCT] == once[PRODUCT]
+    (expected, kept), (again, twice) = trained(), trained(checkpointing=True)
+    assert [times[ATTENTION] for times in (kept, twice)] == [layers, 2 * layers]
+    assert kept[PRODUCT] < twice[PRODUCT]
     torch.testing.assert_close(again, expected, rtol=0, atol=0)
-    torch.testing.assert_close(keeping, expected, rtol=0, atol=0)
-
-
-def test_a_second_backward_pass_computes_attention_as_it_must():
-    (expected, _), (keeping, times) = trained(passes=2), trained(True, passes=2)
-    assert times[ATTENTION] == 2 * untrained(0).config.num_hidden_layers
-    torch.testing.assert_close(keeping, expected, rtol=0, atol=0)
-
-
-def test_keeping_attention_is_refused_where_all_is_kept(tmp_path, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(
-            [
-                "distill",
-                "--keep-attention",
-                "--model",
-                "m",
-                "--examples",
-                "e",
-                "--responses",
-                "r",
-                "--out",
-                str(tmp_path),
-            ]
-        )
-    assert stopped.value.code == 2 and "`keep_attention`: without `gradient_checkpointing`" in capsys.readouterr().err

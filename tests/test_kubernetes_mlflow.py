@@ -18,7 +18,8 @@ from manifests import KUBERNETES, SECURED, containers, needs_kubectl, of_kind, o
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
-from posgap.tracking import access
+sys.path.append(str(KUBERNETES / "base" / "namespaced" / "mlflow"))
+import access
 
 pytestmark = [
     pytest.mark.slow,
@@ -128,7 +129,7 @@ def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_b
     if scheme == "https":
         trusting["MLFLOW_TRACKING_SERVER_CERT_PATH"] = authority = make_certificate(tmp_path / mounted["tls"])
     with running(command, variables, url + server["startupProbe"]["httpGet"]["path"], authority):
-        allow = [sys.executable, "-m", "posgap.tracking.access", "guarded", "--users", f"{tmp_path}{access.FOLDER}"]
+        allow = [sys.executable, access.__file__, "guarded", "--users", f"{tmp_path}{access.FOLDER}"]
         subprocess.run(allow, env=variables | trusting, cwd=tmp_path, check=True)
         experiment = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
         with httpx2.Client(verify=authority) as client:

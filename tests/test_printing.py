@@ -15,7 +15,7 @@ from posgap.cli import main as cli
 from posgap.cli.main import build, example, main
 from posgap.cli.verbs import SECTIONS, VERBS, Verb
 from posgap.foundation import printing
-from posgap.foundation.errors import Differs, GateFailed, PosgapError, Rejected
+from posgap.foundation.errors import Findings, GateFailed, PosgapError, Rejected
 from posgap.foundation.locations import is_uri
 from posgap.foundation.progress import track
 
@@ -125,7 +125,7 @@ def test_what_a_verb_refuses_is_one_json_document_too(words, capsys):
     ("words", "error", "code"),
     [
         ("gate", GateFailed("no"), 3),
-        ("verify", Differs("no"), 1),
+        ("verify", Findings("no"), 1),
         ("validate", Rejected("no"), 2),
         ("sweep", PosgapError("no"), 2),
     ],

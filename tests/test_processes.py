@@ -121,10 +121,7 @@ LAUNCHES = {
     "data parallel": (ACCELERATE, {}),
     "fsdp": (TORCHRUN, {"fsdp": True, **LESS_MEMORY}),
     "zero2": (DEEPSPEED, {"deepspeed": "zero2", "micro_batch_tokens": 150}),
-    "zero3": (
-        None,
-        {"deepspeed": "zero3", "micro_batch_tokens": 150, "gradient_checkpointing": True, "keep_attention": True},
-    ),
+    "zero3": (None, {"deepspeed": "zero3", "micro_batch_tokens": 150, "gradient_checkpointing": True}),
 }
 
 

@@ -104,7 +104,7 @@ def test_what_is_complete_in_s3_is_reused_without_work_or_downloads(
     with caplog.at_level(logging.INFO, logger="posgap"):
         assert run(*words) == 0
     assert f"validate: {given}/run/train is complete, reused" in caplog.text
-    assert not s3_calls.count().keys() & {"GetObject", "PutObject", "DeleteObject", "DeleteObjects"}
+    assert not s3_calls.count().keys() & {"GetObject", "PutObject", "DeleteObject"}
     elsewhere(tmp_path, monkeypatch)
     publish(Path(shutil.copytree(model_folder, tmp_path / "model")), f"{given}/models/ours")
     elsewhere(tmp_path, monkeypatch)
@@ -159,9 +159,9 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
     writes = []
 
     def die(op, key):
-        if op in ("PutObject", "DeleteObject", "DeleteObjects"):
+        if op in ("PutObject", "DeleteObject"):
             writes.append(key)
-        return Killed() if len(writes) >= call and op in ("PutObject", "DeleteObject", "DeleteObjects") else None
+        return Killed() if len(writes) >= call and op in ("PutObject", "DeleteObject") else None
 
     s3_calls.fail = die
     try:

@@ -20,7 +20,7 @@ SIZES = {
 
 def tied() -> nn.Module:
     model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True))
-    checkpoint_activations(model, keep_attention=True)
+    checkpoint_activations(model)
     return model
 
 

@@ -22,7 +22,7 @@ from transformers import (
 from posgap.distillation import branches as branches_module
 from posgap.distillation import reading
 from posgap.distillation.batches import Draw
-from posgap.distillation.branches import laid_out
+from posgap.distillation.branches import enable, laid_out
 from posgap.distillation.engine import Loop
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.objectives import R1, CrossEntropy
@@ -128,27 +128,27 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
     read = student.tokens[True]
     student.tokens.clear()
-    assert student.can_share()
+    assert enable(student.model)
     figures, gradients, loop = step(student, objective, collate, 8192, rows, True)
     assert loop.shares and student.tokens[True] < read
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
-@pytest.mark.parametrize("method", ["paper", "balanced", "none", "last", "cross entropy", "checkpointing", "keeping"])
+@pytest.mark.parametrize("method", ["paper", "balanced", "none", "last", "cross entropy", "checkpointing"])
 @pytest.mark.parametrize("tokens", [60, 140])
 def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate, tmp_path, monkeypatch):
     """Whatever fits into a micro-batch."""
     monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))  # sharing is always taken
     model = SHARING["Llama"]()
-    if method in ("checkpointing", "keeping"):
-        checkpoint_activations(model, keep_attention=method == "keeping")
+    if method == "checkpointing":
+        checkpoint_activations(model)
     best = (5,) if method == "last" else (1,)  # the prompts of the last share most with the others
     kind = method if method in ("balanced", "none") else "paper"
     objective = CrossEntropy(pairs) if method == "cross entropy" else R1([best] * 4, kind, 0.5)
     student = student_of(model, objective, collate, tmp_path).train()
     rows = list(dict.fromkeys(objective.rows(DRAWS)))
     alone, expected, _ = step(student, objective, collate, tokens, rows, False)
-    assert student.can_share()
+    assert enable(student.model)
     figures, gradients, loop = step(student, objective, collate, tokens, rows, True)
     assert loop.shares and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
@@ -169,7 +169,7 @@ def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, 
     rows = objective.rows(DRAWS)
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
     small = Small(student.model, objective, student.teacher)
-    figures, gradients, loop = step(small, objective, collate, 8192, rows, small.can_share())
+    figures, gradients, loop = step(small, objective, collate, 8192, rows, enable(small.model))
     assert loop.micro_batch_tokens < 60 and loop.shares
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
@@ -180,7 +180,7 @@ def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_p
     student = student_of(OTHERS[family](), objective, collate, tmp_path)
     rows = objective.rows(DRAWS)
     _, expected, _ = step(student, objective, collate, 8192, rows, False)
-    _, gradients, loop = step(student, objective, collate, 8192, rows, student.can_share())
+    _, gradients, loop = step(student, objective, collate, 8192, rows, enable(student.model))
     assert not loop.shares and same(expected, gradients)
 
 

@@ -63,7 +63,7 @@ overlay() { # both by the server's own checks; the local one for good
     secret posgap-s3 AWS_ACCESS_KEY_ID=posgap "AWS_SECRET_ACCESS_KEY=$(openssl rand -hex 24)"
     kubectl apply --server-side -k infra/kubernetes/overlays/local
     kubectl -n posgap rollout status deployment/mlflow --timeout 10m
-    kubectl -n posgap exec deployment/mlflow -c mlflow -- python -m posgap.tracking.access posgap-smoke
+    kubectl -n posgap exec -i deployment/mlflow -c mlflow -- python - posgap-smoke < infra/kubernetes/base/namespaced/mlflow/access.py
     # The kinds of Karpenter and of External Secrets are not in this cluster; the rest of the other overlay is.
     kubectl kustomize infra/kubernetes/overlays/aws | python -c '
 import sys, yaml

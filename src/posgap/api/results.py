@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import needed
+from posgap.measurement import length_pages
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
 from posgap.measurement.explored import Swept, explored_together, read_texts, texts_of
-from posgap.measurement.length_pages import page, picture, write_map
 from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.reading import reading
@@ -29,11 +29,9 @@ from posgap.storage.lineage import training_examples
 from posgap.tasks.positions import format_positions
 
 if TYPE_CHECKING:
-    import datasets
     import pandas
     from matplotlib.figure import Figure
 
-    from posgap.measurement.explored import Swept
     from posgap.tasks.examples import AnyExample
 
 
@@ -122,18 +120,6 @@ class SweepResult:
         if not self.figures.categories:
             frame.insert(2, "position", [row["placement"][0] for row in swept])
         return frame
-
-    def dataset(self) -> "datasets.Dataset":
-        """The rows of `frame` as a `datasets` dataset, whose description says the figures: `push_to_hub` and the like.
-
-        Raises `PosgapError` where the package `datasets` is not installed.
-        """
-        try:
-            import datasets
-        except ImportError:
-            raise PosgapError("a dataset needs the package of that name: pip install datasets") from None
-        info = datasets.DatasetInfo(description=str(self))
-        return datasets.Dataset.from_pandas(self.frame, info=info, preserve_index=False)
 
     def plot(self) -> "Figure":
         """The curve with its intervals, as matplotlib's figure: a notebook shows it, `savefig` writes it."""
@@ -226,12 +212,12 @@ class LengthsResult:
 
     def plot(self) -> "Figure":
         """The heat map, as matplotlib's figure."""
-        return _closed(picture(self.figures))
+        return _closed(length_pages.picture(self.figures))
 
     def report(self, path: str | Path) -> Path:
         """Writes the map as one HTML page, which needs nothing beside itself, and returns its path."""
         path = Path(path)
-        save_page(page(self.figures, [each.sweep for each in self._evidence]), path)
+        save_page(length_pages.page(self.figures, [each.sweep for each in self._evidence]), path)
         return path
 
     def save(self, folder: str | Path) -> Path:
@@ -245,7 +231,7 @@ class LengthsResult:
                 place = folder_at(partial, tokens)
                 place.mkdir()
                 swept._write(place)
-            write_map(self.figures, [each.sweep for each in self._evidence], partial)
+            length_pages.write_map(self.figures, [each.sweep for each in self._evidence], partial)
 
         return _saved(Path(folder), write)
 
@@ -263,7 +249,7 @@ class LengthsResult:
 class ComparisonResult:
     """How one sweep differs from another. `figures` is all that `comparison.json` says of it."""
 
-    def __init__(self, figures: Comparison, swept: "Sequence[Swept]"):
+    def __init__(self, figures: Comparison, swept: Sequence[Swept]):
         self.figures, self._swept = figures, swept
 
     @property

@@ -9,13 +9,11 @@ from posgap.api.library import Rows, examples, sweep
 from posgap.api.results import LengthsResult, SweepResult
 from posgap.distillation.watching import require_whole_parameters
 from posgap.foundation.errors import PosgapError
-from posgap.measurement.plots import COLORS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas
-    from matplotlib.figure import Figure
 
 
 class PositionGapCallback(TrainerCallback):
@@ -61,22 +59,6 @@ class PositionGapCallback(TrainerCallback):
             for step, result in self.results.items()
         ]
         return pd.DataFrame(rows)
-
-    def plot(self) -> "Figure":
-        """Gap with its interval and mean over the steps, as matplotlib's figure."""
-        import matplotlib.pyplot as plt
-
-        frame = self.frame
-        figure, axes = plt.subplots(figsize=(8, 4.2), dpi=144, layout="constrained")
-        axes.fill_between(frame["step"], frame["gap_low"], frame["gap_high"], color=COLORS[0], alpha=0.15, linewidth=0)
-        for name, label, color in (("gap", "position gap, points", COLORS[0]), ("mean", "mean accuracy, %", COLORS[1])):
-            axes.plot(frame["step"], frame[name], marker="o", markersize=4, color=color, label=label)
-        axes.set(xlabel="step", ylim=(0, 103))
-        axes.grid(axis="y", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="best")
-        plt.close(figure)
-        return figure
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

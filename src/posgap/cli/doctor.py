@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from posgap import __version__
 from posgap.cli.config import DoctorConfig
-from posgap.foundation.errors import NoUse
+from posgap.foundation.errors import Findings
 from posgap.foundation.extras import how_to_install
 from posgap.foundation.printing import coloured, show
 from posgap.foundation.redaction import redacted, without_user
@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 
 
 def doctor(config: DoctorConfig) -> None:
-    """Prints what this machine can do. Raises `NoUse` where something configured does not work."""
+    """Prints what this machine can do. Raises `Findings` where something configured does not work."""
     found = list(findings())
     width = max(len(each.part) for each in found)
     lines = [
@@ -52,18 +52,20 @@ def doctor(config: DoctorConfig) -> None:
     ]
     show("\n".join(lines), {"posgap": __version__, "parts": [each._asdict() for each in found]})
     if broken := [each.part for each in found if each.state == "broken"]:
-        raise NoUse(f"of no use as it is: {', '.join(broken)}")
+        raise Findings(f"of no use as it is: {', '.join(broken)}")
 
 
 def findings() -> Iterator[Finding]:
     """All parts, in the order in which one needs them."""
     yield Finding("posgap", "yes", f"{__version__}, Python {platform.python_version()}, {os.cpu_count()} processors")
-    yield _memory()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield Finding("memory", "yes", f"{total / 2**30:.0f} GiB")
     yield _disk(Path.cwd())
     gpus = _gpus()
     yield _torch(gpus)
     yield _within_bounds("transformers")
-    yield _gpu(gpus)
+    none = "none: small models and endpoints are measured, nothing large is trained"
+    yield Finding("GPU", "yes" if gpus else "no", "; ".join(gpus) or none)
     yield _package("FlashAttention", "flash_attn", 'faster attention on GPUs: pip install "posgap[gpu]"', bool(gpus))
     yield _package("vLLM", "vllm", 'faster answers on GPUs, --backend vllm: pip install "posgap[vllm]"')
     yield _package("DeepSpeed", "deepspeed", 'training on several GPUs (ZeRO): pip install "posgap[train]"')
@@ -71,11 +73,6 @@ def findings() -> Iterator[Finding]:
     yield _s3()
     yield _kubeflow()
     yield _hub()
-
-
-def _memory() -> Finding:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Finding("memory", "yes", f"{total / 2**30:.0f} GiB")
 
 
 def _disk(folder: Path) -> Finding:
@@ -117,12 +114,6 @@ def _within_bounds(package: str) -> Finding:
     if not bounds.contains(installed, prereleases=True):
         return Finding(package, "broken", f"{installed}, with which posgap does not work or was not tried", mend)
     return Finding(package, "yes", installed)
-
-
-def _gpu(gpus: list[str]) -> Finding:
-    if not gpus:
-        return Finding("GPU", "no", "none: small models and endpoints are measured, nothing large is trained")
-    return Finding("GPU", "yes", "; ".join(gpus))
 
 
 def _package(part: str, module: str, mend: str, wanted: bool = True) -> Finding:

@@ -123,7 +123,7 @@ class ImportConfig(FileConfig):
     """Turns a public data file, or your own, into examples in posgap's format."""
 
     input: InputPath = Field(
-        description="file to read: .jsonl, .json, .csv or .tsv, also with .gz, .parquet, .arrow, or a data set's folder"
+        description="file to read: .jsonl, .json, .csv or .tsv, also with .gz, .parquet, or a folder of Parquet files"
     )
     out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
     format: Literal[

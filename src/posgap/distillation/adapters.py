@@ -5,7 +5,6 @@ adapter and base; so whatever reads, digests, serves or promotes a model needs t
 """
 
 import functools
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, read_object, write_json
 from posgap.foundation.locations import Location, is_registered, is_uri, merged_cache, with_uris
 from posgap.models import ADAPTER, ADAPTER_WEIGHTS
-from posgap.storage.cache import MANIFEST, Snapshot, look, made_once
+from posgap.storage.cache import MANIFEST, Snapshot, Source, look, made_once
 from posgap.storage.inputs import OnDisk, Opener
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.storage.manifests import read_record
@@ -22,14 +21,11 @@ RECORD = "merged_adapter.json"  # in the merged folder: what it was made of
 
 
 @dataclass(frozen=True)
-class Adapter:
+class Adapter(Source):
     """An adapter's folder, on this machine or in S3, which is read as the model that it makes of its base."""
 
+    location: Location
     folder: OnDisk | Snapshot
-
-    @property
-    def location(self) -> Location:
-        return self.folder.location
 
     @property
     def is_incomplete(self) -> bool:
@@ -37,20 +33,6 @@ class Adapter:
 
     def version(self) -> dict[str, str]:
         return self.folder.version()
-
-    def sizes(self) -> dict[str, int]:
-        return self._merged.sizes()
-
-    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        return self._merged.sha256s(names)
-
-    def digest(self) -> str:
-        return self._merged.digest()
-
-    cache_key = digest
-
-    def read(self, name: str) -> Path | None:
-        return self._merged.read(name)
 
     def fetch(self) -> Path:
         """The folder of the merged model in the cache; it is merged once for each content of adapter and base."""
@@ -78,7 +60,12 @@ class Adapter:
         return OnDisk(made_once(merged_cache() / mark / adapter.resolve().name, mark, merge))
 
 
-OPENER = Opener("adapter", "a folder of peft's, read as the model that it makes of its base", Adapter, file=ADAPTER)
+OPENER = Opener(
+    "adapter",
+    "a folder of peft's, read as the model that it makes of its base",
+    lambda folder: Adapter(folder.location, folder),
+    file=ADAPTER,
+)
 
 
 def _base(adapter: Path) -> tuple[str, str]:

@@ -9,7 +9,7 @@ No label is needed.
 
 import logging
 import string
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posgap.distillation.batches import Batch, Collator, Draw, Pair, Positions, Row
 from posgap.distillation.head import Head
-from posgap.distillation.losses import token_kl
+from posgap.distillation.objectives import Objective
 from posgap.distillation.teacher_states import Teacher, TeacherStates
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.prompts import PromptBuilder
@@ -131,27 +131,15 @@ class _AverageHead(Head):
         return logits
 
 
-class Averaged:
+class Averaged(Objective):
     """The objective of R1 where items are chosen: the mean KL from the average over the orders to the student, in each
     order. `placements` has that of each pair."""
-
-    averaged = True
 
     def __init__(self, placements: Sequence[Positions]):
         self.placements = placements
 
-    def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
-        assert teacher_logits is not None
-        return token_kl(teacher_logits, logits)
-
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [Row(draw.pair, self.placements[draw.pair]) for draw in draws]
-
-    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
-        return [None] * len(rows)
-
-    def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
-        return torch.full_like(losses, 1 / len(rows))
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
         return {"order_kl": float(losses.mean())}

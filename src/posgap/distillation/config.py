@@ -135,11 +135,6 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     gradient_checkpointing: bool = Field(
         False, description="save memory: compute activations again in the backward pass"
     )
-    keep_attention: bool = Field(
-        False,
-        description="with gradient_checkpointing: keep what attention gives, which is not computed again; saves time "
-        "with long prompts, and takes more memory",
-    )
     deepspeed: str = Field("", description="zero2, zero3 or a DeepSpeed JSON file; empty: none")
     fsdp: bool = Field(
         False, description="spread parameters, gradients and optimizer over the processes by torch's FSDP2"
@@ -190,12 +185,6 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         return self
 
     @model_validator(mode="after")
-    def _keeps_some_of_all(self) -> Self:
-        if self.keep_attention and not self.gradient_checkpointing:
-            raise ValueError("`keep_attention`: without `gradient_checkpointing` everything is kept; give both")
-        return self
-
-    @model_validator(mode="after")
     def _either_deepspeed_or_fsdp(self) -> Self:
         if self.deepspeed and self.fsdp:
             raise ValueError("`deepspeed` and `fsdp` exclude each other; leave one empty")
@@ -215,7 +204,6 @@ class _OnGpus(Config):
     prompt_tokens: int = Field(4096, ge=2, description="tokens of a prompt")
     response_tokens: int = Field(40, ge=1, description="tokens of a response")
     n_examples: int = Field(300, ge=1, description="training examples")
-    n_docs: int = Field(20, ge=2, description="documents in a prompt; what an example's prompts share depends on it")
 
 
 class PlanDistillConfig(_ByRecipe, _OnGpus):

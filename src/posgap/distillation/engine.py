@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from posgap.distillation.batches import Batch, Collator, Row
-from posgap.distillation.branches import same_states
+from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.micro_batches import MicroBatch
@@ -124,7 +124,7 @@ def train(
     for figures in history:
         on_step(figures)
     gradient = Gradient(accelerator, wrapped, optimizer, optimization.max_grad_norm)
-    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, student.can_share())
+    loop = Loop(wrapped, gradient, objective, collate, accelerator.device, micro_batch_tokens, enable(student.model))
     rest = range(len(history), len(steps))
     with deferred_termination() as termination, checkpoints or nullcontext():
         for step in track(rest, len(rest), "distillation steps"):

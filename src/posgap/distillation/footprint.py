@@ -61,7 +61,6 @@ class Micro:
     arithmetic: str = "bfloat16"
     checkpointing: bool = False
     lora_rank: int = 0
-    keep_attention: bool = False  # of what checkpointing drops
 
 
 @dataclass(frozen=True)
@@ -192,7 +191,7 @@ def _model(config: PretrainedConfig, micro: Micro) -> PreTrainedModel:
     in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
     model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
     if micro.checkpointing:
-        checkpoint_activations(model, micro.keep_attention)
+        checkpoint_activations(model)
     return model.train()
 
 

@@ -4,7 +4,6 @@ A step's loss is sum_r w_r L_r over the rows of the global batch, with weights w
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,24 +12,26 @@ from posgap.distillation.batches import Draw, Pair, Positions, Row
 from posgap.distillation.losses import alignment_weights, token_cross_entropy, token_kl
 
 
-class Objective(Protocol):
-    """A method's part of the training loop."""
+class Objective:
+    """A method's part of the training loop. As it stands here, a row's loss is the mean KL from the teacher over its
+    response, and all rows weigh alike."""
 
-    averaged: bool  # whether a row's loss is the mean over its response tokens, rather than their sum
+    averaged = True  # whether a row's loss is the mean over its response tokens, rather than their sum
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         """The loss `[M]` of each response token, given the student's `logits [M, V]` before it, the token itself in
         `targets [M]` and, if the method needs a teacher, the teacher's logits `[M, V]`."""
-        ...
+        assert teacher_logits is not None
+        return token_kl(teacher_logits, logits)
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         """The prompts of a step."""
-        ...
+        return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]
 
     def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
         """For each of a global batch's rows, a key: rows with the same key are weighed by each other's losses. `None`
         if a row's weight depends on no loss."""
-        ...
+        return [None] * len(rows)
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         """The weights w `[N]` of a global batch's `rows`, given their `losses [N]`.
@@ -38,17 +39,17 @@ class Objective(Protocol):
         A loss that is not computed yet is nan. The losses of rows with the same key come together, and all weights by
         loss that were there before change by one factor when others come.
         """
-        ...
+        return torch.full_like(losses, 1 / len(rows))
 
     def figures(self, rows: Sequence[Row], losses: Tensor) -> dict[str, float]:
         """The figures of a step to log beside its loss."""
-        ...
+        raise NotImplementedError
 
 
 AUTHORS_PROMPTS_AT_ONCE = 4  # micro_train_batch_size of their scripts/train_nq.sh
 
 
-class R1:
+class R1(Objective):
     """Pos2Distill-R1, for retrieval: L = sum_ij alpha_ij L_ij + lambda mean_j L_Anc,j.
 
     L_ij is the mean KL from the teacher at the advantageous placement to the student at trivial placement i, and
@@ -58,12 +59,6 @@ class R1:
 
     def __init__(self, advantageous: Sequence[Positions], alignment: str, anchoring: float):
         self.advantageous, self.alignment, self.anchoring = advantageous, alignment, anchoring
-
-    averaged = True
-
-    def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
-        assert teacher_logits is not None
-        return token_kl(teacher_logits, logits)
 
     def rows(self, draws: Sequence[Draw]) -> list[Row]:
         return [
@@ -104,7 +99,7 @@ class R1:
         return row.positions == self.advantageous[row.pair]
 
 
-class CrossEntropy:
+class CrossEntropy(Objective):
     """L = -sum log q(response | prompt) over the step's tokens, divided by their number.
 
     The loss of Pos2Distill-R2 (the teacher's chains of thought at K pairs of positions) and of
@@ -118,12 +113,6 @@ class CrossEntropy:
 
     def token_losses(self, logits: Tensor, targets: Tensor, teacher_logits: Tensor | None) -> Tensor:
         return token_cross_entropy(targets, logits)
-
-    def rows(self, draws: Sequence[Draw]) -> list[Row]:
-        return [Row(draw.pair, positions) for draw in draws for positions in draw.placements]
-
-    def together(self, rows: Sequence[Row]) -> list[Hashable | None]:
-        return [None] * len(rows)
 
     def weights(self, rows: Sequence[Row], losses: Tensor) -> Tensor:
         return torch.full_like(losses, 1 / self._tokens(rows))

@@ -8,12 +8,8 @@ from functools import cache, partial
 from math import ceil
 from typing import Any
 
-from posgap.distillation.batches import Row, plan
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.footprint import Micro, Size, operations, size_of, working
-from posgap.distillation.objectives import R1
-from posgap.distillation.reading import sharing, singly
-from posgap.distillation.recipes import RECIPES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
@@ -25,7 +21,6 @@ log = logging.getLogger(__name__)
 GB = 1e9
 USABLE = 0.92  # of a GPU's memory; the rest is the driver's, and lost between blocks
 LORA_RANK = 16
-_STEPS = 6  # whose prompts are dealt out to find how many tokens are read
 # DeepSpeed's defaults, in numbers of two bytes: two buckets of gradients, and of parameters those gathered at a time.
 _BUCKETS, _GATHERED = 2 * 5e8 * 2, 1e9 * 2
 
@@ -37,7 +32,6 @@ class Way:
     strategy: str
     checkpointing: bool
     lora_rank: int
-    keep_attention: bool = False  # of what checkpointing drops
 
     @property
     def arithmetic(self) -> str:
@@ -47,9 +41,7 @@ class Way:
     @property
     def activations(self) -> str:
         """What becomes of them until the backward pass, in words."""
-        if not self.checkpointing:
-            return "kept"
-        return "attention's kept" if self.keep_attention else "computed again"
+        return "computed again" if self.checkpointing else "kept"
 
     def options(self) -> list[str]:
         """The options of `posgap distill` that ask for it."""
@@ -57,7 +49,6 @@ class Way:
             *([f"--deepspeed {self.strategy}"] if self.strategy.startswith("zero") else []),
             *(["--fsdp"] if self.strategy == "fsdp" else []),
             *(["--gradient-checkpointing"] if self.checkpointing else []),
-            *(["--keep-attention"] if self.keep_attention else []),
             *([f"--lora-rank {self.lora_rank}"] if self.lora_rank else []),
         ]
 
@@ -96,9 +87,9 @@ def ways(gpus: int) -> Iterator[Way]:
     """All ways, those first that train all parameters, compute nothing twice and exchange little."""
     strategies = ("data parallel", "zero2", "zero3", "fsdp") if gpus > 1 else ("alone",)
     for lora_rank in (0, LORA_RANK):
-        for checkpointing, keep_attention in ((False, False), (True, True), (True, False)):
+        for checkpointing in (False, True):
             for strategy in strategies:
-                yield Way(strategy, checkpointing, lora_rank, keep_attention)
+                yield Way(strategy, checkpointing, lora_rank)
 
 
 def need(config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[Micro], int]) -> Need:
@@ -122,46 +113,7 @@ def need(config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], take
 
 def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> Micro:
     width = config.prompt_tokens + config.response_tokens
-    how = way.arithmetic, way.checkpointing, way.lora_rank, way.keep_attention
-    return Micro(rows, width, config.response_tokens, *how)
-
-
-def read_tokens(config: PlanDistillConfig, most_tokens: int) -> tuple[float, float]:
-    """The tokens that are read in a step of R1 by the recipe, as a share of those of its prompts, each by itself and
-    where prompts share what they begin with; a forward pass counts a third, and what fills processes up counts.
-
-    It is that of some steps of prompts of `n_docs` equally long documents, as the engine would read them, with the
-    first position the best.
-    """
-    recipe: dict[str, Any] = RECIPES[config.recipe].values()
-    reshuffled = recipe["distractors"] == "reshuffled"
-    n_examples = min(config.n_examples, ceil(_STEPS * config.batch_size / (config.k + 1)))
-    best = [(1,)] * n_examples
-    objective = R1(best, recipe["alignment"], recipe["anchoring"])
-    places = [(i,) for i in range(1, config.n_docs + 1)]
-    steps = plan(n_examples, places, objective.rows, config.k, 1, config.batch_size, 0, recipe["mix"], reshuffled, best)
-    width = config.prompt_tokens + config.response_tokens
-    alone = shared = 0
-    for rows in steps:
-        together, world = objective.together(rows), config.gpus
-        by_themselves = singly(together, [width] * len(rows), world, most_tokens).tokens
-        alone += by_themselves
-        if not reshuffled and most_tokens > width:
-            prompts = [_made(config, row) for row in rows]
-            reading = sharing(together, [row.pair for row in rows], prompts, world, most_tokens)
-            by_themselves = min(by_themselves, reading.tokens)
-        shared += by_themselves
-    whole = 3 * width * sum(map(len, steps)) / config.gpus
-    return alone / whole, shared / whole
-
-
-def _made(config: PlanDistillConfig, row: Row) -> list[int]:
-    """A prompt with its response, of ids that are equal where those of an example are."""
-    length = config.prompt_tokens // config.n_docs
-    documents = list(range(1, config.n_docs))
-    documents.insert(row.positions[0] - 1, 0)
-    ids = [document for document in documents for _ in range(length)]
-    return ids + [config.n_docs] * (config.prompt_tokens + config.response_tokens - len(ids))
+    return Micro(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
 
 
 @with_local_paths
@@ -194,12 +146,8 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     size, width = sized(best.way.lora_rank), config.prompt_tokens + config.response_tokens
     options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
-    alone, shared = read_tokens(config, best.rows * width)
-    of_a_prompt = operations(model, _micro(config, best.way))
-    together, by_themselves = (  # the teacher reads forwards alone
-        (prompts * share + config.n_examples / 3) * of_a_prompt for share in (shared, alone)
-    )
-    hours = together / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600
+    # The teacher reads forwards alone.
+    counted = (prompts + config.n_examples / 3) * operations(model, _micro(config, best.way))
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size
@@ -207,19 +155,17 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
         "options": options,
         "updates": ceil(prompts / config.batch_size),
         "tokens": prompts * width,
-        "read_tokens": prompts * width * shared,
-        "operations": together,
-        "hours": hours,
-        "hours_without_sharing": hours * by_themselves / together,
+        "operations": counted,
+        "hours": counted / (config.gpus * config.gpu_tflops * 1e12 * config.mfu) / 3600,
         "memory_gb": best.memory / GB,
         "disk_gb": (checkpoints + states + 2 * size.parameters) / GB,
     }
     log.info("suggested: posgap distill --model %s %s", config.model, " ".join(options))
     log.info(
-        "%d updates, %.3g tokens, %.3g operations: %.2f hours (%.2f where prompts share nothing) at %.0f %% of %g "
-        "TFLOP/s a GPU; %.0f GB of disk for two checkpoints, the teacher's states and the model",
-        figures["updates"], figures["tokens"], together, hours, figures["hours_without_sharing"], 100 * config.mfu,
-        config.gpu_tflops, figures["disk_gb"],
+        "%d updates, %.3g tokens, %.3g operations: %.2f hours at %.0f %% of %g TFLOP/s a GPU; %.0f GB of disk for two "
+        "checkpoints, the teacher's states and the model",
+        figures["updates"], figures["tokens"], counted, figures["hours"], 100 * config.mfu, config.gpu_tflops,
+        figures["disk_gb"],
     )  # fmt: skip
     figures["ways"] = [asdict(each) for each in needs]
     show(json.dumps(figures), figures)

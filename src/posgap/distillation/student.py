@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.distillation.batches import Batch
-from posgap.distillation.branches import enable
 from posgap.distillation.head import Head, require_plain_head, response_states
 from posgap.distillation.losses import in_chunks, per_row
 from posgap.distillation.objectives import Objective
@@ -23,10 +22,6 @@ class Student(nn.Module):
         super().__init__()
         self.model, self.head, self.objective, self.teacher = model, Head.of(model), objective, teacher
         self.checked = False
-
-    def can_share(self) -> bool:
-        """Whether batches may have branches, as far as the model's kind says; from now on its attention takes them."""
-        return enable(self.model)
 
     def forward(self, batch: Batch, states_alone: bool = False) -> Tensor:
         """The loss of each row, `[R]`: the sum of the objective's losses over its response tokens, or their mean.

@@ -40,20 +40,8 @@ class NotEnoughEvidence(PosgapError):
     exit_code = 7
 
 
-class LintFindings(PosgapError):
-    """`pipeline lint` found problems. Exit code 1."""
-
-    exit_code = 1
-
-
-class NoUse(PosgapError):
-    """`doctor` found something that is configured and does not work. Exit code 1."""
-
-    exit_code = 1
-
-
-class Differs(PosgapError):
-    """`verify` found what is not as its manifest says. Exit code 1."""
+class Findings(PosgapError):
+    """`pipeline lint`, `doctor` or `verify` found faults. Exit code 1."""
 
     exit_code = 1
 

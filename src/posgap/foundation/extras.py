@@ -10,45 +10,30 @@ from typing import Any
 from posgap.foundation.errors import PosgapError
 
 # By the name under which a package is imported; the extras themselves are in pyproject.toml.
-EXTRA_OF = {
-    "mlflow": "mlflow",
-    "sqlalchemy": "mlflow",
-    "alembic": "mlflow",
-    "requests": "mlflow",
-    "kfp": "kfp",
-    "kfp_server_api": "kfp",
-    "google": "kfp",
-    "urllib3": "kfp",
-    "cronsim": "kfp",
-    "tabulate": "kfp",
-    "boto3": "s3",
-    "botocore": "s3",
-    "s3transfer": "s3",
-    "pandas": "tables",
-    "pyarrow": "tables",
-    "great_expectations": "validate",
-    "cma": "search",
-    "deepspeed": "train",
-    "peft": "train",
-    "kubeflow": "cluster",
-    "kubernetes": "cluster",
-    "psycopg": "cluster",
-    "lm_eval": "harness",
-    "inspect_ai": "inspect",
-    "vllm": "vllm",
-    "flash_attn": "gpu",
+_PACKAGES = {
+    "mlflow": ("mlflow", "sqlalchemy", "alembic", "requests"),
+    "kfp": ("kfp", "kfp_server_api", "google", "urllib3", "cronsim", "tabulate"),
+    "s3": ("boto3", "botocore", "s3transfer"),
+    "tables": ("pandas", "pyarrow"),
+    "validate": ("great_expectations",),
+    "search": ("cma",),
+    "train": ("deepspeed", "peft"),
+    "cluster": ("kubeflow", "kubernetes", "psycopg"),
+    "harness": ("lm_eval",),
+    "inspect": ("inspect_ai",),
+    "vllm": ("vllm",),
+    "gpu": ("flash_attn",),
 }
+EXTRA_OF = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 
 
 def how_to_install(module: str) -> str:
     """What to say where `module` (also "kfp.dsl") cannot be imported; empty where no extra brings it."""
     package = module.partition(".")[0]
     extra = EXTRA_OF.get(package)
-    return (
-        f"this needs posgap's extra {extra} ({package} is not installed): pip install 'posgap[{extra}]'"
-        if extra
-        else ""
-    )
+    if not extra:
+        return ""
+    return f"this needs posgap's extra {extra} ({package} is not installed): pip install 'posgap[{extra}]'"
 
 
 def needed(module: str) -> Any:

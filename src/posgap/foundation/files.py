@@ -120,6 +120,19 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def entries(folder: Path) -> list[str]:
+    """The names of all that is in a folder and the folders below it, but for these folders themselves."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found: list[str] = []
+    for at, folders, names in os.walk(folder, onerror=fail) if folder.exists() else ():
+        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+        found += [os.path.relpath(os.path.join(at, name), folder) for name in (*names, *links)]
+    return sorted(found)
+
+
 def digest(path: Path) -> str:
     """sha256 of a file, or of a folder's file names and contents. Hidden files do not count,
     and neither does a stage's manifest, which holds times and run ids."""

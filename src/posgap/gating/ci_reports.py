@@ -1,13 +1,12 @@
-"""What continuous integration shows of a check: JUnit XML, a Markdown summary, the JSON of a badge, and text."""
+"""What continuous integration shows of a check: JUnit XML, a Markdown summary, and text."""
 
-import json
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from xml.etree import ElementTree
 
 from posgap.foundation.errors import PosgapError
@@ -20,7 +19,6 @@ from posgap.measurement.sweeps import Sweep
 from posgap.measurement.text_curve import text_curve
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file to which the steps of a GitHub job add their summaries
-_COLORS = {"admitted": "brightgreen", "refused": "red", "not enough evidence": "yellow"}
 # All characters but those that XML may hold, and those that move a terminal's cursor: U+0085, U+2028, U+2029 and C1.
 _UNSAFE = re.compile("[^\t\n\x20-\x7e\xa0-\u2027\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -35,8 +33,7 @@ class Checked:
     complaint: str = ""
 
 
-@dataclass(frozen=True)
-class _TestCase:
+class _TestCase(NamedTuple):
     name: str
     kind: Literal["", "failure", "error"]
     message: str
@@ -102,19 +99,6 @@ def text(checked: Checked) -> str:
     return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *lacking, outcome])
 
 
-def badge(checked: Checked) -> str:
-    """The JSON of a badge, as shields.io's endpoint badge reads it (https://shields.io/badges/endpoint-badge)."""
-    shown = {"schemaVersion": 1, "label": "position gap", "message": "no verdict", "color": "lightgrey"}
-    if checked.verdict and checked.sweep:
-        messages = {
-            "admitted": f"at most {checked.sweep.gap_ci95[1]:.1f} points",
-            "refused": f"refused, {checked.sweep.gap:.1f} points",
-        }
-        outcome = checked.verdict.outcome
-        shown |= {"message": messages.get(outcome, outcome), "color": _COLORS[outcome]}
-    return json.dumps(shown, indent=2) + "\n"
-
-
 def _figures(sweep: Sweep) -> str:
     (low, high), (least, most) = sweep.gap_ci95, sweep.mean_ci95
     figures = (
@@ -125,9 +109,9 @@ def _figures(sweep: Sweep) -> str:
     return f"{figures}; {unanswered}" if unanswered else figures
 
 
-_REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary, "badge": badge}
+_REPORTS: dict[str, Callable[[Checked], str]] = {"junit": junit, "markdown": step_summary}
 # What stands in each report, and tells it from a file that somebody else wrote.
-_MARKS = {"junit": 'name="posgap check"', "markdown": "<!-- posgap check -->", "badge": '"label": "position gap"'}
+_MARKS = {"junit": 'name="posgap check"', "markdown": "<!-- posgap check -->"}
 
 
 class Reports:
@@ -144,7 +128,7 @@ class Reports:
             if out.resolve() in (place.resolve(), *place.resolve().parents):
                 raise PosgapError(f"--{kind}: {place}: is, or lies in, the output folder {out}; write beside it")
         if len({place.resolve() for place in self.places.values()}) < len(self.places):
-            raise PosgapError("two of --junit, --markdown and --badge name one file; give each its own")
+            raise PosgapError("--junit and --markdown name one file; give each its own")
         for kind, place in self.places.items():
             if place.is_dir() or (place.exists() and not self._adds(place) and not _is_report(place, kind)):
                 raise PosgapError(f"--{kind}: {place}: is there, and no report of `posgap check`; name another file")

@@ -90,10 +90,6 @@ class CheckConfig(
     markdown: OptionalReport = Field(
         None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
     )
-    badge: OptionalReport = Field(None, description="JSON file to write, of which shields.io makes a badge")
-    fresh: bool = Field(
-        False, description="ask an endpoint everything again, whatever it answered before; in CI this is usual"
-    )
     reuse: bool = Field(False, description="in CI too: use what an endpoint answered in an earlier check")
 
     @property
@@ -101,9 +97,7 @@ class CheckConfig(
         return self.backend or ("openai" if self.base_url else BackendConfig.default("backend"))
 
     @model_validator(mode="after")
-    def _either_fresh_or_reused(self) -> Self:
-        if self.fresh and self.reuse:
-            raise ValueError("`fresh` and `reuse` exclude each other; leave one out")
+    def _judge_has_a_name(self) -> Self:
         if self.judge_url and not self.judge:
             raise ValueError("`judge_url`: give the name of the judge there too, as `judge`")
         return self

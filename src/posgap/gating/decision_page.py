@@ -1,8 +1,8 @@
 """The page of a verdict, for those who decide: what came of it and why, in words, with the curve, on one HTML page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from posgap.gating.rules import GATE_RULES, Ruling
 from posgap.gating.verdict import MORE, Verdict
@@ -97,18 +97,7 @@ def _listed(clauses: list[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-@dataclass(frozen=True)
-class _Row:
-    asks: str
-    measured: str
-    allowed: str
-    estimate: float
-    interval: tuple[float, float]
-    outcome: str
-    result: str
-
-
-def _row(ruling: Ruling) -> _Row:
+def _row(ruling: Ruling) -> dict[str, Any]:
     """A rule as the table shows it: what is asked, what was measured, and what came of it by how much."""
     low, high = ruling.interval
     at_most = ruling.claim == "at most"
@@ -119,15 +108,12 @@ def _row(ruling: Ruling) -> _Row:
         "fail": f"broken by at least {excess:.1f} points",
         "unsure": "cannot be told",
     }
-    return _Row(
-        asks=GATE_RULES[ruling.name].help,
-        measured=ruling.meaning,
-        allowed=f"{ruling.claim} {ruling.threshold:g}",
-        estimate=ruling.estimate,
-        interval=ruling.interval,
-        outcome=ruling.outcome,
-        result=results[ruling.outcome],
-    )
+    return ruling.model_dump(include={"estimate", "interval", "outcome"}) | {
+        "asks": GATE_RULES[ruling.name].help,
+        "measured": ruling.meaning,
+        "allowed": f"{ruling.claim} {ruling.threshold:g}",
+        "result": results[ruling.outcome],
+    }
 
 
 def _ends(role: str, sweep: Sweep) -> str:

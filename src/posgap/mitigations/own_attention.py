@@ -82,12 +82,9 @@ def _kinds(config: Any) -> set[str]:
 
 
 def _attentions(model: PreTrainedModel) -> list[nn.Module]:
-    layers = [layer for child in model.get_decoder().children() for layer in _listed(child)]
+    stacks = [child for child in model.get_decoder().children() if isinstance(child, nn.ModuleList)]
+    layers = [layer for stack in stacks for layer in stack]
     return [each for layer in layers for each in layer.children() if type(each).__name__.endswith("Attention")]
-
-
-def _listed(child: nn.Module) -> list[nn.Module]:
-    return list(child) if isinstance(child, nn.ModuleList) else []
 
 
 def _code_of(module: nn.Module) -> Any:

@@ -6,6 +6,7 @@ In shapes, L counts the layers with attention, N the prompt's tokens, and R the 
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -46,9 +47,4 @@ def attention_rows(
         for row in range(n_rows):
             # A layer with a sliding window has only the last columns.
             columns = read - n_rows + row + 1
-            yield torch.stack([_last(layer[row], read)[:columns] for layer in heads])
-
-
-def _last(row: Tensor, length: int) -> Tensor:
-    """The row as the last of `length` columns, with zeros before it."""
-    return torch.cat([row.new_zeros(length - len(row)), row])
+            yield torch.stack([F.pad(layer[row], (read - layer.shape[1], 0))[:columns] for layer in heads])

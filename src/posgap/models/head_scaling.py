@@ -129,13 +129,10 @@ def ranked_heads(model: PreTrainedModel, ranking: Ranking) -> Callable[[], None]
     return undo
 
 
-def ms_poe_factors(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], ranking: Ranking | None = None
-) -> list[list[float]]:
-    """Factors `[L][H]` by `ranking`, with heads ranked by their mean sensitivity over `prompts`; the model stays as it
-    is. The authors rank anew for each prompt (`ranked_heads`)."""
-    ranking = ranking or Ranking()
-    scaling = layer_scaling(model)
+def ms_poe_factors(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Factors `[L][H]` with heads ranked by their mean sensitivity over `prompts`; the model stays as it is. The
+    authors rank anew for each prompt (`ranked_heads`)."""
+    ranking, scaling = Ranking(), layer_scaling(model)
     n_key, n_heads = n_key_heads(model), model.config.get_text_config().num_attention_heads
     factors = [[1.0] * n_heads for _ in range(scaling.n_layers)]
     with _taken_over(model, scaling, [1.0]) as (heads, undo):
@@ -237,13 +234,9 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
         else:
             ranks = 1 + state.ranking.ranks(sensitivities)  # rung 0 is one
             state.chosen = ranks[0] if len(ranks) == 1 else ranks
-    if state.chosen.ndim == 2 and len(state.chosen) != len(_hidden(args, kwargs)):
+    if state.chosen.ndim == 2 and len(state.chosen) != len(args[0] if args else kwargs["hidden_states"]):
         raise PosgapError("ms-poe: a row of the batch has gone, or come, since its prompt was read")
     return own(*args, **{**kwargs, "position_embeddings": _tables(given, state.chosen)})
-
-
-def _hidden(args: tuple, kwargs: dict) -> Tensor:
-    return args[0] if args else kwargs["hidden_states"]
 
 
 def _begins(state: _Heads, kwargs: dict) -> bool:

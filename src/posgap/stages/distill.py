@@ -200,7 +200,7 @@ def _model(config: DistillConfig) -> PreTrainedModel:
     if config.lora_rank:
         add_adapters(model, config.lora_rank, config.lora_alpha)
     if config.gradient_checkpointing:
-        checkpoint_activations(model, config.keep_attention)
+        checkpoint_activations(model)
     return model
 
 
@@ -238,7 +238,7 @@ def _fingerprint(config: DistillConfig, collate: Collator) -> str:
     # So a run that is out of memory can go on in another way, on other processes, and one whose model could not be
     # written as it was to be.
     without_effect = {
-        "micro_batch_tokens", "gradient_checkpointing", "keep_attention", "deepspeed", "fsdp", "export_dtype",
+        "micro_batch_tokens", "gradient_checkpointing", "deepspeed", "fsdp", "export_dtype",
         "export_rounding", "lora_export",
     }  # fmt: skip
     parameters = config.model_dump(mode="json", include=set(config.parameters()) - without_effect - WATCHING)

@@ -25,8 +25,56 @@ MANIFEST = "manifest.json"  # of a stage's folder, uploaded last
 INCOMPLETE = ".incomplete"  # stands in a folder until all of it is there
 
 
+class Source:
+    """Something to read. What is said here is so of whatever `fetch` brings to this machine."""
+
+    location: Location  # where it is, or its name
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether its upload is under way, or broke off."""
+        return False
+
+    def version(self) -> dict[str, str]:
+        """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
+        return {}
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file of a folder, by its name below it; of a single file, under no name."""
+        return {name: path.stat().st_size for name, path in self._files().items()}
+
+    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
+        """The same of their sha256s; of these names alone, if they are given."""
+        there = self._files().items()
+        return {name: files.digest(path) for name, path in there if names is None or name in names}
+
+    def digest(self) -> str:
+        """sha256 of a file or folder; empty for what is known by its name only."""
+        return files.digest(Path(self.fetch()))
+
+    def cache_key(self) -> str:
+        """Text that changes whenever the content does, and costs no download: of what is known by its name only, that
+        name."""
+        return self.digest()
+
+    def read(self, name: str) -> Path | None:
+        """A file of the folder, on this machine; None where it has none."""
+        path = Path(self.fetch()) / name
+        return path if path.is_file() else None
+
+    def fetch(self) -> Location:
+        """The whole of it, on this machine."""
+        raise NotImplementedError
+
+    def _files(self) -> dict[str, Path]:
+        place = Path(self.fetch())
+        if not place.is_dir():
+            return {"": place}
+        return {name: path for name in files.entries(place) if (path := place / name).is_file()}
+
+
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Source):
     """What a URI named when it was looked at."""
 
     location: str
@@ -48,18 +96,15 @@ class Snapshot:
         return {"etag": stored.etag} | ({"version_id": stored.version_id} if stored.version_id else {})
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file of a folder, by its name below it; of a single object, under no name."""
         return {stored.name if self.is_folder else "": stored.size for stored in self.objects}
 
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """The same of their sha256s; of these names alone, if they are given. Only what nobody has hashed is
-        downloaded for it."""
+        """Only what nobody has hashed is downloaded for it."""
         hashed = _sha256s(stored for stored in self.objects if names is None or stored.name in names)
         hashed |= _brought(self.location, [stored for stored in hashed if not hashed[stored]])
         return {stored.name if self.is_folder else "": sha256 for stored, sha256 in hashed.items()}
 
     def digest(self) -> str:
-        """What `files.digest` says of it here."""
         hashed = self.sha256s()
         return files.digest_of_folder(hashed) if self.is_folder else hashed[""]
 
@@ -74,7 +119,6 @@ class Snapshot:
             return files.digest_of([*zip(names, marks)])
 
     def read(self, name: str) -> Path | None:
-        """One file of the folder, here; None where it has none of this name."""
         for stored in self.objects:
             if stored.name == name:
                 return blobs() / _brought(self.location, [stored])[stored]

@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import Location, in_cache, is_uri
 from posgap.storage.cache import INCOMPLETE, MANIFEST, Snapshot, keep, locked
 from posgap.storage.client import client
-from posgap.storage.manifests import REFUSAL, entries, read_record, stranger
+from posgap.storage.manifests import REFUSAL, read_record, stranger
 from posgap.storage.objects import Object, delete, head, listed, put, stated_sha256
 from posgap.storage.transfer import download, require_sha256, upload
 
@@ -103,7 +103,7 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
         sha256 = files.digest(path)
         upload([(path, sha256, uri)], uri)
         return {path: sha256}
-    hashed = {name: hashed.get(name) or files.digest(path / name) for name in entries(path)}
+    hashed = {name: hashed.get(name) or files.digest(path / name) for name in files.entries(path)}
     there = {stored.name: stored for stored in listed(uri)}
     sent = [name for name in hashed if name not in there or stated_sha256(there[name]) != hashed[name]]
     _mark(uri, read_record(path / MANIFEST).get("stage", ""), {*there, *hashed})
@@ -157,11 +157,8 @@ class Kept:
                 os.replace(path, self.folder / stored.name)
 
             try:
-                download(
-                    [(stored, incoming / stored.mark) for stored in self._there() if not self._has(stored)],
-                    self.uri,
-                    arrived,
-                )
+                lacking = [stored for stored in self._there() if not self._has(stored)]
+                download([(stored, incoming / stored.mark) for stored in lacking], self.uri, arrived)
             finally:
                 files.remove(incoming)
 

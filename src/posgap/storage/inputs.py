@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -18,90 +18,28 @@ from posgap.foundation.fields import Role, role
 from posgap.foundation.files import parsed
 from posgap.foundation.locations import Location, as_location, is_address, is_hub_name, is_uri
 from posgap.storage.addresses import brought
-from posgap.storage.cache import MANIFEST, Snapshot, look
+from posgap.storage.cache import MANIFEST, Snapshot, Source, look
 from posgap.storage.folders import twin
-from posgap.storage.manifests import entries
 
 C = TypeVar("C", bound=Config)
 R = TypeVar("R")
 
 
-class Source(Protocol):
-    """Something to read."""
-
-    @property
-    def location(self) -> Location:
-        """Where it is, or its name."""
-
-    @property
-    def is_incomplete(self) -> bool:
-        """Whether its upload is under way, or broke off."""
-
-    def version(self) -> dict[str, str]:
-        """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file of a folder, by its name below it; of a single file, under no name."""
-
-    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """The same of their sha256s; of these names alone, if they are given."""
-
-    def digest(self) -> str:
-        """sha256 of a file or folder; empty for what is known by its name only."""
-
-    def cache_key(self) -> str:
-        """Text that changes whenever the content does, and costs no download: of what is known by its name only, that
-        name."""
-
-    def read(self, name: str) -> Path | None:
-        """A file of the folder, on this machine; None where it has none."""
-
-    def fetch(self) -> Location:
-        """The whole of it, on this machine."""
-
-
 @dataclass(frozen=True)
-class OnDisk:
+class OnDisk(Source):
     """A file or folder of this machine."""
 
     location: Path
-    is_incomplete = False
-
-    def version(self) -> dict[str, str]:
-        return {}
-
-    def sizes(self) -> dict[str, int]:
-        return {name: path.stat().st_size for name, path in self._files().items()}
-
-    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        return {name: files.digest(path) for name, path in self._files().items() if names is None or name in names}
-
-    def _files(self) -> dict[str, Path]:
-        if not self.location.is_dir():
-            return {"": self.location}
-        return {name: path for name in entries(self.location) if (path := self.location / name).is_file()}
-
-    def digest(self) -> str:
-        return files.digest(self.location)
-
-    cache_key = digest
-
-    def read(self, name: str) -> Path | None:
-        return self.location / name if (self.location / name).is_file() else None
 
     def fetch(self) -> Path:
         return self.location
 
 
 @dataclass(frozen=True)
-class ByName:
+class ByName(Source):
     """What is known by its name alone: a model on the hub, or a place."""
 
     location: str
-    is_incomplete = False
-
-    def version(self) -> dict[str, str]:
-        return {}
 
     def sizes(self) -> dict[str, int]:
         return {}
@@ -123,32 +61,14 @@ class ByName:
 
 
 @dataclass(frozen=True)
-class AtAddress:
+class AtAddress(Source):
     """A file at an address that is only read, as it was when it was brought to this machine."""
 
     location: str
-    here: OnDisk
-    is_incomplete = False
-
-    def version(self) -> dict[str, str]:
-        return {}
-
-    def sizes(self) -> dict[str, int]:
-        return self.here.sizes()
-
-    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        return self.here.sha256s(names)
-
-    def digest(self) -> str:
-        return self.here.digest()
-
-    cache_key = digest
-
-    def read(self, name: str) -> None:
-        return None
+    here: Path
 
     def fetch(self) -> Path:
-        return self.here.location
+        return self.here
 
 
 @dataclass(frozen=True)
@@ -179,7 +99,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
         there = look(location)
         return _opened(there, {stored.name for stored in there.objects})
     if is_address(location):
-        return AtAddress(location, OnDisk(brought(location)))
+        return AtAddress(location, brought(location))
     if opener := next((each for each in OPENERS if each.takes(location)), None):
         return opener.open(location)
     path = Path(location)

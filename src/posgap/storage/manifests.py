@@ -1,6 +1,5 @@
 """What the manifest of an output says of its files: whose they are, and whether they are all there."""
 
-import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,36 +20,19 @@ def read_record(file: Path | None) -> dict[str, Any]:
         return {}
 
 
-def entries(folder: Path) -> list[str]:
-    """The names of all that is in a folder and the folders below it, but for these folders themselves."""
-
-    def fail(error: OSError) -> None:
-        raise error
-
-    found: list[str] = []
-    for at, folders, names in os.walk(folder, onerror=fail) if folder.exists() else ():
-        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
-        found += [os.path.relpath(os.path.join(at, name), folder) for name in (*names, *links)]
-    return sorted(found)
-
-
 def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
     """sha256 and size of files of a folder, by their names below it; of all but its manifest, unless they are given."""
     return {
         name: {"sha256": files.digest(folder / name), "size": (folder / name).stat().st_size}
-        for name in (entries(folder) if names is None else names)
+        for name in (files.entries(folder) if names is None else names)
         if name != MANIFEST
     }
 
 
 def listed(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The files that a manifest records; empty for one of before it did."""
-    recorded_files = manifest.get("files")
-    return (
-        recorded_files
-        if isinstance(recorded_files, dict) and all(isinstance(each, dict) for each in recorded_files.values())
-        else {}
-    )
+    found = manifest.get("files")
+    return found if isinstance(found, dict) and all(isinstance(each, dict) for each in found.values()) else {}
 
 
 def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:

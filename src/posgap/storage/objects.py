@@ -1,8 +1,9 @@
 """The objects of S3 that a URI names: one, or all those below it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
@@ -10,8 +11,6 @@ from posgap.foundation.locations import SCHEME, split_uri
 from posgap.storage.client import client, explained, refusal
 
 SHA256 = "sha256"  # in an object's metadata: of its content, by whoever uploaded it
-DELETED_AT_ONCE = 1000
-DENIED = "AccessDenied"
 # A condition of a put that does not hold; another put came between; what was to be replaced is gone.
 _UNMET = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoSuchKey", "404")
 
@@ -45,16 +44,9 @@ def find(uri: str) -> list[Object]:
 
 def head(uri: str) -> Object | None:
     """The object of this very name, or None."""
-    from botocore.exceptions import ClientError
-
     bucket, key = split_uri(uri)
-    with explained(uri):
-        try:
-            answer = client().head_object(Bucket=bucket, Key=key)
-        except ClientError as error:
-            if refusal(error) in ("404", "NoSuchKey"):
-                return None
-            raise
+    if (answer := _answer(client().head_object, uri)) is None:
+        return None
     name, version = key.rsplit("/", 1)[-1], answer.get("VersionId", "")
     return Object(bucket, key, name, answer["ContentLength"], answer["ETag"].strip('"'), version)
 
@@ -92,17 +84,23 @@ def put(uri: str, body: bytes) -> None:
 
 def get(uri: str) -> tuple[bytes, str] | None:
     """The content of a small object, and its ETag; None where there is none."""
+    with explained(uri):
+        answer = _answer(client().get_object, uri)
+        return (answer["Body"].read(), answer["ETag"].strip('"')) if answer else None
+
+
+def _answer(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | None:
+    """What S3 says of an object; None where there is none."""
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
     with explained(uri):
         try:
-            answer = client().get_object(Bucket=bucket, Key=key)
+            return ask(Bucket=bucket, Key=key)
         except ClientError as error:
-            if refusal(error) == "NoSuchKey":
+            if refusal(error) in ("404", "NoSuchKey"):
                 return None
             raise
-        return answer["Body"].read(), answer["ETag"].strip('"')
 
 
 def put_if(uri: str, body: bytes, etag: str) -> bool:
@@ -127,35 +125,8 @@ def put_if(uri: str, body: bytes, etag: str) -> bool:
 
 def delete(uris: Iterable[str]) -> None:
     """Deletes objects; those that are not there are no fault."""
-    keys: dict[str, list[str]] = {}
     for uri in uris:
         bucket, key = split_uri(uri)
-        keys.setdefault(bucket, []).append(key)
-    for bucket, all_of_it in keys.items():
-        for at in range(0, len(all_of_it), DELETED_AT_ONCE):
-            part = all_of_it[at : at + DELETED_AT_ONCE]
-            for key in part if len(part) == 1 else _refused_at_once(bucket, part):
-                with explained(f"{SCHEME}{bucket}/{key}"):
-                    client().delete_object(Bucket=bucket, Key=key)
-
-
-def _refused_at_once(bucket: str, keys: list[str]) -> list[str]:
-    """Deletes several objects by one request; returns those for which the server denies access.
-
-    One by one it may let the same objects be deleted: Ceph 16 wants, for a list, the right to delete in all of the
-    bucket.
-    """
-    from botocore.exceptions import ClientError
-
-    request, errors = {"Objects": [{"Key": key} for key in keys], "Quiet": True}, ()
-    with explained(f"{SCHEME}{bucket}/{keys[0]}"):
-        try:
-            errors = client().delete_objects(Bucket=bucket, Delete=request).get("Errors", ())
-        except ClientError as error:
-            if refusal(error) != DENIED:
-                raise
-            return keys
-    for each in errors:
-        if each["Code"] != DENIED:
-            raise PosgapError(f"{SCHEME}{bucket}/{each['Key']}: not deleted: {each['Code']}")
-    return [each["Key"] for each in errors]
+        # One by one: of a list Ceph 16 wants the right to delete in all of the bucket.
+        with explained(uri):
+            client().delete_object(Bucket=bucket, Key=key)

@@ -35,7 +35,7 @@ from posgap.foundation.printing import RESULT, keep
 from posgap.storage.cache import MANIFEST
 from posgap.storage.folders import publish_file, twin
 from posgap.storage.inputs import on_this_machine, source, sources
-from posgap.storage.manifests import REFUSAL, entries, listed, read_record, recorded, stranger
+from posgap.storage.manifests import REFUSAL, listed, read_record, recorded, stranger
 from posgap.storage.places import Writing, require_place, whole
 
 log = logging.getLogger(__name__)
@@ -87,11 +87,6 @@ class Output:
             where = f" ({error.filename})" if error.filename else ""
             raise PosgapError(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
-    def _end_work(self) -> None:
-        """Takes away what an interrupted run would go on with: the output is complete."""
-        if (work := files.work_folder(self.out)).exists():
-            os.replace(work, self.home / "done")
-
     def clear(self) -> None:
         """Removes what a killed writer left of an output that is complete, unless somebody writes it now."""
         if self.home.exists():
@@ -129,13 +124,9 @@ class Output:
             lock.release()
 
     def _writer(self) -> str:
-        writer = read_record(self.home / "writer.json")
-        who = (
-            f"process {writer.get('process')} on {writer.get('machine')}, since {writer.get('since')},"
-            if writer
-            else ""
-        )
-        return who or "another command"
+        if not (writer := read_record(self.home / "writer.json")):
+            return "another command"
+        return f"process {writer.get('process')} on {writer.get('machine')}, since {writer.get('since')},"
 
 
 class Folder(Output):
@@ -164,7 +155,9 @@ class Folder(Output):
         Raises `PosgapError` where somebody has put files there while it was made. Nothing is lost then: the same
         command, given again, does this alone.
         """
-        self._end_work()  # before it is in its place: a command that finds it there looks for no work
+        # Before it is in its place: a command that finds it there looks for no work.
+        if (work := files.work_folder(self.out)).exists():
+            os.replace(work, self.home / "done")
         self._take_place(self.out, MANIFEST)
 
     def reject(self, record: Mapping[str, Any]) -> None:
@@ -201,7 +194,7 @@ class Folder(Output):
 
     def _require_ours(self, folder: Path, record: str) -> None:
         for look in range(LOOKS):
-            reason = _no_folder(folder) or stranger(entries(folder), read_record(folder / record), self.stage)
+            reason = _no_folder(folder) or stranger(files.entries(folder), read_record(folder / record), self.stage)
             if not reason:
                 return
             if look < LOOKS - 1:
@@ -234,7 +227,7 @@ class RunFolder(Output):
     def require_ours(self) -> None:
         reason = _no_folder(self.out)
         if not reason and read_record(self.out / MANIFEST).get("stage") != self.verb:
-            reason = stranger(entries(self.out), read_record(self.out / MANIFEST), self.verb)
+            reason = stranger(files.entries(self.out), read_record(self.out / MANIFEST), self.verb)
         if reason:
             raise _not_ours(self.out, reason)
 

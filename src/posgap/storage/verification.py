@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posgap.foundation import files
-from posgap.foundation.errors import Differs, PosgapError
+from posgap.foundation.errors import Findings, PosgapError
 from posgap.foundation.locations import as_location
 from posgap.foundation.printing import RESULT, keep, show
 from posgap.storage.cache import MANIFEST
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def verify(config: VerifyConfig) -> None:
-    """Prints a line for each fault; raises `Differs` where there is one.
+    """Prints a line for each fault; raises `Findings` where there is one.
 
     Every file of the folders is hashed, once, and compared with the manifest; so are the inputs that the manifest
     names, as far as they are at hand, and what those were made from in turn.
@@ -35,7 +35,7 @@ def verify(config: VerifyConfig) -> None:
         log.info("%s: not verified: %s", place, reason)
     if verification.faults:
         show("\n".join(verification.faults), result)
-        raise Differs(f"{len(verification.faults)} faults in {counted}")
+        raise Findings(f"{len(verification.faults)} faults in {counted}")
     keep(result)
     log.log(RESULT, "%s: all as their manifests say", counted)
 

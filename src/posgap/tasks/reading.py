@@ -17,7 +17,7 @@ EXAMPLES_FILE = "examples.jsonl.gz"
 
 
 def examples_file(path: Path) -> Path:
-    """`path` itself, or the examples file inside it if it is a stage's folder; a data set's folder is read itself."""
+    """`path` itself, or the examples file inside it if it is a stage's folder; one of Parquet files is read itself."""
     return path / EXAMPLES_FILE if Path(path).is_dir() and not kind_of_table(path) else Path(path)
 
 

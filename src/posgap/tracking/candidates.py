@@ -5,15 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.measurement import statistics
 from posgap.measurement.comparability import alike
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import champions
-from posgap.tracking.registry import PROMOTED_SWEEP, PROMOTION_RUN, bring, tagged
+from posgap.tracking.registry import tagged
 from posgap.tracking.runs import PIPELINE_TAG
-from posgap.tracking.version_record import record_of
+from posgap.tracking.version_record import judged_sweep
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -32,13 +31,8 @@ def best_of_run(registered: "RegisteredModel", version: str, pipeline: str) -> s
 
 def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
     """The sweep with which a version was admitted, downloaded to a folder in `place`."""
-    folder, record = place / str(version.version), record_of(version)
-    folder.mkdir()
-    sweep = folder / PROMOTED_SWEEP
-    if record and bring(version.tags[PROMOTION_RUN], PROMOTED_SWEEP, folder):
-        judged = record.judged
-        if judged and all((sweep / name).is_file() and files.digest(sweep / name) == judged[name] for name in judged):
-            return Evidence(sweep)
+    if sweep := judged_sweep(version, place / str(version.version)):
+        return Evidence(sweep)
     raise PosgapError(
         f"{version.name} version {version.version}: MLflow has not the sweep that it was promoted with, so that it "
         "cannot be compared with other candidates of its run; promote it again, or delete that version"

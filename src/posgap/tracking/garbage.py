@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
 from posgap.foundation import tables
@@ -120,34 +121,17 @@ def _logged_models(before: int) -> Iterator[Remains]:
     for model in logged:
         ours = model.source_run_id in uploaded and model.creation_timestamp < before
         if ours and f"{MODELS}{model.model_id}" not in used:
-            yield Remains(
-                "logged model",
-                model.model_id,
-                model.creation_timestamp,
-                "deleted",
-                partial(ask, partial(_delete_logged, identity=model.model_id)),
-            )
-
-
-def _delete_logged(client: "MlflowClient", identity: str) -> None:
-    client.delete_logged_model(identity)
-
-
-def _close(client: "MlflowClient", run: str) -> None:
-    client.set_terminated(run, KILLED)
+            delete = partial(ask, methodcaller("delete_logged_model", model.model_id))
+            yield Remains("logged model", model.model_id, model.creation_timestamp, "deleted", delete)
 
 
 def _runs(before: int) -> Iterator[Remains]:
     """Runs of stages that are said to be running, and have told nothing for long."""
     for run in _all_runs("attributes.status = 'RUNNING'"):
         if STAGE_TAG in run.data.tags and run.info.start_time < before and (heard := _last_heard(run)) < before:
-            yield Remains(
-                "run",
-                f"{run.data.tags[STAGE_TAG]} {run.info.run_id}",
-                heard,
-                f"closed as {KILLED}",
-                partial(ask, partial(_close, run=run.info.run_id)),
-            )
+            close = partial(ask, methodcaller("set_terminated", run.info.run_id, KILLED))
+            which = f"{run.data.tags[STAGE_TAG]} {run.info.run_id}"
+            yield Remains("run", which, heard, f"closed as {KILLED}", close)
 
 
 def _last_heard(run: "Run") -> int:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from posgap.foundation import tables
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.json_text import parse
 from posgap.foundation.printing import RESULT, keep
 from posgap.foundation.printing import show as show_result
 from posgap.tracking import champions, registry
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # The fields of a version and of a change of the champion, as JSON names them, with their headings.
 _VERSION = {"version": "version", "registered": "registered (UTC)", "aliases": "aliases"}
-_VERSION |= {name: name for name in SHOWN} | {"demanded": "demanded", "champion": "champion (UTC)"}
+_VERSION |= {name: name for name in SHOWN} | {"champion": "champion (UTC)"}
 _CHANGE = {"at": "since (UTC)", "before": "before", "version": "champion", "why": "why"}
 
 
@@ -53,16 +52,7 @@ def show(config: HistoryConfig) -> None:
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
     registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(champions.WHEN)
     shown = [version.tags.get(name, "") for name in SHOWN]
-    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown, _demanded(version)]
-
-
-def _demanded(version: "ModelVersion") -> str:
-    """What the policy demanded that admitted a version, in few words; empty where it does not say."""
-    if not (text := version.tags.get(registry.POLICY)):
-        return ""
-    policy = parse(text, f"{version.name} version {version.version}: tag {registry.POLICY}")
-    demands = policy.items() if isinstance(policy, dict) else ()
-    return ", ".join(f"{name} {value}" for name, value in demands if value not in ("", [], None) and name != "version")
+    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown]
 
 
 def _reign(version: str, changes: list[dict[str, Any]]) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 PIPELINE_TAG, STAGE_TAG = "posgap.pipeline_run", "posgap.stage"
 PARENT_TAG = "mlflow.parentRunId"
@@ -27,8 +26,10 @@ def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tag
     there. Where nobody marks any, because a stage was killed in between, the first is taken after some seconds.
     """
     own = ""
+    condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and tags.`{STAGE_TAG}` = '{PIPELINE}'"
     for look in range(_LOOKS):
-        there = _parents(client, experiment_id, pipeline_run)
+        found = client.search_runs([experiment_id], condition)
+        there = sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
         ids = [run.info.run_id for run in there]
         taken = next((run.info.run_id for run in there if TAKEN_TAG in run.data.tags), "")
         if own in ids and own != (taken or ids[0]):
@@ -38,22 +39,11 @@ def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tag
         if ids == [own]:
             break
         if not there:
-            own = _made(client, experiment_id, pipeline_run, tags)
+            now, tags = int(1000 * time.time()), tags | {PIPELINE_TAG: pipeline_run, STAGE_TAG: PIPELINE}
+            own = client.create_run(experiment_id, now, tags, f"pipeline {pipeline_run[:13]}").info.run_id
         elif look:
             time.sleep(_BETWEEN_LOOKS)
     else:
         own = next(iter(ids), own)
     client.set_tag(own, TAKEN_TAG, "true")
     return own
-
-
-def _made(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
-    tags = tags | {PIPELINE_TAG: pipeline_run, STAGE_TAG: PIPELINE}
-    name = f"pipeline {pipeline_run[:13]}"
-    return client.create_run(experiment_id, int(1000 * time.time()), tags, name).info.run_id
-
-
-def _parents(client: "MlflowClient", experiment_id: str, pipeline_run: str) -> "list[Run]":
-    condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and tags.`{STAGE_TAG}` = '{PIPELINE}'"
-    there = client.search_runs([experiment_id], condition)
-    return sorted(there, key=lambda run: (run.info.start_time, run.info.run_id))

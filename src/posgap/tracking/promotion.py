@@ -4,7 +4,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,7 +120,7 @@ def approve(config: ApproveConfig) -> None:
         if challenger != version:
             there = f"version {challenger} has" if challenger else "no version has"
             raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
-        lease.write(partial(_set_tag, name=name, version=version, key=APPROVED, value=user()))
+        lease.write(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
         _promote_approved(lease)
         if champions.under(lease.read(), CHAMPION) != version:
             raise PosgapError(
@@ -161,11 +161,7 @@ def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
     lacking = [key for key in tags if there.get(key) != tags[key]]
     # That it is a candidate is said last: whoever compares it reads the others.
     for key in sorted(lacking, key=_OF_CANDIDATES.__contains__):
-        lease.write(partial(_set_tag, name=lease.name, version=version, key=key, value=tags[key]))
-
-
-def _set_tag(client: "MlflowClient", name: str, version: str, key: str, value: str) -> None:
-    client.set_model_version_tag(name, version, key, value)
+        lease.write(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
 def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
@@ -228,12 +224,8 @@ def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> st
     version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)
     for twin in twins:
         log.warning("%s version %s: is version %s once more; deleted", lease.name, twin.version, version.version)
-        lease.write(partial(_delete, name=lease.name, version=str(twin.version)))
+        lease.write(methodcaller("delete_model_version", lease.name, str(twin.version)))
     if str(version.source) == uri:
         linked = {MLFLOW_MODEL_VERSIONS: json.dumps([{"name": lease.name, "version": int(version.version)}])}
         lease.write(lambda client: client.set_logged_model_tags(logged, linked))
     return str(version.version)
-
-
-def _delete(client: "MlflowClient", name: str, version: str) -> None:
-    client.delete_model_version(name, version)

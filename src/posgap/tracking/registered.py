@@ -1,7 +1,6 @@
 """Models in MLflow's registry: wherever a model is named, `models:/name@champion` and `models:/name/3` name one too."""
 
 import functools
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +8,8 @@ from typing import TYPE_CHECKING
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, digest_of
 from posgap.foundation.locations import is_registered, registered_cache
-from posgap.storage.cache import made_once
-from posgap.storage.inputs import OnDisk, Opener
+from posgap.storage.cache import Source, made_once
+from posgap.storage.inputs import Opener
 from posgap.tracking import registry
 
 if TYPE_CHECKING:
@@ -18,11 +17,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registered(Source):
     """A version in MLflow's registry. An alias is looked up once, so that all that is asked is of one version."""
 
     location: str
-    is_incomplete = False
 
     @functools.cached_property
     def _version(self) -> "ModelVersion":
@@ -31,19 +29,8 @@ class Registered:
     def version(self) -> dict[str, str]:
         return {"registered_version": str(self._version.version)}
 
-    def sizes(self) -> dict[str, int]:
-        return OnDisk(self.fetch()).sizes()
-
-    def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        return OnDisk(self.fetch()).sha256s(names)
-
     def digest(self) -> str:
         return self._version.tags.get(registry.DIGEST) or digest(self.fetch())
-
-    cache_key = digest
-
-    def read(self, name: str) -> Path | None:
-        return OnDisk(self.fetch()).read(name)
 
     def fetch(self) -> Path:
         """The model's folder in the cache, into which it is downloaded once.

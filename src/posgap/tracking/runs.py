@@ -157,12 +157,8 @@ class Run:
     def label(self, text: str) -> None:
         """Gives the run a label, by which people tell it from others of its stage; in its name, too, unless somebody
         else has named it."""
-        named = (
-            {}
-            if self._outbox is None or self._outbox.opening.joins
-            else {NAME_TAG: f"{self._outbox.opening.name} {text}"}
-        )
-        self.tags({LABEL_TAG: text, **named})
+        opening = self._outbox.opening if self._outbox else None
+        self.tags({LABEL_TAG: text} | ({NAME_TAG: f"{opening.name} {text}"} if opening and not opening.joins else {}))
 
     def artifact(self, path: Path) -> None:
         """Logs a file, or a folder's contents."""

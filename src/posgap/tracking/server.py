@@ -249,7 +249,9 @@ def _explained(error: Exception, uri: str) -> Exception:
     reason = re.sub(r"too many (\d+) error responses", r"it answers \1", reason)
     if isinstance(error, MlflowException):
         if login := _LOGIN.get(error.error_code):
-            return Refused(f"MLflow at {uri}: {login.format(user=_user())}", error.error_code)
+            name = os.environ.get("MLFLOW_TRACKING_USERNAME")
+            user = f"the log-in {name}" if name else "a request without a log-in"
+            return Refused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)
         if error.error_code in _PASSING:
             return Passing(reason)
         return Refused(f"MLflow at {uri}: {reason}", error.error_code)
@@ -261,12 +263,6 @@ def _explained(error: Exception, uri: str) -> Exception:
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
         return Passing(reason)
     return Refused(f"MLflow at {uri}: {reason}")
-
-
-def _user() -> str:
-    """Who this process is to the server, in words."""
-    name = os.environ.get("MLFLOW_TRACKING_USERNAME")
-    return f"the log-in {name}" if name else "a request without a log-in"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -56,3 +56,16 @@ def record_of(version: "ModelVersion") -> VersionRecord | None:
         if not (sha and run_id and registry.bring(run_id, file.name, Path(folder))) or files.digest(file) != sha:
             return None
         return files.read_model(VersionRecord, file, file.name)
+
+
+def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
+    """The sweep with which a version was admitted, which is in `folder` or is brought there; None where MLflow has
+    not the very files that were judged."""
+    there, record = folder / registry.PROMOTED_SWEEP, record_of(version)
+    if record is None:
+        return None
+    if not there.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        registry.bring(version.tags[registry.PROMOTION_RUN], there.name, folder)
+    whole = all((there / name).is_file() and files.digest(there / name) == sha for name, sha in record.judged.items())
+    return there if whole else None

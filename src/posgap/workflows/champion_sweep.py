@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from posgap.foundation.errors import PosgapError, first_fault
-from posgap.foundation.files import Record, atomic, digest, digest_of, read_model, remove, write_json
+from posgap.foundation.files import Record, digest_of, read_model, remove, write_json
 from posgap.foundation.locations import MODELS, Location, cache_folder
 from posgap.generation.backends import BACKENDS
 from posgap.measurement.comparability import differing
@@ -30,7 +30,7 @@ from posgap.storage.lineage import examples_of
 from posgap.tracking import registry
 from posgap.tracking.runs import Run
 from posgap.tracking.sweeps import log_sweep
-from posgap.tracking.version_record import record_of
+from posgap.tracking.version_record import judged_sweep
 from posgap.workflows.config import ChampionConfig
 
 if TYPE_CHECKING:
@@ -125,16 +125,12 @@ def _folder(version: "ModelVersion") -> Path:
 def _promoted_with(version: "ModelVersion") -> Path | None:
     """The sweep with which a version was promoted, as MLflow keeps it; None where it is not there, or was changed."""
     folder, run = _folder(version), version.tags.get(registry.PROMOTION_RUN, "")
-    kept, record = folder / f"sweep-{digest_of(run)[:16]}", record_of(version)
-    there, judged = kept / registry.PROMOTED_SWEEP, record.judged if record else {}
+    kept = folder / f"sweep-{digest_of(run)[:16]}"
     with locked(folder.name):
-        if run and not kept.is_dir():
-            with atomic(kept, lasting=False) as partial:
-                partial.mkdir(parents=True)
-                registry.bring(run, registry.PROMOTED_SWEEP, partial)
-        if record and all((there / name).is_file() and digest(there / name) == judged[name] for name in judged):
-            return there
-        remove(kept)
+        for _ in range(2):  # what is there may be of a download that broke off
+            if there := judged_sweep(version, kept):
+                return there
+            remove(kept)
     log.warning("%s version %s: MLflow has not the sweep that it was promoted with", version.name, version.version)
     return None
 

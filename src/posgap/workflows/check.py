@@ -41,7 +41,7 @@ def check(config: CheckConfig) -> Verdict:
     Prints the curve and the verdict. Raises `GateFailed` where the model breaks a rule, and `NotEnoughEvidence` where
     it may.
     """
-    places = {"junit": config.junit, "markdown": config.markdown, "badge": config.badge}
+    places = {"junit": config.junit, "markdown": config.markdown}
     reports = Reports(places, twin(config.out))
     with RunFolder(config, "check") as output:
         try:
@@ -110,7 +110,7 @@ def _grade_config(config: CheckConfig, of_sweep: SweepConfig, folder: Path | str
 def _is_fresh(config: CheckConfig) -> bool:
     """Whether nothing that an endpoint answered before is used: its model can change behind its name."""
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
-    return not BACKENDS[config.answered_by].local and not config.reuse and (config.fresh or in_ci)
+    return not BACKENDS[config.answered_by].local and not config.reuse and (config.force or in_ci)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who may do what on an MLflow server that asks for a log-in: `python -m posgap.tracking.access NAME ...`.
+"""Who may do what on an MLflow server that asks for a log-in: `python access.py NAME ...`, with posgap installed.
 
 Such a server (`mlflow server --app-name basic-auth`) has permissions by experiment and by registered model. Two users
 share posgap's experiment: the steps of pipelines log into it as `pipeline`, and what promotes, rolls back, approves or
@@ -93,7 +93,7 @@ def _grant(users: "AuthServiceClient", login: Login, kind: str, which: str, perm
 
 def main(words: Sequence[str] | None = None) -> None:
     """The command; the administrator's password comes from the environment, as the server itself has it."""
-    parser = argparse.ArgumentParser(prog="python -m posgap.tracking.access", description=allow.__doc__)
+    parser = argparse.ArgumentParser(prog="access.py", description=allow.__doc__)
     parser.add_argument("names", nargs="+", metavar="NAME", help="registered models that promotion alone may change")
     parser.add_argument("--users", type=Path, default=FOLDER, help="folder with `pipeline` and `promote`; %(default)s")
     given = parser.parse_args(words)
