@@ -45,7 +45,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject components community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
+.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -114,12 +114,9 @@ package: $(VENV)/.installed-test
 mlproject: $(VENV)/.installed
 	$(VENV)/bin/python -m posgap.cli.mlproject > MLproject
 
-components: $(VENV)/.installed
-	$(VENV)/bin/python -m posgap.components.readmes
-
 # REGISTRY: a checkout of kubeflow/pipelines-components, with its environment (docs/kubeflow.md).
 community: $(VENV)/.installed
-	$(VENV)/bin/python -m posgap.components.community $(REGISTRY) --python $(abspath $(REGISTRY))/.venv/bin/python
+	$(VENV)/bin/python infra/community.py $(REGISTRY) --python $(abspath $(REGISTRY))/.venv/bin/python
 
 # The compiled pipelines, to be uploaded in the KFP UI.
 pipeline: $(VENV)/.installed

@@ -12,32 +12,6 @@ from typing import Any
 import yaml
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import keep, show
-from posgap.pipelines.config import PipelineCompileConfig
-from posgap.storage.outputs import File
-
-
-def compile_pipeline(config: PipelineCompileConfig) -> None:
-    """Writes the compiled pipeline to `config.out`, atomically, or to standard output.
-
-    It replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
-    """
-    compiled = pipeline(config.pipeline)
-
-    def is_older(file: Path) -> bool:
-        try:
-            return load(file).name == compiled.name
-        except PosgapError:
-            return False
-
-    if config.out is None:
-        text = compiled_text(compiled)
-        show(text.rstrip("\n"), {"pipeline": compiled.name, "documents": list(yaml.safe_load_all(text))})
-        return
-    with File(config, config.force, may_replace=is_older) as output:
-        output.partial.write_text(compiled_text(compiled), encoding="utf-8")
-        output.place()
-    keep({"pipeline": compiled.name, "out": str(config.out)})
 
 
 def pipeline(name: str) -> Any:

@@ -20,20 +20,23 @@ from posgap.foundation.fields import (
 from posgap.preflight.config import PlacedConfig
 from posgap.workflows.config import WatchConfig
 
+# What most steps import: a local run does it once for all of them.
+LIBRARIES = (
+    "kfp.dsl.executor_main",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.rest_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "great_expectations.expectations",
+    "transformers.models.llama.modeling_llama",
+    "matplotlib.pyplot",
+    "scipy.stats",
+)
+
 
 class _OneOfOurs(Config):
     pipeline: Literal["mitigation", "watch"] = Field(
         "mitigation", description="mitigation: close the gap and promote; watch: sweep the champion on fresh data"
     )
-
-
-class PipelineCompileConfig(_OneOfOurs):
-    """Compiles a pipeline to YAML, for upload in the KFP UI."""
-
-    out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
-        None, description="file to write; empty: standard output"
-    )
-    force: bool = Field(False, description="replace another file of this name")
 
 
 class PipelineArguments(_OneOfOurs):
@@ -51,14 +54,10 @@ class PipelineRunConfig(PipelineArguments):
     )
 
 
-class _CompiledFile(_OneOfOurs):
+class CompiledPipeline(PipelineArguments):
     file: Annotated[OptionalInputPath, OnThisMachine] = Field(
         None, description="file of the compiled pipeline; empty: this version's `pipeline`"
     )
-
-
-class CompiledPipeline(_CompiledFile, PipelineArguments):
-    pass
 
 
 class KfpConfig(Config):
@@ -79,11 +78,21 @@ UploadedName = Annotated[str, StringConstraints(pattern=r"^([a-z0-9]([a-z0-9.-]{
 _NAMED = "name of the pipeline on the server; empty: posgap-mitigation, or posgap-watch"
 
 
-class PipelineUploadConfig(KfpConfig, _CompiledFile):
-    """Uploads a pipeline to a KFP server as a version of a named one. What is there already is not uploaded again."""
+class PipelineCompileConfig(KfpConfig, _OneOfOurs):
+    """Compiles a pipeline to YAML, for upload in the KFP UI, or uploads it to a KFP server as a version of a named one.
 
-    named: UploadedName = Field("", description=_NAMED)
-    version: UploadedName = Field("", description="name of the version; empty: posgap's version and a digest")
+    What is there already is not uploaded again.
+    """
+
+    out: Annotated[Local | None, Role.OUTPUT, BeforeValidator(location_if_any), OnThisMachine] = Field(
+        None, description="file to write; empty: standard output, unless it is uploaded"
+    )
+    force: bool = Field(False, description="replace another file of this name")
+    host: str = Field("", description="address of KFP, like http://localhost:8080, to upload to; empty: nowhere")
+    named: UploadedName = Field("", description=f"with --host: {_NAMED}")
+    version: UploadedName = Field(
+        "", description="with --host: name of the version; empty: posgap's version and a digest"
+    )
 
 
 class PipelineOnCluster(ServerConfig, CompiledPipeline):
@@ -94,8 +103,8 @@ class PipelineOnCluster(ServerConfig, CompiledPipeline):
     )
     version: UploadedName = Field(
         "",
-        description="version that `posgap pipeline upload` made, or latest; empty: the compiled pipeline is sent with "
-        "the run, and the UI shows it on the run's page alone",
+        description="version that `posgap pipeline compile --host` made, or latest; empty: the compiled pipeline is "
+        "sent with the run, and the UI shows it on the run's page alone",
     )
     named: UploadedName = Field("", description=f"with --version: {_NAMED}")
 
@@ -111,41 +120,28 @@ class PipelineSubmitConfig(PipelineOnCluster):
     interval: float = Field(10.0, gt=0, description="with --wait: seconds between two polls")
 
 
-ScheduleName = Annotated[str, POSITIONAL]
-
-
-class ScheduleCreateConfig(PipelineOnCluster):
-    """Runs the pipeline on a cron schedule, without overlapping runs and without catching up on missed ones.
+class ScheduleConfig(PipelineOnCluster):
+    """Runs the pipeline on a cron schedule, without overlapping runs and without catching up on missed ones; without
+    --cron, lists the experiment's schedules with their states, times and next runs, or pauses, resumes or deletes one.
 
     If the same schedule exists already, nothing is changed; if a different one of that name exists, it is replaced.
     """
 
-    name: ScheduleName = Field(min_length=1, description="name of the schedule within the experiment")
-    cron: str = Field(description="times of the runs: minute hour day month weekday, or six fields with seconds first")
-    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin")
+    name: Annotated[str, POSITIONAL] = Field("", description="name of the schedule within the experiment")
+    cron: str = Field(
+        "",
+        description="times of the runs: minute hour day month weekday, or six fields with seconds first; makes the "
+        "schedule, or replaces it",
+    )
+    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin; it must be the cluster's")
     cluster_timezone: str = Field(
         "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone in KFP's configuration"
     )
-
-
-class ScheduleListConfig(ServerConfig):
-    """Lists the experiment's schedules with their states, times and next runs."""
-
-
-class NamedScheduleConfig(ServerConfig):
-    name: ScheduleName = Field(min_length=1, description="name of the schedule")
-
-
-class SchedulePauseConfig(NamedScheduleConfig):
-    """Stops a schedule from starting runs; a run that has started goes on."""
-
-
-class ScheduleResumeConfig(NamedScheduleConfig):
-    """Lets a paused schedule start runs again."""
-
-
-class ScheduleDeleteConfig(NamedScheduleConfig):
-    """Removes a schedule; if one of its runs is still running, only pauses it and says so."""
+    action: Literal["", "pause", "resume", "delete"] = Field(
+        "",
+        description="pause: it starts no more runs, and one that has started goes on; resume: it starts runs again; "
+        "delete: removes it, or only pauses it and says so, if one of its runs is still running",
+    )
 
 
 class PipelineLintConfig(CompiledPipeline):

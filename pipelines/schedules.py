@@ -6,27 +6,60 @@ and removed only when none of its runs is still running, since before KFP 2.16 r
 """
 
 import logging
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from kfp_server_api import V2beta1RecurringRun as RecurringRun
+from tabulate import tabulate
+
+from posgap import __version__
+from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.printing import show as show_result
-from posgap.pipelines.config import NamedScheduleConfig, ScheduleCreateConfig, ScheduleListConfig
+from posgap.foundation.printing import show
+from posgap.pipelines import cron
+from posgap.pipelines.compilation import Compiled
+from posgap.pipelines.config import ScheduleConfig
 from posgap.pipelines.connection import connected
 from posgap.pipelines.submission import ENDED, to_run
-from posgap.pipelines.timetable import RecurringRun, enabled, listed, next_run, ours, table, timetable
 from posgap.pipelines.transport import once
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Client
 
 log = logging.getLogger(__name__)
+# A schedule's description: its times, for people, and a digest of everything that it is made from.
+_MARK = re.compile(r"(?P<cron>.+) in (?P<zone>\S+); posgap \S+ [0-9a-f]{64}")
+# What is listed of a schedule, as JSON names it, with its headings.
+_SHOWN = {"name": "name", "state": "state", "cron": "cron", "timezone": "time zone", "next": "next run", "id": "id"}
 
 
-def create(config: ScheduleCreateConfig) -> None:
+def schedule(config: ScheduleConfig) -> None:
+    """Lists the experiment's schedules, or the one of this name; or creates, pauses, resumes or deletes it."""
+    if not config.name and (config.cron or config.action):
+        raise PosgapError(f"{'--cron' if config.cron else '--action'}: give the schedule's name, too")
+    if config.cron and config.action:
+        raise PosgapError("--cron: makes a schedule or replaces it, and --action changes one; leave one of them out")
+    if config.cron:
+        return _create(config)
+    client = connected(config)
+    experiment = client.find_experiment(config)
+    named = {"display_name": config.name} if config.name else {}
+    found = client.find_recurring_runs(experiment, **named) if experiment else []
+    if config.name and not found:
+        hint = "`posgap pipeline schedule` lists the schedules"
+        raise PosgapError(f"schedule {config.name}: not found in experiment {config.experiment}; {hint}")
+    if not config.action:
+        return _list(config, found)
+    for each in found:
+        _ACTIONS[config.action](client, config, each)
+
+
+def _create(config: ScheduleConfig) -> None:
     """Creates the schedule, replaces one that differs, or does nothing; prints which, and the time of the next run."""
-    times = timetable(config)
+    times = _times(config)
     compiled, values = to_run(config)
-    mark = times.mark(compiled, values, config.service_account)
+    mark = _mark(config, times, compiled, values)
     client = connected(config)
     experiment = client.ensure_experiment(config)
 
@@ -35,21 +68,21 @@ def create(config: ScheduleCreateConfig) -> None:
         return {schedule.recurring_run_id: schedule for schedule in schedules}
 
     before = list(existing().values())
-    if foreign := [schedule.recurring_run_id for schedule in before if not ours(schedule)]:
+    if foreign := [each.recurring_run_id for each in before if not _MARK.fullmatch(each.description or "")]:
         raise PosgapError(
             f"schedule {config.name}: {foreign[0]} has this name, but was not made by posgap: choose another name, or "
             "delete it in the KFP UI"
         )
     same = next((schedule for schedule in before if schedule.description == mark), None)
     # If the old schedule is paused, so is the new one.
-    paused = bool(before) and not any(map(enabled, before))
+    paused = bool(before) and not any(map(_enabled, before))
     with compiled.source() as source:
         current = same or once(
             lambda: client.create_recurring_run(
                 experiment,
                 config.name,
                 description=mark,
-                cron_expression=str(times.sent),
+                cron_expression=times,
                 max_concurrency="1",  # the API writes 64-bit numbers as text
                 no_catchup=True,
                 enabled=not paused,
@@ -61,8 +94,8 @@ def create(config: ScheduleCreateConfig) -> None:
             config.retries,
         )
     done = "unchanged" if same else "replaced" if before else "created"
-    then = f"next run {next_run(current)}" if enabled(current) else "paused"
-    show_result(
+    then = f"next run {_next_run(current)}" if _enabled(current) else "paused"
+    show(
         f"{config.name}: {done} ({current.recurring_run_id}); {then}",
         {"name": config.name, "outcome": done, "id": current.recurring_run_id, "next": then},
     )
@@ -77,54 +110,47 @@ def create(config: ScheduleCreateConfig) -> None:
             log.info("%s: removed the old schedule %s", config.name, old.recurring_run_id)
 
 
-def show(config: ScheduleListConfig) -> None:
-    """Prints the experiment's schedules."""
-    client = connected(config)
-    experiment = client.find_experiment(config)
-    schedules = client.find_recurring_runs(experiment) if experiment else []
-    rows = listed(schedules)
-    text = table(rows) if rows else f"no schedules in experiment {config.experiment}"
-    show_result(text, {"experiment": config.experiment, "schedules": rows})
+def _times(config: ScheduleConfig) -> str:
+    """The times of `--cron` as KFP reads them; `PosgapError` where they are not in the cluster's zone."""
+    times, own, cluster = cron.six_fields(config.cron), cron.zone(config.timezone), cron.zone(config.cluster_timezone)
+    if own != cluster:
+        raise PosgapError(
+            f"--timezone: the cluster reads cron in {cluster}, not in {own}: write --cron in {cluster}, or set KFP's "
+            f"cronScheduleTimezone to {own} and give --cluster-timezone {own}"
+        )
+    return times
 
 
-def pause(config: NamedScheduleConfig) -> None:
-    """Stops the schedule from starting runs; a run that has started goes on."""
-    client = connected(config)
-    for schedule in _named(client, config):
-        client.disable_recurring_run(schedule.recurring_run_id)
-        _say(config, "paused", schedule)
+def _mark(config: ScheduleConfig, times: str, compiled: Compiled, arguments: dict) -> str:
+    shown = f"{times} in {config.timezone}; posgap {__version__}"
+    made_from = [shown, compiled.spec, compiled.platform, arguments, config.service_account]
+    made_from += [compiled.reference] if compiled.reference else []
+    return f"{shown} {files.digest_of(made_from)}"
 
 
-def resume(config: NamedScheduleConfig) -> None:
-    """Lets the schedule start runs again."""
-    client = connected(config)
-    for schedule in _named(client, config):
-        client.enable_recurring_run(schedule.recurring_run_id)
-        _say(config, "resumed", schedule, f"; next run {next_run(schedule)}")
+def _pause(client: "Client", config: ScheduleConfig, schedule: RecurringRun) -> None:
+    client.disable_recurring_run(schedule.recurring_run_id)
+    _say(config, "paused", schedule)
 
 
-def delete(config: NamedScheduleConfig) -> None:
-    """Removes the schedule; if one of its runs is still running, only pauses it and raises `PosgapError`."""
-    client = connected(config)
-    for schedule in _named(client, config):
-        if run := _retire(client, schedule):
-            hint = "delete it when that has ended"
-            raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is still running; {hint}")
-        _say(config, "deleted", schedule)
+def _resume(client: "Client", config: ScheduleConfig, schedule: RecurringRun) -> None:
+    client.enable_recurring_run(schedule.recurring_run_id)
+    _say(config, "resumed", schedule, f"; next run {_next_run(schedule)}")
 
 
-def _say(config: NamedScheduleConfig, done: str, schedule: RecurringRun, more: str = "") -> None:
+def _delete(client: "Client", config: ScheduleConfig, schedule: RecurringRun) -> None:
+    if run := _retire(client, schedule):
+        hint = "delete it when that has ended"
+        raise PosgapError(f"schedule {config.name}: paused, not deleted, since run {run} is still running; {hint}")
+    _say(config, "deleted", schedule)
+
+
+_ACTIONS = {"pause": _pause, "resume": _resume, "delete": _delete}
+
+
+def _say(config: ScheduleConfig, done: str, schedule: RecurringRun, more: str = "") -> None:
     said = {"name": config.name, "outcome": done, "id": schedule.recurring_run_id}
-    show_result(f"{config.name}: {done} ({schedule.recurring_run_id}){more}", said)
-
-
-def _named(client: "Client", config: NamedScheduleConfig) -> list[RecurringRun]:
-    experiment = client.find_experiment(config)
-    schedules = client.find_recurring_runs(experiment, display_name=config.name) if experiment else []
-    if not schedules:
-        hint = "`posgap pipeline schedule list` lists the schedules"
-        raise PosgapError(f"schedule {config.name}: not found in experiment {config.experiment}; {hint}")
-    return schedules
+    show(f"{config.name}: {done} ({schedule.recurring_run_id}){more}", said)
 
 
 def _retire(client: "Client", old: RecurringRun) -> str | None:
@@ -136,3 +162,35 @@ def _retire(client: "Client", old: RecurringRun) -> str | None:
     # ORPHAN: from KFP 2.16 on, a run that has started in the meantime is not deleted.
     client.recurring_runs.recurring_run_service_delete_recurring_run(old.recurring_run_id, propagation_policy="ORPHAN")
     return None
+
+
+def _list(config: ScheduleConfig, schedules: list[RecurringRun]) -> None:
+    rows = [_row(each) for each in sorted(schedules, key=lambda each: each.display_name)]
+    lines = tabulate(rows, headers=_SHOWN, tablefmt="plain", disable_numparse=True).splitlines() if rows else []
+    text = "\n".join(line.rstrip() for line in lines) or f"no schedules in experiment {config.experiment}"
+    show(text, {"experiment": config.experiment, "schedules": rows})
+
+
+def _row(schedule: RecurringRun) -> dict[str, str]:
+    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
+    return {
+        "name": schedule.display_name,
+        "state": "enabled" if _enabled(schedule) else "paused",
+        "cron": trigger.cron if trigger else "-",
+        "timezone": mark["zone"] if mark else "-",
+        "next": _next_run(schedule) if _enabled(schedule) else "-",
+        "id": schedule.recurring_run_id,
+    }
+
+
+def _enabled(schedule: RecurringRun) -> bool:
+    return schedule.status != "DISABLED"
+
+
+def _next_run(schedule: RecurringRun) -> str:
+    """The time of the schedule's next run; `?` if it does not run by cron."""
+    mark, trigger = _MARK.fullmatch(schedule.description or ""), schedule.trigger and schedule.trigger.cron_schedule
+    if not trigger:
+        return "?"
+    zone = mark["zone"] if mark else "UTC"
+    return f"{cron.next_time(cron.six_fields(trigger.cron), zone, datetime.now(UTC)):%Y-%m-%d %H:%M %Z}"

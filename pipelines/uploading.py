@@ -1,5 +1,6 @@
 """Pipelines with versions on a KFP server: its page *Pipelines* has them, and runs and schedules go by them."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -7,11 +8,12 @@ import yaml
 from posgap import __version__
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of
-from posgap.foundation.printing import show
-from posgap.pipelines.compilation import Compiled, load, parse
-from posgap.pipelines.config import PipelineOnCluster, PipelineUploadConfig
+from posgap.foundation.printing import keep, show
+from posgap.pipelines.compilation import Compiled, compiled_text, load, parse, pipeline
+from posgap.pipelines.config import PipelineCompileConfig, PipelineOnCluster
 from posgap.pipelines.connection import connected
 from posgap.pipelines.transport import once
+from posgap.storage.outputs import File
 
 if TYPE_CHECKING:
     from posgap.pipelines.client import Version
@@ -19,13 +21,12 @@ if TYPE_CHECKING:
 LATEST = "latest"
 
 
-def upload(config: PipelineUploadConfig) -> None:
+def upload(compiled: Compiled, config: PipelineCompileConfig) -> None:
     """Uploads a compiled pipeline as a version; prints what came of it, and the address of the version's page.
 
     A version of that name that is the same is left as it is. Raises `PosgapError` where it is another one, since a
     version cannot be changed.
     """
-    compiled = load(config.file, config.pipeline)
     digest = digest_of([compiled.spec, compiled.platform])
     name, version = config.named or compiled.name, config.version or f"{__version__}-{digest[:8]}"
     if version == LATEST:
@@ -58,7 +59,7 @@ def uploaded(config: PipelineOnCluster) -> Compiled:
         raise PosgapError(f"--version: {option} cannot change a version that was uploaded; leave one of them out")
     client, name = connected(config), config.named or f"posgap-{config.pipeline}"
     if not (pipeline := client.find_pipeline(config, name)):
-        raise PosgapError(f"pipeline {name}: not found; `posgap pipeline upload` uploads it")
+        raise PosgapError(f"pipeline {name}: not found; `posgap pipeline compile --host` uploads it")
     wanted = {} if config.version == LATEST else {"display_name": config.version}
     if not (found := client.find_versions(pipeline, **wanted)):
         known = ", ".join(each.display_name for each in client.find_versions(pipeline)[:5])
@@ -69,3 +70,29 @@ def uploaded(config: PipelineOnCluster) -> Compiled:
     compiled = parse(yaml.safe_dump_all(documents), f"{name} version {held.display_name}")
     reference = {"pipeline_id": pipeline, "version_id": held.pipeline_version_id}
     return Compiled(compiled.spec, compiled.platform, reference)
+
+
+def compile_pipeline(config: PipelineCompileConfig) -> None:
+    """Writes the compiled pipeline to `config.out`, atomically, or uploads it to `config.host`, or both; with neither
+    it goes to standard output.
+
+    A file replaces an older compilation of the same pipeline; any other file only if `config.force` is set.
+    """
+    compiled = pipeline(config.pipeline)
+    text = compiled_text(compiled)
+
+    def is_older(file: Path) -> bool:
+        try:
+            return load(file).name == compiled.name
+        except PosgapError:
+            return False
+
+    if config.out is not None:
+        with File(config, config.force, may_replace=is_older) as output:
+            output.partial.write_text(text, encoding="utf-8")
+            output.place()
+        keep({"pipeline": compiled.name, "out": str(config.out)})
+    if config.host:
+        upload(parse(text, compiled.name), config)
+    elif config.out is None:
+        show(text.rstrip("\n"), {"pipeline": compiled.name, "documents": list(yaml.safe_load_all(text))})

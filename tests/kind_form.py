@@ -1,7 +1,7 @@
 """Opens the form of an uploaded pipeline in Chromium:  kind_form.py PIPELINE.yaml ADDRESS USER PICTURE.png
 
-ADDRESS is what `posgap pipeline upload` printed. Exits with 1 where a field of the compiled pipeline is not on the
-page. infra/ci/kind.sh runs it; it has only met a stand-in for the page as yet.
+ADDRESS is what `posgap pipeline compile --host` printed. Exits with 1 where a field of the compiled pipeline is not
+on the page. infra/ci/kind.sh runs it; it has only met a stand-in for the page as yet.
 """
 
 import re

@@ -6,10 +6,9 @@ from conftest import kv_example
 from kfp import dsl
 from s3 import put
 from test_gate import copy_of, promotion, write_sweep
-from warm import warm_steps  # noqa: F401  a fixture
 
-from posgap.components.data_version.component import data_version as data_version_component
-from posgap.components.validate.component import validate
+from posgap.components.data_version import data_version as data_version_component
+from posgap.components.validate import validate
 from posgap.data.config import DataVersionConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, write_json

@@ -20,10 +20,7 @@ CORE = {Requirement(each).name for each in PROJECT["dependencies"]}
 # What one of those brings, and cannot do without.
 CARRIED = {"huggingface_hub", "safetensors", "tokenizers", "packaging", "pydantic_core", "typing_extensions"}
 # Modules that are of use with an extra alone, and so import it at their top.
-OF_EXTRAS = (
-    *("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py"),
-    "src/posgap/tracking/migration.py",
-)
+OF_EXTRAS = ("components/", "pipelines/", "src/posgap/peers/harness.py", "src/posgap/peers/inspect_tasks.py")
 UNDER_OTHER_NAMES = {"yaml": "pyyaml"}
 
 

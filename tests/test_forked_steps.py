@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from warm import step_server
+import warm  # noqa: F401  as there, its libraries are those of a run
 
-from posgap.foundation.errors import PosgapError
-from posgap.pipelines.forked_steps import LIBRARIES, StepServer
+from posgap.pipelines import forked_steps
+from posgap.pipelines.config import LIBRARIES
 
 pytestmark = pytest.mark.slow
 SCRIPT = "python3 -m kfp.dsl.executor_main"
@@ -15,12 +15,11 @@ SCRIPT = "python3 -m kfp.dsl.executor_main"
 @pytest.fixture
 def run(tmp_path, capsys):
     """Runs a component with this body, which takes and returns nothing; returns how it ended and what it printed."""
-    server = step_server()
 
     def run(body: str, **environment: str) -> tuple[int, str]:
         request = ["--executor_input", json.dumps({"outputs": {"outputFile": str(tmp_path / "out" / "output.json")}})]
         code = f"def work():\n    {body}\n"
-        ended = server.run(["sh", "-ec", SCRIPT, code, *request, "--function_to_execute", "work"], environment)
+        ended = forked_steps.run(["sh", "-ec", SCRIPT, code, *request, "--function_to_execute", "work"], environment)
         return ended, capsys.readouterr().out
 
     return run
@@ -38,19 +37,11 @@ def test_a_step_that_does_not_reach_its_end_has_failed(run, body):
 def test_a_step_sees_the_environment_and_the_folder_of_its_run_and_the_libraries_alone(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LONG", "x" * 100_000)
-    imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.config' in sys.modules)"
+    imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.data.config' in sys.modules)"
     ended, shown = run(
         f"import os, sys; print(len(os.environ['LONG']), os.environ['MORE'], os.getcwd()); {imported}", MORE="ü"
     )
     assert ended == 0 and f"100000 ü {tmp_path}\n{[True] * len(LIBRARIES)} False\n" in shown
-
-
-def test_a_server_that_was_killed_is_said():
-    with StepServer() as server:
-        server.process.kill()
-        server.process.wait()
-        with pytest.raises(PosgapError, match="the process that begins the steps has ended"):
-            server.run(["sh"])
 
 
 def test_a_step_finds_modules_where_its_run_does(run, tmp_path):

@@ -67,7 +67,12 @@ def bucket_server():
 
 
 def process(container: dict, variables: dict, folder: Path) -> subprocess.Popen:
-    return subprocess.Popen(container["command"], env=variables, cwd=folder)
+    return subprocess.Popen([mounted_at(word, folder) for word in container["command"]], env=variables, cwd=folder)
+
+
+def mounted_at(word: str, folder: Path) -> str:
+    """A word of a command, with the folders of its pod below this one."""
+    return re.sub(r"(?<!\w)/(?=scripts/|backup/)", f"{folder}/", word)
 
 
 def make_certificate(folder: Path) -> str:
@@ -105,7 +110,8 @@ def test_the_job_makes_the_tables_and_the_deployment_serves_artifacts_from_the_b
     here = {"PGHOST": "127.0.0.1", "PGPORT": str(database), "AWS_ENDPOINT_URL": bucket_server, "HOME": str(tmp_path)}
     here |= {"PATH": f"{Path(sys.executable).parent}:{postgres.BINARIES}:{os.environ['PATH']}"}
     (server,) = pod["containers"]
-    mounted = {each["name"]: each["mountPath"].lstrip("/") for each in server["volumeMounts"]}
+    mounts = [mount for container in containers(pod) for mount in container["volumeMounts"]]
+    mounted = {each["name"]: each["mountPath"].lstrip("/") for each in mounts}
     for volume in pod["volumes"]:
         (folder := tmp_path / mounted[volume["name"]]).mkdir(parents=True, exist_ok=True)
         held = SECRETS.get(volume["secret"]["secretName"], {}) if "secret" in volume else {}
@@ -191,11 +197,15 @@ def test_a_backup_is_restored_as_it_was_or_not_at_all(database, bucket_server, t
 def perform(name: str, here: dict, maps: dict, folder: Path) -> list[int]:
     """Runs the containers of a CronJob's pod, one after the other, up to the first that fails; their exit codes."""
     pod, codes = pod_templates(overlay("local"))[f"CronJob {name}"]["spec"], []
-    (folder / "backup").mkdir(exist_ok=True)
+    for mounted in ("backup", "scripts"):
+        (folder / mounted).mkdir(exist_ok=True)
+    (scripts,) = (each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each)
+    for file, text in maps[scripts]["data"].items():
+        (folder / "scripts" / file).write_text(text)
     for container in containers(pod):
         variables = environment(container, maps) | here
         words = [word.replace("$(BACKUP)", variables.get("BACKUP", "")) for word in container["command"]]
-        words = [word.replace("/backup/mlflow", f"{folder}/backup/mlflow") for word in words]
+        words = [mounted_at(word, folder) for word in words]
         codes.append(subprocess.run(words, env=variables, cwd=folder).returncode)
         if codes[-1]:
             break

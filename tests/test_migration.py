@@ -16,7 +16,8 @@ from mlflow.store.tracking.dbmodels.initial_models import Base as InitialBase
 
 pytestmark = [pytest.mark.slow, postgres.needs_postgres]
 LOGIN = {"PGUSER": "mlflow", "PGPASSWORD": "p@ss/wo%rd"}
-AUTH = str(ROOT / "infra/kubernetes/base/namespaced/mlflow/basic_auth.ini")
+PROGRAM = ROOT / "infra/kubernetes/base/namespaced/mlflow/migration.py"
+AUTH = str(PROGRAM.with_name("basic_auth.ini"))
 OLDER = "97727af70f4d"  # of MLflow 2.3
 WAITS = "waiting for the Job mlflow-migrate: alembic_version: the database has "
 
@@ -59,7 +60,7 @@ def ask(query: str) -> list[tuple]:
 @contextmanager
 def running(verb: str):
     """The program, whose output is read line by line."""
-    command = [sys.executable, "-m", "posgap.tracking.migration", verb]
+    command = [sys.executable, PROGRAM, verb]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

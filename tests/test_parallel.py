@@ -6,13 +6,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from conftest import kv_example
 from test_generation import llama
-from warm import SERVER, STEPS
+from warm import SERVER
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
@@ -36,11 +35,6 @@ def warm(monkeypatch):
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: SERVER)
 
 
-def generating() -> list[BaseProcess]:
-    """The processes of this one that generate; beside them there may be one for other tests."""
-    return [process for process in multiprocessing.active_children() if process.name != STEPS]
-
-
 @pytest.fixture
 def options(tmp_path, tokenizer) -> dict:
     """Examples of which three fit in a batch, and a model with an answer of its own to each prompt."""
@@ -58,7 +52,7 @@ def test_two_processes_give_the_predictions_of_one(options, tmp_path):
     one, two = (sweep(SweepConfig(out=tmp_path / f"by-{n}", processes=n, **options)) for n in (1, 2))
     assert predictions(one) == predictions(two)
     assert len({row["response"] for row in predictions(one)}) > N
-    assert not generating()
+    assert not multiprocessing.active_children()
 
 
 def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, monkeypatch):
@@ -68,13 +62,13 @@ def test_a_killed_process_is_reported_and_the_sweep_goes_on(options, tmp_path, m
     def keep(self, example, number, completion):
         add(self, example, number, completion)
         kept.append((example, number))
-        if len(kept) == 4 and (running := generating()):
+        if len(kept) == 4 and (running := multiprocessing.active_children()):
             running[0].kill()
 
     monkeypatch.setattr(Unfinished, "add", keep)
     with pytest.raises(PosgapError, match="a generating process was killed, perhaps for memory"):
         sweep(config)
-    assert 4 <= len(kept) < N * DOCS and not generating()
+    assert 4 <= len(kept) < N * DOCS and not multiprocessing.active_children()
     before, kept[:] = list(kept), []
     swept = sweep(config.model_copy(update={"processes": 1}))
     assert sorted(before + kept) == [(example, number) for example in range(N) for number in range(DOCS)]

@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import kv_example
 from mlflow import MlflowClient
-from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError

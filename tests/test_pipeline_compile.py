@@ -13,7 +13,6 @@ from google.protobuf import json_format
 from kfp import components, dsl
 from kfp.pipeline_spec.pipeline_spec_pb2 import PipelineSpec, PlatformSpec
 from toy_pipeline import fails, posgap, toy, write_toy
-from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import settings_of, settings_text

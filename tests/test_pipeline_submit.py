@@ -1,5 +1,6 @@
 """`posgap pipeline submit` against a local KFP server that refuses what a real one would."""
 
+import copy
 import json
 import os
 import signal
@@ -7,7 +8,10 @@ import time
 
 import pytest
 from kfp_server import Server, conforms, served
-from toy_pipeline import GIVEN, fails, posgap
+from toy_pipeline import GIVEN, fails, posgap, toy
+
+from posgap.pipelines import compilation
+from posgap.pipelines.compilation import load
 
 HTML = (200, {"Content-Type": "text/html"}, "<html>Log in</html>")
 
@@ -68,28 +72,38 @@ def test_the_mitigation_pipeline_is_what_is_submitted(capsys):
     assert run["display_name"].startswith("posgap-mitigation 20")
 
 
-def upload(capsys, server, toy_file, *more):
-    return posgap(capsys, "upload", "--host", server.url, "--file", toy_file, *more)
+@pytest.fixture
+def upload(capsys, monkeypatch):
+    """Uploads the toy pipeline, or another one."""
+
+    def upload(server, *more, pipeline=toy, code=0):
+        monkeypatch.setattr(compilation, "pipeline", lambda name: pipeline)
+        words = ("compile", "--host", server.url, *more)
+        return posgap(capsys, *words)[:2] if not code else fails(capsys, *words, code=code)
+
+    return upload
 
 
-def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, toy_file, tmp_path):
+def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, upload, tmp_path):
     with served(Server()) as server:
         by_version = ["--host", server.url, "--named", "toy", *GIVEN, "--version"]
         missing = fails(capsys, "submit", *by_version, "latest")
-        assert missing == "pipeline toy: not found; `posgap pipeline upload` uploads it"
-        code, out, _ = upload(capsys, server, toy_file)
+        assert missing == "pipeline toy: not found; `posgap pipeline compile --host` uploads it"
+        code, out = upload(server)
         (pipeline,), (version,) = server.pipelines.values(), server.versions.values()
         page = f"{pipeline['pipeline_id']}/version/{version['pipeline_version_id']}"
         said, address = out.splitlines()
         assert code == 0 and address == f"{server.url}/#/pipelines/details/{page}"
         assert said == f"toy version {version['name']}: uploaded" and pipeline["name"] == "toy"
         assert version["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "toy"
-        assert upload(capsys, server, toy_file)[1].split("\n")[:2] == [said.replace("uploaded", "unchanged"), address]
-        changed = tmp_path / "changed.yaml"
-        changed.write_text(toy_file.read_text().replace("name: toy", "name: toy\n  description: another", 1))
-        again = ["upload", "--host", server.url, "--file", changed, "--version", version["name"], "--named", "toy"]
-        assert "is there, and another one; give --version another name" in fails(capsys, *again)
-        upload(capsys, server, changed, "--version", "second")
+        again = upload(server, "--out", tmp_path / "toy.yaml")[1]
+        assert again.split("\n")[:2] == [said.replace("uploaded", "unchanged"), address]
+        assert load(tmp_path / "toy.yaml").name == "toy", "both a file and a version"
+        other = copy.deepcopy(toy)
+        other.pipeline_spec.pipeline_info.description = "another"
+        refused = upload(server, "--version", version["name"], "--named", "toy", pipeline=other, code=2)
+        assert "is there, and another one; give --version another name" in refused
+        upload(server, "--version", "second", pipeline=other)
         newest = [*server.versions.values()][-1]["pipeline_version_id"]
         assert len(server.pipelines) == 1 and len(server.versions) == 2
         for wanted, id_of in {version["name"]: version["pipeline_version_id"], "latest": newest}.items():
@@ -97,7 +111,7 @@ def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, toy_f
             run = [*server.runs.values()][-1]
             named = {"pipeline_id": pipeline["pipeline_id"], "pipeline_version_id": id_of}
             assert run["pipeline_version_reference"] == named and not run.get("pipeline_spec")
-        weekly = ["schedule", "create", "weekly", "--cron", "0 3 * * 1", *by_version]
+        weekly = ["schedule", "weekly", "--cron", "0 3 * * 1", *by_version]
         wanted = version["name"], version["name"], "latest"
         said = [posgap(capsys, *weekly, each)[1].split()[1] for each in wanted]
         assert said == ["created", "unchanged", "replaced"]
@@ -110,10 +124,10 @@ def test_a_version_is_uploaded_once_and_runs_and_schedules_name_it(capsys, toy_f
         assert "--no-cache cannot change a version" in fails(capsys, "submit", *by_version, "second", "--no-cache")
 
 
-def test_a_lost_answer_to_an_upload_makes_no_second_version(capsys, toy_file):
+def test_a_lost_answer_to_an_upload_makes_no_second_version(upload):
     lost = (503, {}, "", True)
     with served(Server(misbehave=at("pipelines/upload_version", lost, until=1))) as server:
-        assert upload(capsys, server, toy_file)[0] == 0
+        assert upload(server)[0] == 0
         assert server.seen["POST", "/apis/v2beta1/pipelines/upload_version"] == 1 == len(server.versions)
 
 

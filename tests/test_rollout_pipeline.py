@@ -3,7 +3,6 @@
 import html
 
 from kfp import dsl
-from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.components.rollout_compare import rollout_compare
 from posgap.components.rollout_experiment import rollout_experiment

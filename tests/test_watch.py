@@ -10,7 +10,6 @@ from test_champion import LAX, real, real_champion  # noqa: F401  fixtures
 from test_champion import champion as good  # noqa: F401
 from test_gate import base, write_sweep  # noqa: F401  `base` is a fixture
 from toy_pipeline import posgap
-from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.foundation.errors import LeftPolicy, PosgapError
 from posgap.foundation.files import digest, read_json, write_json

@@ -11,7 +11,6 @@ import weekly
 from conftest import ROOT, kv_example
 from mlflow import MlflowClient
 from mlflow_server import serving
-from warm import warm_steps  # noqa: F401  a fixture
 
 from posgap.foundation.files import read_json
 from posgap.gating.verdict import judge, read_verdict

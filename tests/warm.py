@@ -1,12 +1,11 @@
 """Processes that begin where the libraries are imported already, which takes longer than most of what they do in tests.
 
-They are forks of a server that has imported these libraries, and nothing of posgap.
+They are forks of a server that has imported the libraries, and next to nothing of posgap: the one that steps of
+pipelines are forks of.
 """
 
 import contextlib
-import functools
 import json
-import multiprocessing
 import os
 import socket
 import sys
@@ -17,42 +16,11 @@ from multiprocessing.reduction import DupFd
 
 import pytest
 from conftest import ROOT
-from warm_forks import asked, steps
+from warm_forks import asked
 
-from posgap.pipelines import forked_steps
-from posgap.pipelines.forked_steps import StepServer
+from posgap.pipelines.forked_steps import SERVER
 
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(list(forked_steps.LIBRARIES))
-STEPS = "server of steps"
-
-
-class WarmStepServer(StepServer):
-    """One that needs to import nothing."""
-
-    def __enter__(self) -> StepServer:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = SERVER.Process(target=steps, args=(DupFd(theirs.fileno()),), name=STEPS, daemon=True)
-            self.process.start()
-        return self
-
-
-@functools.cache
-def step_server() -> StepServer:
-    """The server of steps of this process's tests, which ends with it."""
-    return WarmStepServer().__enter__()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def warm_steps():
-    """Has all pipelines of a module's tests take their steps from one server; by being imported there.
-
-    `posgap demo` in tests/test_demo.py is run as users do, with a server for each run.
-    """
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(forked_steps, "StepServer", lambda: contextlib.nullcontext(step_server()))
-        yield
+SERVER.set_forkserver_preload(["posgap.pipelines.preloaded"])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -4,7 +4,6 @@ which is another test's until it is replaced: not posgap, which reads there whic
 import contextlib
 import importlib
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -22,13 +21,6 @@ def asked(words: list[str], environment: dict[str, str], folder: str, streams: l
     """The same with these streams, in a folder."""
     os.chdir(folder)
     _main(words, environment, dict(enumerate(stream.detach() for stream in streams)))
-
-
-def steps(control) -> None:
-    """Begins the steps of pipelines, as `posgap.pipelines.forked_steps` says, which are asked for at a socket."""
-    from posgap.pipelines.forked_steps import serve
-
-    serve(socket.socket(fileno=control.detach()))
 
 
 def _main(words: list[str], environment: dict[str, str], streams: dict[int, int]) -> None:

@@ -117,8 +117,7 @@ form() { # the pipeline's form, in Chromium, as a colleague with rights in the n
     local address
     kubectl -n posgap create rolebinding ada --clusterrole kubeflow-pipelines-edit --user "$USER_NAME"
     kfp
-    posgap pipeline compile --out "$WORK/mitigation.yaml"
-    address=$(posgap pipeline upload --namespace posgap --file "$WORK/mitigation.yaml" | tail --lines 1)
+    address=$(posgap pipeline compile --out "$WORK/mitigation.yaml" --host "$KFP_HOST" --namespace posgap | tail --lines 1)
     python tests/kind_form.py "$WORK/mitigation.yaml" "$address" "$USER_NAME" "$WORK/form.png"
 }
 

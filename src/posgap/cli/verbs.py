@@ -39,12 +39,7 @@ from posgap.pipelines.config import (
     PipelineLintConfig,
     PipelineRunConfig,
     PipelineSubmitConfig,
-    PipelineUploadConfig,
-    ScheduleCreateConfig,
-    ScheduleDeleteConfig,
-    ScheduleListConfig,
-    SchedulePauseConfig,
-    ScheduleResumeConfig,
+    ScheduleConfig,
 )
 from posgap.preflight.config import PreflightConfig
 from posgap.rollout.config import (
@@ -323,29 +318,16 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             Kind.MORE,
         ),
         "pipeline compile": Verb(
-            PipelineCompileConfig, "posgap.pipelines.compilation:compile_pipeline", "--out pipeline.yaml"
+            PipelineCompileConfig, "posgap.pipelines.uploading:compile_pipeline", "--out pipeline.yaml"
         ),
         "pipeline run": Verb(PipelineRunConfig, "posgap.pipelines.local:run", "--smoke --out run/pipeline"),
-        "pipeline upload": Verb(
-            PipelineUploadConfig, "posgap.pipelines.uploading:upload", "--host http://localhost:8080"
-        ),
         "pipeline submit": Verb(
             PipelineSubmitConfig,
             "posgap.pipelines.submission:submit",
             "--host http://localhost:8080 --param model=Qwen/Qwen3-0.6B --wait",
         ),
         "pipeline lint": Verb(PipelineLintConfig, "posgap.pipelines.lint:lint", "--smoke"),
-        "pipeline schedule create": Verb(
-            ScheduleCreateConfig,
-            "posgap.pipelines.schedules:create",
-            'weekly --cron "0 6 * * mon" --timezone Europe/Berlin',
-        ),
-        "pipeline schedule list": Verb(
-            ScheduleListConfig, "posgap.pipelines.schedules:show", "--host http://localhost:8080"
-        ),
-        "pipeline schedule pause": Verb(SchedulePauseConfig, "posgap.pipelines.schedules:pause", "weekly"),
-        "pipeline schedule resume": Verb(ScheduleResumeConfig, "posgap.pipelines.schedules:resume", "weekly"),
-        "pipeline schedule delete": Verb(ScheduleDeleteConfig, "posgap.pipelines.schedules:delete", "weekly"),
+        "pipeline schedule": Verb(ScheduleConfig, "posgap.pipelines.schedules:schedule", 'weekly --cron "0 6 * * mon"'),
         "hub push": Verb(
             HubPushConfig,
             "posgap.peers.hub:push",
@@ -381,10 +363,9 @@ GROUPS = {
     "rollout": "Why a model is biased: what of each position reaches the last token.",
     "policy": "What the gate demands, in a file, or of a registered model.",
     "pipeline": "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.",
-    "pipeline schedule": "Runs of the pipeline that start by themselves.",
     "hub": "The Hugging Face hub.",
 }
-# What is also an MLproject entry point and a KFP component, by the name that it has there.
+# What is also a KFP component, by the name that it has there.
 STAGES = {words.replace(" ", "_"): verb for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.MORE)}
 
 

@@ -11,14 +11,14 @@ from posgap.foundation.errors import PosgapError
 
 # By the name under which a package is imported; the extras themselves are in pyproject.toml.
 _PACKAGES = {
-    "mlflow": ("mlflow", "sqlalchemy", "alembic", "requests"),
+    "mlflow": ("mlflow", "sqlalchemy", "requests"),
     "kfp": ("kfp", "kfp_server_api", "google", "urllib3", "cronsim", "tabulate"),
     "s3": ("boto3", "botocore", "s3transfer"),
     "tables": ("pandas", "pyarrow"),
     "validate": ("great_expectations",),
     "search": ("cma",),
     "train": ("deepspeed", "peft"),
-    "cluster": ("kubeflow", "kubernetes", "psycopg"),
+    "cluster": ("kubeflow", "kubernetes"),
     "harness": ("lm_eval",),
     "inspect": ("inspect_ai",),
     "vllm": ("vllm",),

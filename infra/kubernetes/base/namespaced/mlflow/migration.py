@@ -1,5 +1,4 @@
-"""Brings the tables of MLflow's database up to date, or waits until they are: `python -m posgap.tracking.migration
-upgrade|wait`.
+"""Brings the tables of MLflow's database up to date, or waits until they are: `python migration.py upgrade|wait`.
 
 MLflow's own commands change the tables. Here it is decided whether there is anything to change, and when: by one
 process at a time, and not before an older server that still uses them has gone. Host, user and password of the
@@ -106,7 +105,7 @@ def _say(reason: str) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m posgap.tracking.migration", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python migration.py", description=__doc__)
     parser.add_argument("verb", choices=["upgrade", "wait"])
     upgrade() if parser.parse_args(words).verb == "upgrade" else wait()
 

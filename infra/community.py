@@ -1,30 +1,35 @@
 """The components as the community's registry wants them, in a checkout of kubeflow/pipelines-components.
 
-    python -m posgap.components.community ../pipelines-components --python ../pipelines-components/.venv/bin/python
+    python infra/community.py ../pipelines-components --python ../pipelines-components/.venv/bin/python
 
 The registry takes functions that stand alone: a file imports nothing of posgap at its top, the image is Python's, and
-posgap is installed into it when a step starts. So each component is written out with all its parameters and a test that
-needs no posgap; the registry's own programs then write the READMEs and check everything.
+posgap is installed into it when a step starts. So each component is written out with all its parameters, its metadata
+and owners, and a test that needs no posgap; the registry's own programs then write the READMEs and check everything.
 """
 
 import argparse
 import ast
+import importlib
 import inspect
 import re
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from kfp.dsl.base_component import BaseComponent
 
+import posgap.components
 from posgap import __version__
-from posgap.components.readmes import HERE, load, names
+from posgap.cli.verbs import STAGES
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 
+HERE = Path(posgap.components.__path__[0])
 # The registry allows `python:<version>` and images of its own.
 IMAGE = "python:3.11"
 # As infra/images/Dockerfile has them; vLLM is not among them, since steps here generate by transformers.
@@ -118,14 +123,14 @@ def write(registry: Path, package: str, owner: str) -> list[Path]:
     `package` is what pip is to install, with {extras} where the extras go. READMEs are the registry's own to write.
     """
     made = []
-    for name in names():
+    for name in STAGES:
         group = registry / "components" / category(name) / "posgap"
         folder, component = group / name, load(name)
         spec = package.format(extras=EXTRAS[_kind(component)])
         files = {
             folder / "component.py": component_source(component, spec),
             folder / "__init__.py": f'from .component import {name}\n\n__all__ = ["{name}"]\n',
-            folder / "metadata.yaml": "---\n" + (HERE / name / "metadata.yaml").read_text(encoding="utf-8"),
+            folder / "metadata.yaml": _metadata(name),
             folder / "tests" / "__init__.py": "",
             folder / "tests" / "test_component_unit.py": _test_source(component, spec),
             group / "__init__.py": "",
@@ -138,6 +143,42 @@ def write(registry: Path, package: str, owner: str) -> list[Path]:
     return made
 
 
+def load(name: str) -> BaseComponent:
+    """A component by its name."""
+    return getattr(importlib.import_module(f"posgap.components.{name}"), name)
+
+
+def _metadata(name: str) -> str:
+    """The registry's metadata of a component, verified now, since its checks follow."""
+    trainer = [{"name": "Trainer", "version": ">=2.3.0"}] if name == "train_job" else []
+    address = "https://github.com/posgap/posgap"
+    page = "rollout" if name.startswith("rollout") else "kubeflow"
+    metadata = {
+        "name": name,
+        "stability": "alpha",
+        "dependencies": {
+            "kubeflow": [{"name": "Pipelines", "version": ">=2.17.0"}, *trainer],
+            "external_services": [{"name": "MLflow", "version": ">=3.17.0"}],
+        },
+        "tags": [category(name).replace("_", "-"), "position-bias", "long-context"],
+        "lastVerified": datetime.now(UTC),
+        "links": {"documentation": f"{address}/blob/main/docs/{page}.md", "issue_tracker": f"{address}/issues"},
+    }
+    return yaml.dump(metadata, Dumper=_Indented, explicit_start=True, sort_keys=False, default_flow_style=False)
+
+
+class _Indented(yaml.SafeDumper):
+    """YAML as the registry's linter wants it: what a list has is indented."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+_Indented.add_representer(
+    datetime, lambda dumper, day: dumper.represent_scalar("tag:yaml.org,2002:timestamp", f"{day:%Y-%m-%dT00:00:00Z}")
+)
+
+
 def category(name: str) -> str:
     """The registry's category of a component; most measure or explain."""
     return next((category for category, words in _CATEGORIES.items() if name in words.split()), "evaluation")
@@ -148,7 +189,7 @@ def component_source(component: BaseComponent, package: str) -> str:
     function, spec = _definition(component), component.component_spec
     parameters = sorted(_parameters(component, function), key=lambda each: each[2] != "")  # required ones first
     summary, _, rest = re.sub(r"\s+", " ", inspect.cleandoc(ast.get_docstring(function) or "")).partition(". ")
-    own = Path(HERE / function.name / "component.py").read_text(encoding="utf-8")
+    own = Path(HERE / f"{function.name}.py").read_text(encoding="utf-8")
     tops = (ast.unparse(each) for each in ast.parse(own).body if isinstance(each, ast.Import | ast.ImportFrom))
     signature = next(each for each in ast.parse(own).body if isinstance(each, ast.FunctionDef))
     returned = f" -> {ast.get_source_segment(own, signature.returns)}" if signature.returns else ""
@@ -265,7 +306,7 @@ def checks(folders: list[Path]) -> dict[str, list[list[str]]]:
 def main(arguments: list[str] | None = None) -> int:
     """Writes the components and runs the registry's programs on them; how many of its checks failed."""
     about = (__doc__ or "").partition("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m posgap.components.community", description=about)
+    parser = argparse.ArgumentParser(prog="python infra/community.py", description=about)
     parser.add_argument("registry", type=Path, help="checkout of kubeflow/pipelines-components")
     parser.add_argument(
         "--package",

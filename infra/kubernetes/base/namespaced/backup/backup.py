@@ -1,4 +1,4 @@
-"""Backups of MLflow's database in S3: `python -m posgap.tracking.backup save|fetch FILE`.
+"""Backups of MLflow's database in S3: `python backup.py save|fetch FILE`.
 
 The dumps themselves are PostgreSQL's (`pg_dump`, `pg_restore`). Here one is sent below a URI under the time of its
 sending, or the newest, or a named one, is brought back.
@@ -48,7 +48,7 @@ def bring(uri: str, name: str, file: Path) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m posgap.tracking.backup", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python backup.py", description=__doc__)
     parser.add_argument("verb", choices=["save", "fetch"])
     parser.add_argument("file", type=Path, help="the dump on this machine")
     parser.add_argument("--uri", default=os.environ.get(WHERE, ""), help=f"where the backups are; {WHERE}")

@@ -1,3 +1,0 @@
-from posgap.components.apply.component import apply
-
-__all__ = ["apply"]

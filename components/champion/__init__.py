@@ -1,3 +1,0 @@
-from posgap.components.champion.component import champion
-
-__all__ = ["champion"]

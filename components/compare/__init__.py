@@ -1,3 +1,0 @@
-from posgap.components.compare.component import compare
-
-__all__ = ["compare"]

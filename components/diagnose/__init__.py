@@ -1,3 +1,0 @@
-from posgap.components.diagnose.component import diagnose
-
-__all__ = ["diagnose"]

@@ -1,3 +1,0 @@
-from posgap.components.distill.component import distill
-
-__all__ = ["distill"]

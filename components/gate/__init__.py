@@ -1,3 +1,0 @@
-from posgap.components.gate.component import gate
-
-__all__ = ["gate"]

@@ -1,3 +1,0 @@
-from posgap.components.grade.component import grade
-
-__all__ = ["grade"]

@@ -1,3 +1,0 @@
-from posgap.components.merge.component import merge
-
-__all__ = ["merge"]

@@ -1,3 +1,0 @@
-from posgap.components.mitigate.component import mitigate
-
-__all__ = ["mitigate"]

@@ -1,3 +1,0 @@
-from posgap.components.preflight.component import preflight
-
-__all__ = ["preflight"]

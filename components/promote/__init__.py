@@ -1,3 +1,0 @@
-from posgap.components.promote.component import promote
-
-__all__ = ["promote"]

@@ -1,3 +1,0 @@
-from posgap.components.report.component import report
-
-__all__ = ["report"]

@@ -1,3 +1,0 @@
-from posgap.components.rollout_compare.component import rollout_compare
-
-__all__ = ["rollout_compare"]

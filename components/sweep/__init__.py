@@ -1,3 +1,0 @@
-from posgap.components.sweep.component import sweep
-
-__all__ = ["sweep"]

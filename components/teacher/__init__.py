@@ -1,3 +1,0 @@
-from posgap.components.teacher.component import teacher
-
-__all__ = ["teacher"]

@@ -1,3 +1,0 @@
-from posgap.components.validate.component import validate
-
-__all__ = ["validate"]

@@ -1,3 +1,0 @@
-from posgap.components.watch.component import watch
-
-__all__ = ["watch"]
