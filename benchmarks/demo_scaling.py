@@ -25,8 +25,9 @@ from posgap.demo.run import examples
 from posgap.foundation.tables import markdown
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig
-from posgap.stages.scale_apply import scale_apply
+from posgap.mitigating.config import ApplyConfig
+from posgap.scaling.config import ScaleSearchConfig
+from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
 from posgap.tasks.placements import spaced_positions
@@ -57,7 +58,7 @@ def scaled(model: Path, name: str, folder: Path, searched: Path, held_out: Path)
             out=folder / f"scaling-{name}-{N_DOCS}",
         )
     )
-    applied = scale_apply(ScaleApplyConfig(model=str(model), scaling=found, out=folder / f"{name}-scaled-{N_DOCS}"))
+    applied = apply(ApplyConfig(model=str(model), found=found, out=folder / f"{name}-scaled-{N_DOCS}"))
     return swept(model, name), swept(applied, f"{name}-scaled")
 
 

@@ -29,12 +29,12 @@ from report import ROOT, write_section
 from posgap.demo import tiny_model
 from posgap.foundation.tables import markdown
 from posgap.measurement.statistics import paired_difference
+from posgap.mitigations.curves import Candidate, Curve
 from posgap.mitigations.in_force import apply, load_model, remove
+from posgap.mitigations.strategies import Genetic
 from posgap.models.layer_scaling import layer_scaling
-from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import Candidate, TeacherForced
+from posgap.scaling.fitness import TeacherForced
 from posgap.scaling.questions import Question
-from posgap.scaling.strategies import CMAES, Genetic
 from posgap.tasks.placements import spaced_positions
 
 sys.path.append(str(ROOT / "tests"))
@@ -62,6 +62,35 @@ ROWS = 40  # prompts in a batch
 TASKS = ("near keys", "after five others")
 HELD_OUT_SEED = 10_000
 Lists = torch.Tensor
+
+
+class CMAES:
+    """CMA-ES from the library `cma` (Hansen 2016; `pip install cma`), for comparison with the genetic algorithm.
+
+    It starts in the middle between the bounds, with a quarter of the distance between them as standard deviation.
+    """
+
+    def __init__(self, curve: Curve, n_layers: int, population: int, seed: int):
+        import cma
+
+        rng = np.random.default_rng(seed)
+        self.curve = curve
+        options = {
+            **{"bounds": [curve.low, curve.high], "popsize": population, "verbose": -9},
+            **{"seed": np.nan, "randn": lambda *shape: rng.standard_normal(shape)},
+        }
+        middle, width = (curve.low + curve.high) / 2, curve.high - curve.low
+        start = np.full(curve.n_points(n_layers), middle)
+        self.cma = cma.CMAEvolutionStrategy(start, width / 4, options)
+        self.proposed: list[np.ndarray] = []
+
+    def ask(self) -> list[np.ndarray]:
+        self.proposed = self.cma.ask()
+        return [self.curve.constrain(points) for points in self.proposed]
+
+    def tell(self, points: Sequence[np.ndarray], fitness: Sequence[float]) -> None:
+        # Each fitness belongs to the unconstrained point that CMA-ES itself proposed.
+        self.cma.tell(self.proposed, [-value for value in fitness])
 
 
 def records(n: int, count: int, seed: int, task: str = "") -> Lists:
@@ -177,9 +206,9 @@ def searched(answers: Answers, method: str, seed: int, tried: int) -> tuple[list
         return settings, fitness
     curve = CURVES[method]
     if method.endswith("CMA-ES"):
-        strategy = CMAES(curve, n_layers, POPULATION, seed)
+        strategy: Genetic | CMAES = CMAES(curve, n_layers, POPULATION, seed)
     else:
-        strategy = Genetic(curve, n_layers, POPULATION, 2, 3, 0.2, 0.3, seed)
+        strategy = Genetic(curve, n_layers, POPULATION, seed, mutation=0.2, mutation_rate=0.3)
     scores: dict[Candidate, float] = {}
     for _ in range(20 * tried):  # a strategy that has stopped finding anything new ends the search early
         points = strategy.ask()

@@ -3,21 +3,21 @@
     python benchmarks/rollout_advice.py --data FILE [--seeds 0 1 2] [--write] [--out runs/advice]
 
 FILE is the lost-in-the-middle key-value file (300 lines). On the tiny models of two and of eight layers, as they are
-in posgap's cache: `posgap rollout advise`; whether effects of RoPE factors add up over layers, as a start of a search
-would need it; and whether attention fitted on some texts foretells the rollout of others, at that length and twice it.
+in posgap's cache: `posgap rollout advise`; and whether attention fitted on some texts foretells the rollout of others,
+at that length and twice it.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from report import ROOT, write_section
+from report import write_section
 from torch import Tensor, nn
 
 from posgap.data.config import ImportConfig
@@ -26,25 +26,20 @@ from posgap.demo import tiny_model
 from posgap.foundation.files import read_model
 from posgap.foundation.tables import markdown
 from posgap.generation.setup import prompt_builder
-from posgap.mitigations.head_gates import answered
 from posgap.mitigations.in_force import load_model
-from posgap.models.layer_scaling import layer_scaling
 from posgap.rollout.advice import ADVICE_FILE, Advice, flattest
 from posgap.rollout.config import RolloutAdviseConfig
 from posgap.rollout.decoders import Decoder
 from posgap.rollout.distributions import spearman
 from posgap.rollout.documents import by_document
 from posgap.rollout.texts import read_prompts
-from posgap.scaling.questions import ask
 from posgap.stages.rollout_advise import rollout_advise
-from posgap.tasks.placements import Placement, spaced_positions
-from posgap.tasks.reading import read_examples
+from posgap.tasks.placements import spaced_positions
 
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 import tiny_recipes
 
-POSITIONS, CURVES, SMALL = 10, 32, 0.1
-PROMPTS = 20  # at each position, on which factors are tried
+POSITIONS = 10
 FIT, JUDGED = 60, 200  # prompts whose attention is fitted, and others on which it is judged
 KINDS = ("standard", "deep")
 SAID = {"standard": "two layers", "deep": "eight layers"}
@@ -84,37 +79,6 @@ def advice_row(advice: Advice) -> list[str]:
     lower, upper = measured.accuracy_mean_ci95
     changed = f"{measured.accuracy_gap:+.1f} ({low:+.1f} to {high:+.1f})"
     return [*row, best.name, changed, f"{measured.accuracy_mean:+.1f} ({lower:+.1f} to {upper:+.1f})"]
-
-
-def factors_row(kind: str, seed: int, n_docs: int, some: Path, others: Path) -> list[str]:
-    """Do effects of RoPE factors on the log-probability add up over layers? Each layer's factor is moved a little, on
-    some examples; the sums are compared with what random curves do, on others."""
-    folder = str(tiny_recipes.kept(kind, seed))
-    model, build = load_model(folder, "float32"), prompt_builder("kv", folder, 0)
-    scaling, rng = layer_scaling(model), np.random.default_rng(seed)
-    n_layers = scaling.n_layers
-    placements = [Placement((int(position),), n_docs) for position in spaced_positions(n_docs, POSITIONS)]
-
-    def said(data: Path, factors: Sequence[float]) -> np.ndarray:
-        """The log-probability of right responses by position, [P]."""
-        rows = ask(build, read_examples(data)[:PROMPTS], placements, build.task.metric, True)
-        scaling.set(factors)
-        questions = [(question.prompt, question.response) for row in rows for question in row]
-        return answered(model, questions).log_probability.reshape(len(rows), -1).mean(axis=0)
-
-    ones = np.ones(n_layers)
-    slopes = []
-    for layer in range(n_layers):
-        up, down = ones.copy(), ones.copy()
-        up[layer], down[layer] = 1 + SMALL, 1 / (1 + SMALL)
-        slopes.append((said(some, up) - said(some, down)) / (2 * np.log(1 + SMALL)))
-    curves = [1 + rng.random(n_layers) * reach for reach in (0.3, 1.0) for _ in range(CURVES // 2)]
-    before = said(others, ones)
-    measured = np.array([said(others, curve) - before for curve in curves])
-    foretold = np.array([np.log(curve) @ np.array(slopes) for curve in curves])
-    near, far = slice(None, CURVES // 2), slice(CURVES // 2, None)
-    agreed = [spearman(foretold.mean(axis=1)[part], measured.mean(axis=1)[part]) for part in (near, far)]
-    return [f"{SAID[kind]}, seed {seed}, n = {n_docs}", *(f"{float(value):.2f}" for value in agreed)]
 
 
 class Seen(NamedTuple):
@@ -239,12 +203,6 @@ at each position. Then 16 changes are made, and measured on 100 others. The tabl
 for the change of the mean over positions and of the gap between the best and the worst. Beside it stands the flattest
 change that is for certain flatter and has no mean that is for certain lower, in points of accuracy with 95 % intervals.
 """
-FACTORS = """
-The same for factors of layers, from which a search could start if effects added up. Each layer's factor is moved by
-{small:g}, on 20 prompts at each position, and the effects are summed over layers. The sum is compared with what
-{curves} random curves do on 20 other prompts, half of them from 1 to 1.3, half from 1 to 2. The table has Spearman's
-correlation of the change of the mean log-probability.
-"""
 FITS = """
 Scores of every head are fitted as a sum of terms, the likeliest for the attention of {fit} prompts of 20 records. What
 they foretell is compared with {judged} other prompts, of 20 records and of 40. The table has Spearman's correlation,
@@ -268,7 +226,6 @@ def main() -> None:
         *[("deep", seed, 40) for seed in arguments.seeds],
     ]
     heads = [advice_row(advised(*case, some, arguments.out)) for case in cases]
-    factors = [factors_row(kind, first, n, some, others) for kind in KINDS for n in (20, 40)]
     fits = [row for kind in KINDS for row in fitted_rows(kind, first, some, others)]
     columns = ["model", "mean", "gap", "gap as it is", "mean as it is", "flattest change", "its gap", "its mean"]
     text = [
@@ -277,9 +234,6 @@ def main() -> None:
         f"file, {POSITIONS} gold positions, float32.\n\n### Heads: `posgap rollout advise`",
         HEADS,
         markdown(columns, heads),
-        "\n### RoPE factors",
-        FACTORS.format(small=SMALL, curves=CURVES),
-        markdown(["model", "up to 1.3", "up to 2"], factors),
         "\n### Fitted attention",
         FITS.format(fit=FIT, judged=JUDGED),
         markdown(["model", "terms", "n = 20", "n = 40"], fits, left=2),

@@ -1,11 +1,11 @@
 """What the rollout verbs find: known answers, and three questions asked of the tiny models before and after R1.
 
     python benchmarks/rollout_results.py --data FILE [--seeds 0 1 2] [--out runs/rollout]
-    python benchmarks/rollout_results.py --preset figure8 [--networks 1]
+    python benchmarks/rollout_results.py --preset learned [--networks 1]
 
 FILE is the lost-in-the-middle key-value file (300 lines). Writes the figures `rollout-theory` of docs/results.md and
 its pictures. Runs the stages themselves on the models of posgap's cache; what is complete is reused. With `--preset` a
-controlled experiment in a section of its own: a figure of the paper's at its sizes takes hours on a CPU.
+controlled experiment in a section of its own.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
-from posgap.rollout.config import RolloutCompareConfig, RolloutExperimentConfig, RolloutMeasureConfig
+from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.rollout.config import RolloutPredictConfig as PredictConfig
 from posgap.rollout.distributions import spearman
 from posgap.rollout.documents import gold_shares
@@ -36,7 +36,6 @@ from posgap.rollout.experiment_summary import gap_table, sink_table
 from posgap.rollout.files import Measurement, read_document_shares, read_measurement, read_prediction
 from posgap.rollout.plots import COLORS, save, styled
 from posgap.rollout.presets import PRESETS
-from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
@@ -76,14 +75,12 @@ def known_answers() -> str:
 
 
 def figure(out: Path, preset: str, networks: int) -> None:
-    """An experiment at the paper's sizes, written into its section."""
+    """An experiment, written into its section."""
     folder = rollout_experiment(RolloutExperimentConfig(preset=preset, out=out / preset, seeds=networks))
     shutil.copyfile(folder / "experiment.png", ROOT / "docs" / f"rollout-{preset}.png")
     experiment, chosen = files.read_json(folder / "experiment.json"), PRESETS[preset]
-    number = preset.removeprefix("figure")
-    title = f"Figure {number} of the controlled study, at the paper's size"
     text = FIGURE.format(
-        date=date.today(), preset=preset, title=title if number != preset else TITLES[preset],
+        date=date.today(), preset=preset, title=TITLES[preset],
         networks=networks or chosen.seeds, of=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
         tests=f"{chosen.training.tests:,}", reading=experiment["reading"],
         gaps=gap_table(experiment["summary"]), sinks=sink_table(experiment["summary"]),
@@ -104,7 +101,7 @@ class Looked(NamedTuple):
 
 
 def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
-    """Runs measure, predict and compare on a model of a bench, as it was made or after R1."""
+    """Runs measure and predict on a model of a bench, as it was made or after R1."""
     label = f"{SAID[kind]}, seed {bench.seed}{', R1' if trained else ''}"
     name = f"{kind}-{bench.seed}{'-r1' if trained else ''}"
     model = bench.distilled(R1.replace(" ", "")) if trained else bench.model
@@ -117,15 +114,16 @@ def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
     )  # fmt: skip
     predicted = {
         what: rollout_predict(
-            PredictConfig(measurement=folder, **how, label=what, out=out / f"predicted-{name}-{what.replace(' ', '-')}")
+            PredictConfig(
+                measurement=folder,
+                sweep=swept,
+                **how,
+                label=what,
+                out=out / f"predicted-{name}-{what.replace(' ', '-')}",
+            )
         )
         for what, how in PARTS.items()
     }
-    compared = rollout_compare(
-        RolloutCompareConfig(
-            prediction=predicted["and content"], measurement=folder, sweep=swept, out=out / f"compared-{name}"
-        )
-    )
     measured = read_measurement(folder)
     assert measured.documents is not None
     positions = np.array([position for _, position in measured.documents["asked"]])
@@ -135,7 +133,7 @@ def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
         measured,
         gold_shares(read_document_shares(folder, measured)["rollout"], positions),
         positions,
-        files.read_json(compared / "comparison.json"),
+        files.read_json(predicted["and content"] / "comparison.json"),
         {what: np.array(read_prediction(path).distribution) for what, path in predicted.items()},
     )
 

@@ -25,21 +25,25 @@ from posgap.data.config import ImportConfig
 from posgap.data.verbs import import_examples
 from posgap.demo import tiny_model
 from posgap.foundation.tables import markdown
-from posgap.measurement.sweeps import Sweep, read_sweep
-from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig
+from posgap.generation.setup import builder_of
+from posgap.measurement.comparison import Difference, compare_sweeps
+from posgap.measurement.sweeps import Evidence, Sweep, read_sweep
+from posgap.mitigating.config import ApplyConfig
+from posgap.mitigations.in_force import load_model
+from posgap.models.head_scaling import ms_poe_factors
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.scaling_file import read_scaling
-from posgap.stages.scale_apply import scale_apply
+from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
-from posgap.tasks.placements import spaced_positions
-from posgap.workflows.transfer import Transferred, scale_transfer
+from posgap.tasks.placements import spaced_positions, swept_placements
+from posgap.tasks.reading import read_examples
 
 METHODS = {
     "uniform": {"curve": "uniform"},
-    "Ms-PoE": {"strategy": "ms_poe"},
+    "Ms-PoE": {},  # measured over the searched prompts, not searched
     "linear": {"curve": "linear"},
     "step": {"curve": "step", "order": 1},
     "Bezier": {"curve": "bezier"},
-    "Bezier, CMA-ES": {"curve": "bezier", "strategy": "cma"},
     "free": {"curve": "free"},
 }
 ON_R1 = ("uniform", "Bezier")  # the methods that are also searched on the R1 model
@@ -60,28 +64,37 @@ class Scalings:
             ImportConfig(input=source, out=bench.folder / "search.jsonl.gz", last=SEARCH["limit"], **cut)
         )
 
-    def searched(self, model: Path, method: str, n: int) -> Path:
+    def asked(self, model: Path, method: str, n: int) -> ScaleSearchConfig:
         bench = self.bench
-        return scale_search(
-            ScaleSearchConfig(
-                **SEARCH,
-                **METHODS[method],
-                model=str(model),
-                examples=self.questions,
-                exclude=bench.held_out,
-                n_docs=n,
-                positions=spaced_positions(n, SEARCHED),
-                max_new_tokens=2,
-                seed=bench.seed,
-                out=bench.folder / f"scaling-{_name(model, method, n)}",
-            )
+        return ScaleSearchConfig(
+            **SEARCH,
+            **METHODS[method],
+            model=str(model),
+            examples=self.questions,
+            exclude=bench.held_out,
+            n_docs=n,
+            positions=spaced_positions(n, SEARCHED),
+            max_new_tokens=2,
+            seed=bench.seed,
+            out=bench.folder / f"scaling-{_name(model, method, n)}",
         )
+
+    def searched(self, model: Path, method: str, n: int) -> Path:
+        return scale_search(self.asked(model, method, n))
 
     def scaled(self, model: Path, method: str, n: int) -> Path:
         """The model scaled by a method at a length."""
+        how = {"found": self.searched(model, method, n)} if METHODS[method] else self.by_head(model, method, n)
         out = self.bench.folder / _name(model, method, n)
-        scaling = self.searched(model, method, n)
-        return scale_apply(ScaleApplyConfig(model=str(model), scaling=scaling, out=out, seed=self.bench.seed))
+        return apply(ApplyConfig(model=str(model), **how, out=out, seed=self.bench.seed))
+
+    def by_head(self, model: Path, method: str, n: int) -> dict:
+        """Ms-PoE's factors as `apply` takes them, from the prompts of the search."""
+        config = self.asked(model, method, n)
+        build, examples = builder_of(config), read_examples(config.examples)[: config.limit]
+        prompts = [build(e, place) for e in examples for place in swept_placements(n, 1, config.positions)]
+        factors = ms_poe_factors(load_model(str(model), config.dtype), prompts)
+        return {"mitigation": "ms-poe-static", "mitigation_settings": {"factors": factors}}
 
     @cached_property
     def r1(self) -> Path:
@@ -110,7 +123,7 @@ class Scalings:
         """Figures of a model at length n, unscaled and scaled by some methods."""
         rows = {start: figures(self.sweep(model, n))}
         for method in methods:
-            passes = read_scaling(self.searched(model, method, n)).forward_passes
+            passes = read_scaling(self.searched(model, method, n)).forward_passes if METHODS[method] else 0
             rows[f"{start}, {method}"] = figures(self.sweep(self.scaled(model, method, n), n), passes)
         return rows
 
@@ -118,19 +131,11 @@ class Scalings:
     def last_row(self) -> str:
         return f"Bezier of n = {max(self.lengths)}, then R1"
 
-    def transfer(self, n: int) -> list[Transferred]:
-        """The base model's Bezier scaling of length n at every length."""
-        model = self.bench.model
-        return scale_transfer(
-            ScaleTransferConfig(
-                model=str(model),
-                scaling=self.searched(model, "Bezier", n),
-                targets=[f"kv:{to}:{self.bench.held_out}" for to in self.lengths],
-                n_positions=SWEPT,
-                seed=self.bench.seed,
-                out=self.bench.folder / f"transfer-{n}",
-            )
-        )
+    def transfer(self, n: int) -> list[Difference]:
+        """What the base model's Bezier scaling of length n changes at every length."""
+        models = (self.bench.model, self.scaled(self.bench.model, "Bezier", n))
+        pairs = [[Evidence(self.sweep_folder(model, to)) for model in models] for to in self.lengths]
+        return [compare_sweeps(pair).differences[0] for pair in pairs]
 
 
 def _name(model: Path, method: str, n: int) -> str:
@@ -177,17 +182,15 @@ def verdict(seeds: Sequence[dict[str, Row]], n: int) -> str:
     return "\n".join(sentences)
 
 
-def carries_over(transfers: Sequence[dict[int, list[Transferred]]], lengths: Sequence[int]) -> str:
-    """The gain in mean of the scaling of each length at each length, and where `scale transfer` refuses it."""
+def carries_over(transfers: Sequence[dict[int, list[Difference]]], lengths: Sequence[int]) -> str:
+    """The gain in mean of the scaling of each length at each, and on how many seeds it is not for certain a gain."""
     lines = []
     for searched in lengths:
         cells = []
         for i in range(len(lengths)):
             seeds = [transfer[searched][i] for transfer in transfers]
-            refused = sum(row.verdict.startswith(("does not", "harms", "no gain")) for row in seeds)
-            cells.append(
-                f"{mean(row.difference for row in seeds):+.1f}" + (f" (not on {refused} seeds)" if refused else "")
-            )
+            unsure = sum(row.mean_ci95[0] <= 0 for row in seeds)
+            cells.append(f"{mean(row.mean for row in seeds):+.1f}" + (f" (not on {unsure} seeds)" if unsure else ""))
         lines.append([f"n = {searched}", *cells])
     return markdown(["searched at", *(f"n = {n}" for n in lengths)], lines)
 
@@ -254,7 +257,7 @@ step, Bezier and free curves reach the same factors, and differ in how they are 
 ### Transfer
 
 Gain in mean of the base model's Bezier scaling, searched at one length, at others (mean over seeds), and on how many
-seeds `posgap scale transfer` sees no gain there:
+seeds `posgap compare` sees no gain there:
 
 {transfer}
 """

@@ -21,4 +21,4 @@ def rollout_advise(
     from posgap.stages.rollout_advise import rollout_advise
 
     rollout_advise(to_config(RolloutAdviseConfig, arguments))
-    show_rollout(out, "advice.json", picture, "advice.png")
+    show_rollout(out, picture, "advice.json", "advice.png")

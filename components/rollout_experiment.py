@@ -19,4 +19,4 @@ def rollout_experiment(
     from posgap.stages.rollout_experiment import rollout_experiment
 
     rollout_experiment(to_config(RolloutExperimentConfig, arguments))
-    show_rollout(out, "experiment.json", picture, "experiment.png")
+    show_rollout(out, picture, "experiment.json", "experiment.png")

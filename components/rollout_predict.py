@@ -12,8 +12,9 @@ def rollout_predict(
     picture: dsl.Output[dsl.HTML],
     architecture: dsl.Input[dsl.Artifact] = None,
     measurement: dsl.Input[dsl.Artifact] = None,
+    sweep: dsl.Input[dsl.Artifact] = None,
 ):
-    """Predicts from the architecture alone how much of each input position reaches the last token."""
+    """Predicts how much of each input position reaches the last token, and compares that with a measurement."""
     arguments = dict(locals())
     from posgap.kfp_steps.arguments import to_config
     from posgap.kfp_steps.artifacts import show_rollout
@@ -21,4 +22,4 @@ def rollout_predict(
     from posgap.stages.rollout_predict import rollout_predict
 
     rollout_predict(to_config(RolloutPredictConfig, arguments))
-    show_rollout(out, "prediction.json", picture, "prediction.png")
+    show_rollout(out, picture, "prediction.json", "prediction.png", "comparison.json", "comparison.png")

@@ -33,10 +33,10 @@ HERE = Path(posgap.components.__path__[0])
 # The registry allows `python:<version>` and images of its own.
 IMAGE = "python:3.11"
 # As infra/images/Dockerfile has them; vLLM is not among them, since steps here generate by transformers.
-_STEP = "mlflow,kfp,s3,tables,validate,search,cluster"
+_STEP = "mlflow,kfp,s3,tables,validate,cluster"
 EXTRAS = {CPU: _STEP, TRAIN: "all", SERVE: _STEP}
 _CATEGORIES = {
-    "training": "apply distill mitigate scale_apply scale_search teacher train_job",
+    "training": "apply distill mitigate scale_search teacher train_job",
     "data_processing": "data_version validate",
     "deployment": "preflight promote report",
 }

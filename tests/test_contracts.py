@@ -21,7 +21,7 @@ from posgap.components.wrapper import component
 from posgap.foundation.config import NO_PARAMETERS
 from posgap.foundation.fields import ON_HUB, Role, role
 from posgap.preflight.form import STAGES as GIVEN_STAGES
-from posgap.scaling.config import ScaleApplyConfig
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.tasks.reading import write_examples
 from posgap.tracking.config import PromoteConfig
 
@@ -106,16 +106,22 @@ def test_a_component_takes_a_field_that_its_config_gets_later():
 
 
 def test_a_component_whose_artifacts_are_not_those_of_its_config_is_refused():
-    def other(model: dsl.Input[dsl.Model], scaling: dsl.Input[dsl.Artifact], out: dsl.Output[dsl.Model], speed: int):
+    def other(
+        examples: dsl.Input[dsl.Dataset],
+        model: dsl.Input[dsl.Model],
+        exclude: dsl.Input[dsl.Dataset],
+        out: dsl.Output[dsl.Artifact],
+        speed: int,
+    ):
         pass
 
-    def fewer(model: dsl.Input[dsl.Model], out: dsl.Output[dsl.Model]):
+    def fewer(examples: dsl.Input[dsl.Dataset], exclude: dsl.Input[dsl.Dataset], out: dsl.Output[dsl.Artifact]):
         pass
 
-    with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleApplyConfig: \['speed'\]"):
-        component(ScaleApplyConfig)(other)
-    with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleApplyConfig: \['scaling'\]"):
-        component(ScaleApplyConfig)(fewer)
+    with pytest.raises(TypeError, match=r"component other: artifacts differ from ScaleSearchConfig: \['speed'\]"):
+        component(ScaleSearchConfig)(other)
+    with pytest.raises(TypeError, match=r"component fewer: artifacts differ from ScaleSearchConfig: \['model'\]"):
+        component(ScaleSearchConfig)(fewer)
 
 
 def test_preflight_returns_what_the_pipeline_gives_to_every_stage():

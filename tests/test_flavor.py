@@ -35,7 +35,7 @@ def scaled_folder(model_folder, tmp_path_factory):
     """The tiny model with factors that change its logits."""
     folder = tmp_path_factory.mktemp("scaled") / "model"
     save_model(scale_model(load_model(str(model_folder)), [1.7, 1.2]), load_tokenizer(str(model_folder)), folder)
-    (folder / "manifest.json").write_text('{"stage": "scale_apply"}')
+    (folder / "manifest.json").write_text('{"stage": "apply"}')
     return folder
 
 

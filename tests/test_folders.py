@@ -366,7 +366,7 @@ def test_a_compiled_pipeline_gives_way_to_the_next_and_other_files_do_not(capsys
 
 @pytest.mark.parametrize(
     "words",
-    [["demo", "--smoke"], ["pipeline", "run"], ["scale", "transfer", "x.jsonl", "--model", "m", "--scaling", "s"]],
+    [["demo", "--smoke"], ["pipeline", "run"]],
     ids=lambda words: words[0],
 )
 def test_a_run_s_folder_holds_nothing_else(capsys, tmp_path, words, monkeypatch):

@@ -70,7 +70,6 @@ def valid(tmp_path_factory, model_folder, empty_store) -> dict[str, Path]:
     prompts = ["--examples", examples, "--model", model_folder, "--n-docs", 3, "--max-new-tokens", 1]
     runs = {
         "sweep": ["sweep", *prompts],
-        "prediction": ["rollout", "predict", "--sequence-length", 8, "--layers", 2, "--heads", 4],
         "measurement": ["rollout", "measure", "--texts", text, "--model", model_folder, "--length", 8],
         "responses": ["teacher", *prompts, "--advantageous", 1, "--keep-incorrect"],
         "scaling": ["scale", "search", *prompts, "--evaluation", "generation", "--population", 3, "--generations", 1],
@@ -226,15 +225,13 @@ READERS = {
                          "plan sweep --sweep {}", "report --sweeps {}",
                          "diagnose --sweep {} --examples {examples} --model {model} --tokens 2 --attention 1",
                          "teacher --examples {examples} --model {model} --sweep {} --n-docs 3 --max-new-tokens 1",
-                         "rollout compare --prediction {prediction} --measurement {measurement} --sweep {}",
+                         "rollout predict --measurement {measurement} --sweep {}",
                          "promote --model {model} --gate {gate} --sweep {} --name x"],
     "sweep/predictions.jsonl": ["compare {} {sweep}", "merge {}", "gate --candidate {sweep} --base {}"],
     "sweep/manifest.json": ["compare {} {sweep}", "gate --candidate {} --base {sweep}"],
     "measurement/measurement.json": ["rollout predict --measurement {} --encoding measured --residual measured",
-                                     "rollout predict --measurement {} --content heads",
-                                     "rollout compare --prediction {prediction} --measurement {}"],
-    "prediction/prediction.json": ["rollout compare --prediction {} --measurement {measurement}"],
-    "scaling/scaling.json": ["scale apply --model {model} --scaling {}"],
+                                     "rollout predict --measurement {} --content heads"],
+    "scaling/scaling.json": ["apply --model {model} --found {}"],
     "gate/gate.json": ["promote --model {model} --gate {} --sweep {sweep} --name x", "gate replay {}"],
     "responses/responses.jsonl": ["distill --examples {examples} --model {model} --responses {} --epochs 1 --k 1"],
 }  # fmt: skip

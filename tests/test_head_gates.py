@@ -33,7 +33,6 @@ from posgap.rollout.advice import (
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
-from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.questions import ask
 from posgap.stages.apply import apply as apply_stage
 from posgap.stages.rollout_advise import rollout_advise
@@ -191,23 +190,6 @@ def made(name, predicted_gap, measured_gap, accuracy_gap=0.0, ci=(-1.0, 1.0), me
     return Advised(name=name, gates=[[1.0]], predicted=Effect(mean=predicted_gap, gap=predicted_gap), measured=measured)
 
 
-def test_a_window_is_what_a_model_of_that_window_sees_and_the_first_token():
-    model = families.build("llama")
-    ids = torch.randint(3, 40, (1, 12), generator=torch.Generator().manual_seed(0))
-    key = torch.arange(12)
-    away = key[:, None] - key
-    allowed = ((away >= 0) & ((away < 4) | (key == 0)))[None, None]
-    with torch.inference_mode():
-        usual, expected = model(ids).logits, model(ids, attention_mask=allowed).logits
-        with windowed(model, 4):
-            narrow = model(ids).logits
-        np.testing.assert_allclose(narrow, expected, atol=1e-5)
-        assert torch.equal(model(ids).logits, usual) and not torch.allclose(narrow, usual, atol=1e-3)
-        require_windows(model)
-    with pytest.raises(PosgapError, match="mask"):
-        require_windows(families.build("mpt"))
-
-
 def test_what_is_advised_is_flatter_for_certain_and_has_no_lower_mean():
     pull, accuracy = np.array([[0.5, 1.5]]), np.array([90.0, 30.0])
     rows = [
@@ -232,12 +214,9 @@ def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, mod
     advice = read_json(out / "advice.json")
     assert advice["examples"] == {"looked_at": 4, "checked_on": 4} and advice["positions"] == [1, 3, 6]
     gaps = [change["predicted"]["gap"] for change in advice["changes"]]
-    assert gaps == sorted(gaps) and len(gaps) == 2 * (2 + 8) + 3 + 2 + 3
-    assert [i for i, change in enumerate(advice["changes"]) if change["measured"]] == [0, 1, 2, 27]
-    tried = {change["name"]: change for change in advice["changes"] if change["predicted_by"] == "examples"}
-    assert advice["left_out"] == [] and tried["YaRN by 2"]["settings"] == {"factor": 2.0}
-    assert sum(name.startswith("a window of") for name in tried) == 2 and len(tried) == 5
-    for change in (each for each in advice["changes"] if each["measured"] and each["gates"]):
+    assert gaps == sorted(gaps) and len(gaps) == 2 * (2 + 8) + 3
+    assert [i for i, change in enumerate(advice["changes"]) if change["measured"]] == [0, 1, 2, 22]
+    for change in (each for each in advice["changes"] if each["measured"]):
         model = load_model(str(model_folder), "float32")
         apply(model, "head-gates", {"gates": change["gates"]})
         build = prompt_builder("kv", str(model_folder), 0)

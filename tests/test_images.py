@@ -112,7 +112,7 @@ def test_the_dependencies_of_extras_are_all_there():
     command = [sys.executable, IMAGES / "requirements.py", "test"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     names = {Requirement(line).name for line in done.stdout.splitlines()}
-    assert {"torch", "kfp", "pytest", "deepspeed", "cma", "kubeflow"} <= names and "posgap" not in names
+    assert {"torch", "kfp", "pytest", "deepspeed", "kubeflow"} <= names and "posgap" not in names
 
 
 def test_the_pipeline_and_the_cluster_take_the_images_that_are_built():

@@ -20,7 +20,7 @@ from posgap.mitigating.config import ApplyConfig, MitigateConfig, seconds_of
 from posgap.mitigating.finalists import best_for, in_order
 from posgap.mitigating.report import PURPOSES, advice, described, read_mitigate
 from posgap.mitigating.splits import split
-from posgap.mitigating.trials import Tried, curve_of
+from posgap.mitigating.trials import Tried
 from posgap.mitigations.in_force import load_model
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
@@ -257,9 +257,15 @@ def test_the_best_for_every_purpose_is_a_finalist():
     assert best_for(PURPOSES[:2], {"pine": rows["pine"]}, found, fitness) == ["pine"]
     rows["pine"] = rows["pine"].model_copy(update={"accuracy": [76.0, 76.0]})
     assert best_for(PURPOSES, rows, found, fitness) == ["calibration", "lpes", "pine", "yarn", "permutation"]
-    assert curve_of({"factors": [1.5, 1.5]}) == "one factor for all layers"
-    assert "bezier curve with 4 control points" in curve_of({"factors": [1.5, 1.2]})
-    assert not curve_of({"factors": [[1.5, 1.2]]}) and not curve_of({"group": 2})
+
+
+def test_only_layers_factors_lie_on_a_curve():
+    def curve(name, **settings):
+        return MITIGATIONS[name].curve(MITIGATIONS[name].settings(**settings))
+
+    assert curve("lpes", factors=[1.5, 1.5]) == "one factor for all layers"
+    assert "bezier curve with 4 control points" in curve("lpes", factors=[1.5, 1.2])
+    assert not curve("ms-poe-static", factors=[[1.5, 1.2]]) and not curve("reversed")
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])

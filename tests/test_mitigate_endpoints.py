@@ -76,7 +76,8 @@ def test_at_an_endpoint_mitigations_of_prompts_are_compared_by_tokens_and_calls(
     assert (voted.calls, voted.tokens, voted.paid, voted.cost) == (n_orders, n_orders, n_orders, None)
     taken = {each.purpose: each for each in result.advice}["an endpoint that only takes prompts"]
     assert taken.name == "reordering" and "1 call and 1.00 times the prompt tokens" in taken.why
-    assert f"--backend openai --base-url {endpoint.url} --endpoint chat" in taken.command
+    assert "--backend openai " in taken.command and f" --base-url {endpoint.url} --task" in taken.command
+    assert "--endpoint" not in taken.command  # which is as by default
     page = (out / "mitigate.html").read_text()
     assert "prompt tokens of an answer; 1" in page and "The model is elsewhere" in page
 

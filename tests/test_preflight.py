@@ -6,13 +6,14 @@ import boto3
 import pytest
 import torch
 from conftest import kv_example
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from posgap.cli.main import main
 from posgap.demo import tiny_model
 from posgap.foundation.errors import Rejected
 from posgap.foundation.fields import settings_text
 from posgap.foundation.locations import split_uri
-from posgap.models.loading import save_model
+from posgap.models.loading import load_tokenizer, save_model
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, candidates, complaints, parts, recipe, remedies, settings
 from posgap.stages.preflight import preflight, read_plan
@@ -131,10 +132,15 @@ def test_what_was_found_before_is_not_taken_for_now(form, tmp_path):
     assert f"{tmp_path}/eval.jsonl: no data version" in refused(form)
 
 
-def test_scaling_wants_one_gold_document_and_rotary_positions(form):
+def test_scaling_wants_rotary_positions_and_examples_of_the_task(form, tmp_path):
     complaint = refused(form, methods="lpes", task="multihop-cot")
-    assert "methods: lpes needs a task with one gold document, but multihop-cot has two" in complaint
-    assert "(2) example kv-0: 1 gold documents for 2 position(s)" in complaint
+    assert complaint.startswith("1 thing") and "example kv-0: 1 gold documents for 2 position(s)" in complaint
+    tokenizer = load_tokenizer(form.base_model)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=len(tokenizer)))
+    save_model(model, tokenizer, tmp_path / "gpt2")
+    for methods, wants in (("lpes", True), ("r1 then lpes+ntk", True), ("r1", False)):
+        complaint = refused(form, methods=methods, base_model=str(tmp_path / "gpt2"), shards=99)
+        assert (f"method lpes: {tmp_path / 'gpt2'}: no rotary position embedding to scale" in complaint) == wants
 
 
 def test_a_mitigation_on_top_of_what_is_trained_has_settings_of_its_own(form):

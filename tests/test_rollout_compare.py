@@ -1,4 +1,4 @@
-"""Distributions over positions: shapes, correlation, distance, and the compare stage."""
+"""Distributions over positions: shapes, correlation, distance, and predictions compared with measurements."""
 
 import json
 
@@ -11,10 +11,10 @@ from test_gate import ASKED
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
+from posgap.rollout import comparison
 from posgap.rollout.comparison import compare
-from posgap.rollout.config import RolloutCompareConfig, RolloutMeasureConfig, RolloutPredictConfig
+from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.distributions import normalized, reading, shape, spearman, wasserstein
-from posgap.stages.rollout_compare import rollout_compare
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 
@@ -61,12 +61,12 @@ def test_an_interval_narrows_around_what_all_texts_share():
     rng = np.random.default_rng(0)
     shared = normalized(np.linspace(1, 3, 30))
     texts = normalized(shared * rng.lognormal(sigma=0.5, size=(400, 30)))
-    many, few = compare(shared, texts, 500, rng), compare(shared, texts[:10], 500, rng)
+    many, few = compare(shared, texts, rng, 500), compare(shared, texts[:10], rng, 500)
     assert many["spearman"] > 0.9 and many["spearman_ci95"][0] > 0.8
     width = {name: agreement["wasserstein_ci95"][1] - agreement["wasserstein_ci95"][0] for name, agreement in
              {"many": many, "few": few}.items()}  # fmt: skip
     assert width["many"] < width["few"] / 2
-    same = compare(shared, np.tile(shared, (5, 1)), 100, rng)
+    same = compare(shared, np.tile(shared, (5, 1)), rng, 100)
     assert same["spearman"] == pytest.approx(1) and same["wasserstein"] == pytest.approx(0, abs=1e-12)
 
 
@@ -87,47 +87,50 @@ def measured(tmp_path, model_folder):
     )
 
 
-def test_stage_compares_predictions_with_measurements_and_a_sweep(tmp_path, measured):
-    predicted = rollout_predict(
-        RolloutPredictConfig(measurement=measured, encoding="measured", residual="measured", out=tmp_path / "predicted")
-    )
+def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, measured, caplog):
+    caplog.set_level("INFO", "posgap")
     (tmp_path / "sweep.json").write_text(json.dumps(SWEEP))
-    config = RolloutCompareConfig(
-        prediction=predicted, measurement=measured, sweep=tmp_path / "sweep.json", influence="rollout",
-        out=tmp_path / "compared",
+    config = RolloutPredictConfig(
+        measurement=measured, encoding="measured", residual="measured", sweep=tmp_path / "sweep.json",
+        influence="rollout", out=tmp_path / "predicted",
     )  # fmt: skip
-    comparison = read_json(rollout_compare(config) / "comparison.json")
-    figures = comparison["figures"]["rollout"]
+    predicted = rollout_predict(config)
+    assert (predicted / "prediction.json").is_file()
+    compared = read_json(predicted / "comparison.json")
+    figures = compared["figures"]["rollout"]
     low, high = figures["wasserstein_ci95"]
     assert 0 <= low <= figures["wasserstein"] <= high
-    assert "the accuracy of base (gap 75.0) follows the measured shares" in comparison["reading"]
-    assert comparison["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in comparison["reading"]
+    assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["reading"]
+    assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["reading"]
+    assert compared["reading"] in caplog.messages
     with pytest.raises(PosgapError, match="measured: logit was not measured; measure with `attributions`"):
-        rollout_compare(config.model_copy(update={"influence": "logit", "out": tmp_path / "logit"}))
-    assert (tmp_path / "compared" / "comparison.png").stat().st_size > 10_000
+        rollout_predict(config.model_copy(update={"influence": "logit", "out": tmp_path / "logit"}))
+    with pytest.raises(PosgapError, match="sweep: is compared with a measurement, too: give a `measurement`"):
+        alone = {"sequence_length": 9, "layers": 2, "heads": 1}
+        rollout_predict(RolloutPredictConfig(sweep=config.sweep, **alone, out=tmp_path / "alone"))
+    assert (predicted / "comparison.png").stat().st_size > 10_000
 
 
 def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_path, measured):
     """A sweep whose accuracy is the same everywhere, and a prediction whose shares are."""
-    predicted = rollout_predict(RolloutPredictConfig(sequence_length=24, layers=2, heads=1, out=tmp_path / "predicted"))
-    prediction = read_json(predicted / "prediction.json")
-    (tmp_path / "flat.json").write_text(json.dumps({**prediction, "distribution": [1 / 24] * 24}))
     (tmp_path / "sweep.json").write_text(json.dumps({**SWEEP, "accuracy": [50.0] * 4, "gap": 0.0}))
-    config = RolloutCompareConfig(
-        prediction=predicted, measurement=measured, sweep=tmp_path / "sweep.json", out=tmp_path / "compared"
-    )
-    comparison = read_json(rollout_compare(config) / "comparison.json")
-    assert comparison["sweep"]["spearman"] == {"predicted": None, "measured": None}
-    assert "the accuracy of base is the same at every position, so nothing can be said" in comparison["reading"]
-    flat = config.model_copy(update={"prediction": tmp_path / "flat.json", "out": tmp_path / "flat"})
-    comparison = read_json(rollout_compare(flat) / "comparison.json")
-    figures = comparison["figures"]["rollout"]
+    config = RolloutPredictConfig(measurement=measured, sweep=tmp_path / "sweep.json", out=tmp_path / "predicted")
+    compared = read_json(rollout_predict(config) / "comparison.json")
+    assert compared["sweep"]["spearman"] == {"predicted": None, "measured": None}
+    assert "the accuracy of base is the same at every position, so nothing can be said" in compared["reading"]
+    flat, texts = np.full(24, 1 / 24), normalized(np.random.default_rng(0).random((5, 24)))
+    figures = compare(flat, texts, np.random.default_rng(0))
     assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0
-    assert "cannot be compared in order (no Spearman: one of the two is the same" in comparison["reading"]
+    said = comparison.reading(figures, flat, texts.mean(axis=0), "rollout")
+    assert "cannot be compared in order (no Spearman: one of the two is the same" in said
 
 
-def test_lengths_that_differ_are_named(tmp_path, measured):
-    predicted = rollout_predict(RolloutPredictConfig(sequence_length=9, layers=2, heads=1, out=tmp_path / "predicted"))
-    config = RolloutCompareConfig(prediction=predicted, measurement=measured, out=tmp_path / "compared")
+def test_lengths_that_differ_are_not_compared(tmp_path, measured, caplog):
+    caplog.set_level("INFO", "posgap")
+    config = RolloutPredictConfig(sequence_length=9, measurement=measured, out=tmp_path / "predicted")
+    predicted = rollout_predict(config)
+    assert "predicted for 9 tokens, and measured over 24: the two are not compared" in caplog.messages
+    assert (predicted / "prediction.json").is_file() and not list(predicted.glob("comparison*"))
+    (tmp_path / "sweep.json").write_text(json.dumps(SWEEP))
     with pytest.raises(PosgapError, match="predicted for 9 tokens, but .*/measured was measured over 24"):
-        rollout_compare(config)
+        rollout_predict(config.model_copy(update={"sweep": tmp_path / "sweep.json", "out": tmp_path / "refused"}))

@@ -1,7 +1,6 @@
 """The in-context task and the stacks of attention-only networks."""
 
 import math
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -48,34 +47,24 @@ def test_training_sequences_are_the_paper_s():
     # Without noise an item is its class's mean, so that classes can be read off it.
     sizes = TaskSizes(size=16, classes=40, labels=12, spread=0.0)
     task = InContextTask(sizes, rng())
-    inputs, answers = task.training(500, rng(1), places=(0, 7))
+    inputs, answers = task.training(500, rng(1))
     assert inputs.shape == (500, 17, 16)
     classes = class_of(inputs[:, ::2], task.means)
     assert all(sorted(row.bincount()[row.unique()].tolist()) == [4, 4] for row in classes[:, :8])
     assert torch.equal(task.label_vectors[task.labels[classes[:, :8]]], inputs[:, 1::2])
     assert torch.equal(task.labels[classes[:, 8]], answers)
-    assert ((classes[:, 8:] == classes[:, [0, 7]]).any(1)).all()
+    assert ((classes[:, 8:] == classes[:, :8]).any(1)).all()
     unbiased = class_of(task.training(4000, rng(2))[0][:, ::2], task.means)
     matches = (unbiased[:, :8] == unbiased[:, 8:]).double().mean(0)
     assert (matches - 0.5).abs().max() < 0.04
 
 
-def test_components_have_variance_1_over_d_and_1_over_d_squared_as_coded():
-    for as_coded, deviation in ((False, 1 / 8), (True, 1 / 64)):
-        task = InContextTask(TaskSizes(as_coded=as_coded), rng())
-        items = task.training(64, rng(1))[0][:, ::2]
-        assert float(items.std()) == pytest.approx(deviation, rel=0.03)
-        assert float(task.label_vectors.std()) == pytest.approx(deviation, rel=0.05)
-    assert TaskSizes().place("middle") == 3 and TaskSizes(as_coded=True).place("middle") == 4
-
-
-def test_a_fixed_vocabulary_repeats_its_vectors_and_shares_a_component():
-    task = InContextTask(TaskSizes(vocabulary=True), rng())
-    items = task.training(200, rng(1))[0][:, ::2].flatten(0, 1)
-    assert len(items.unique(dim=0)) < 400  # two classes a sequence, each always the same vector
-    cosines = F.normalize(items.unique(dim=0)) @ F.normalize(items.unique(dim=0)).T
-    off = cosines[~torch.eye(len(cosines), dtype=torch.bool)]
-    assert float(off.mean()) == pytest.approx(0.75**2 / (1 + 0.75**2), abs=0.08)
+def test_components_have_variance_1_over_d():
+    task = InContextTask(TaskSizes(), rng())
+    items = task.training(64, rng(1))[0][:, ::2]
+    assert float(items.std()) == pytest.approx(1 / 8, rel=0.03)
+    assert float(task.label_vectors.std()) == pytest.approx(1 / 8, rel=0.05)
+    assert TaskSizes().place("middle") == 3
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -96,35 +85,22 @@ def test_test_sequences_exchange_what_is_right_between_equal_vectors(pair):
 def plain(net: NetworkStack, run: int, design: Design, x: torch.Tensor) -> torch.Tensor:
     """One network of the stack by the paper's formulas, token by token."""
     tokens, size = x.shape[1:]
-    if design.encoding == "sin":
-        for i in range(tokens):
-            for pair in range(size // 2):
-                angle = i * 10000 ** (-2 * pair / size)
-                x[:, i, 2 * pair] += math.sin(angle)
-                x[:, i, 2 * pair + 1] += math.cos(angle)
     for maps in net.maps:
         query, key, value = (x @ w for w in maps[run])
         out = torch.zeros_like(x)
         for i in range(tokens):
             seen = {
-                "full": range(tokens),
                 "causal": range(i + 1),
                 "window": range(max(0, i - design.width + 1), i + 1),
                 "prefix": range(max(i + 1, design.prefix)),
             }[design.mask]
             scores = []
             for j in seen:
-                q, k = query[:, i].clone(), key[:, j]
-                if design.encoding == "rope":
-                    angle = (i - j) * 10000 ** (-torch.arange(0, size, 2) / size)
-                    even, odd = q[:, 0::2].clone(), q[:, 1::2].clone()
-                    q[:, 0::2] = even * angle.cos() - odd * angle.sin()
-                    q[:, 1::2] = even * angle.sin() + odd * angle.cos()
-                decay = design.slope * abs(i - j) if design.encoding == "decay" else 0.0
-                scores.append((q * k).sum(1) / math.sqrt(size) - decay)
+                q, k = query[:, i], key[:, j]
+                scores.append((q * k).sum(1) / math.sqrt(size) - design.slope * abs(i - j))
             weights = torch.stack(scores, 1).softmax(1)
             out[:, i] = torch.einsum("bj,bjd->bd", weights, value[:, list(seen)])
-        x = x + out if design.residual else out
+        x = x + out
     h = x[:, -1]
     for weight, bias in list(zip(net.weights, net.biases))[:-1]:
         h = F.relu(h @ weight[run] + bias[run])
@@ -133,9 +109,9 @@ def plain(net: NetworkStack, run: int, design: Design, x: torch.Tensor) -> torch
 
 DESIGNS = [
     Design(2),
-    Design(2, "full", "sin", residual=True),
-    Design(2, "window", "rope", width=5),
-    Design(2, "prefix", "decay", prefix=4, residual=True),
+    Design(2, slope=0.5),
+    Design(2, "window", width=5),
+    Design(2, "prefix", prefix=4),
 ]
 
 
@@ -156,14 +132,14 @@ TINY = Training(iterations=10, batch=8, tests=50)
 def trials() -> list[Trial]:
     return [
         Trial(Design(2), SMALL, 0),
-        Trial(Design(2, encoding="rope", residual=True), SMALL, 1, ("first", "last")),
+        Trial(Design(2, "window", width=5), SMALL, 1),
         Trial(Design(1, "prefix", prefix=4), SMALL, 0),
     ]
 
 
 def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
-    together = run_trials(trials(), TINY, 8, tmp_path / "together")
-    alone = run_trials(trials(), TINY, 1, tmp_path / "alone")
+    together = run_trials(trials(), TINY, tmp_path / "together")
+    alone = run_trials(trials(), TINY, tmp_path / "alone", side_by_side=1)
     for a, b in zip(together, alone):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
         assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)
@@ -171,7 +147,7 @@ def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch, caplog, damaged):
-    whole = run_trials(trials()[:2], TINY, 8, tmp_path / "whole")
+    whole = run_trials(trials()[:2], TINY, tmp_path / "whole")
 
     def stopping(items, total, what):
         for item in items:
@@ -181,12 +157,12 @@ def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch, 
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("posgap.rollout.trials.track", stopping)
-        run_trials(trials()[:2], TINY, 8, tmp_path / "parts")
+        run_trials(trials()[:2], TINY, tmp_path / "parts")
     (checkpoint,) = (tmp_path / "parts").glob("*.pt")
     assert saved_state(checkpoint, torch.device("cpu"))["done"] == 7
     if damaged:
         checkpoint.write_bytes(checkpoint.read_bytes()[:-100] + bytes(100))
-    assert run_trials(trials()[:2], TINY, 8, tmp_path / "parts") == whole
+    assert run_trials(trials()[:2], TINY, tmp_path / "parts") == whole
     assert not list((tmp_path / "parts").glob("*.pt"))
     assert ("is damaged; these networks are trained from the beginning" in caplog.text) == damaged
 
@@ -194,7 +170,7 @@ def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch, 
 def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
     """Over the mean maps of one sequence, so that the mean is the sequence's own."""
     training = Training(iterations=2, batch=4, tests=1)
-    (result,) = run_trials([Trial(Design(2, "window", width=4), SMALL, 3)], training, 8, tmp_path)
+    (result,) = run_trials([Trial(Design(2, "window", width=4), SMALL, 3)], training, tmp_path)
     attention = torch.tensor(result["attention"])
     assert attention.shape == (2, 17, 17)
     torch.testing.assert_close(attention.sum(-1), torch.ones(2, 17))
@@ -205,39 +181,32 @@ def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
     torch.testing.assert_close(torch.tensor(result["sinks"]), expected.float())
 
 
-def test_presets_are_the_paper_s_settings():
-    assert PRESETS["figure2"].training == Training(100_000, 128, 1e-3, 1e-6, 10_000)
+def test_presets_are_of_a_task_that_networks_learn():
+    assert get_args(RolloutExperimentConfig.model_fields["preset"].annotation) == tuple(PRESETS)
     for name, preset in PRESETS.items():
         assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
-    assert get_args(RolloutExperimentConfig.model_fields["preset"].annotation) == (
-        "quick", "learned",
-        *sorted(PRESETS.keys() - {"quick", "learned"}, key=lambda name: int(name.removeprefix("figure"))),
-    )  # fmt: skip
-    assert {c.design.depth for c in PRESETS["figure3"].cells} == {22}
-    assert {c.places for c in PRESETS["figure6"].cells} == {("first",), ("middle",), ("last",)}
-    assert {name for name, preset in PRESETS.items() if preset.sizes.vocabulary} == {f"figure{n}" for n in range(9, 14)}
-    assert {(c.design.width, c.design.prefix) for c in PRESETS["figure8"].cells} == {
-        (0, 0), (5, 0), (9, 0), (13, 0), (0, 2), (0, 4), (0, 6),
+        assert (preset.sizes.burstiness, preset.sizes.spread, preset.training.iterations) == (2, 0.1, 3000)
+    assert {(c.design.depth, c.design.width, c.design.prefix) for c in PRESETS["learned"].cells} == {
+        (2, 0, 0), (3, 0, 0), (2, 9, 0), (2, 0, 4),
     }  # fmt: skip
+    assert set(PRESETS["quick"].cells) < set(PRESETS["learned"].cells)
 
 
-def test_stage_writes_figures_and_data(tmp_path, monkeypatch):
-    small = replace(PRESETS["figure8"], sizes=SMALL)
-    for name, preset in {"figure2": PRESETS["quick"], "figure8": small, "figure12": PRESETS["figure12"]}.items():
-        monkeypatch.setitem(PRESETS, name, preset)
-        config = RolloutExperimentConfig(
+@pytest.mark.parametrize("name", PRESETS)
+def test_stage_writes_figures_and_data(tmp_path, name):
+    preset = PRESETS[name]
+    out = rollout_experiment(
+        RolloutExperimentConfig(
             preset=name, out=tmp_path / name, seeds=1, iterations=2, batch=8, tests=20, work=tmp_path / "work"
         )
-        rollout_experiment(config)
-        experiment = read_json(tmp_path / name / "experiment.json")
-        assert len(experiment["trials"]) == len(preset.cells) and len(experiment["summary"]) == len(preset.cells)
-        assert (tmp_path / name / "experiment.png").stat().st_size > 10_000
-        rows = (tmp_path / name / "experiment.md").read_text().splitlines()
-        assert (
-            len(rows)
-            == 2 * len(preset.cells) + 7 + len({(c.design.mask, c.design.width, c.design.prefix) for c in preset.cells})
-            and len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
-        )
+    )
+    experiment = read_json(out / "experiment.json")
+    assert len(experiment["trials"]) == len(preset.cells) and len(experiment["summary"]) == len(preset.cells)
+    assert (out / "experiment.png").stat().st_size > 10_000
+    rows = (out / "experiment.md").read_text().splitlines()
+    masks = {(c.design.mask, c.design.width, c.design.prefix) for c in preset.cells}
+    assert len(rows) == 2 * len(preset.cells) + 7 + len(masks)
+    assert len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
 
 
 def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():

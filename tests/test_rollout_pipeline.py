@@ -4,7 +4,6 @@ import html
 
 from kfp import dsl
 
-from posgap.components.rollout_compare import rollout_compare
 from posgap.components.rollout_experiment import rollout_experiment
 from posgap.components.rollout_measure import rollout_measure
 from posgap.components.rollout_predict import rollout_predict
@@ -14,13 +13,12 @@ from posgap.pipelines.local import run_locally
 
 @dsl.pipeline
 def why(texts: str, model: str):
-    """Why a model is biased: measure -> predict -> compare, and an experiment beside them."""
+    """Why a model is biased: measure -> predict, and an experiment beside them."""
     read = dsl.importer(artifact_uri=texts, artifact_class=dsl.Dataset).output
     looked_at = dsl.importer(artifact_uri=model, artifact_class=dsl.Model).output
     measured = rollout_measure(texts=read, model=looked_at, length=32).outputs["out"]
     like_it = {"encoding": "measured", "residual": "measured", "content": "heads"}
-    predicted = rollout_predict(measurement=measured, **like_it).outputs["out"]
-    rollout_compare(prediction=predicted, measurement=measured, resamples=200)
+    rollout_predict(measurement=measured, **like_it)
     rollout_experiment(seeds=1, iterations=2, batch=8, tests=20)
 
 
@@ -28,10 +26,14 @@ def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
     (tmp_path / "t.txt").write_text("0123456789abcdef" * 8)
     inputs = {"texts": str(tmp_path / "t.txt"), "model": str(model_folder)}
     run = run_locally(why, inputs, tmp_path / "run", tmp_path / "cache", tmp_path / "run.log")
-    files = {"measure": "measurement", "predict": "prediction", "compare": "comparison", "experiment": "experiment"}
+    files = {"measure": "measurement", "predict": "prediction", "experiment": "experiment"}
     for verb, file in files.items():
         step = run / f"rollout-{verb}"
         sentence = read_json(step / "out" / f"{file}.json")["reading"]
         page = (step / "picture").read_text()
-        assert f"<title>{html.escape(sentence)}</title>" in page and 'src="data:image/png;base64,' in page
+        assert f"<title>{html.escape(sentence)}" in page and 'src="data:image/png;base64,' in page
+    compared = run / "rollout-predict"
+    sentence = read_json(compared / "out" / "comparison.json")["reading"]
+    page = (compared / "picture").read_text()
+    assert f"; {html.escape(sentence)}</title>" in page and page.count("data:image/png") == 2
     assert read_json(run / "rollout-predict" / "out" / "prediction.json")["settings"]["encoding"] == "measured"

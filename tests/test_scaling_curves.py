@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.scaling.curve_kinds import CURVES, bernstein
-from posgap.scaling.curves import MONOTONE, Curve
+from posgap.mitigations.curve_kinds import CURVES, bernstein
+from posgap.mitigations.curves import MONOTONE, Curve
 
 orders = st.fixed_dictionaries({"order": st.integers(0, 6)})
 curves = st.builds(Curve, kind=st.sampled_from(CURVES.names()), parameters=orders, monotone=st.sampled_from(MONOTONE))

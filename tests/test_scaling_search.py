@@ -1,15 +1,12 @@
-"""The search strategies on fitness functions whose best point is known."""
+"""The genetic search on fitness functions whose best point is known."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.foundation.errors import PosgapError
-from posgap.scaling.curves import MONOTONE, Curve
-from posgap.scaling.scores import Score
-from posgap.scaling.search import search
-from posgap.scaling.strategies import CMAES, Genetic
+from posgap.mitigations.curves import MONOTONE, Curve
+from posgap.mitigations.factor_search import Score, search
+from posgap.mitigations.strategies import Genetic
 
 TARGET = np.array([1.2, 1.8, 1.4])
 CURVE = Curve("free")
@@ -28,11 +25,10 @@ def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
     return search(strategy, curve, len(TARGET), score, generations, patience)
 
 
-@pytest.mark.parametrize("make", [genetic, lambda seed=0: CMAES(CURVE, 3, 12, seed)])
-def test_strategies_find_the_best_point_and_repeat_themselves(make):
-    winner = run(make())
+def test_it_finds_the_best_point_and_repeats_itself():
+    winner = run(genetic())
     np.testing.assert_allclose(winner.factors, TARGET, atol=0.05)
-    assert run(make()).history == winner.history != run(make(seed=1)).history
+    assert run(genetic()).history == winner.history != run(genetic(seed=1)).history
     best = [row["best"] for row in winner.history]
     assert best == sorted(best) and best[-1] == winner.fitness
     assert all(row["generation_mean"] <= row["generation_best"] <= row["best"] for row in winner.history)
@@ -76,8 +72,3 @@ def test_a_candidate_that_was_dropped_is_never_the_best():
         return [Score(2.0 if c[0] > 1.5 else 1.0, c[0] <= 1.5) for c in candidates]
 
     assert run(genetic(), score=score, generations=5).factors[0] <= 1.5
-
-
-def test_cma_es_wants_two_dimensions():
-    with pytest.raises(PosgapError, match="a uniform curve has 1; use genetic"):
-        CMAES(Curve("uniform"), 3, 8, 0)

@@ -1,4 +1,4 @@
-"""`scale search` and `scale apply`: what they write, what they refuse, and that they belong together."""
+"""`scale search` and `apply`: what they write, what they refuse, and that they belong together."""
 
 import json
 import logging
@@ -13,26 +13,23 @@ from huggingface_hub import constants
 from test_cli import fails, run
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from posgap.cli.main import main
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json, work_folder, write_json
-from posgap.foundation.locations import below
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_sweep
+from posgap.mitigating.config import ApplyConfig
 from posgap.models import CONFIG_KEY, loading
 from posgap.models.loading import save_model
-from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, position_weights
 from posgap.scaling.scaling_file import read_scaling
-from posgap.stages.scale_apply import scale_apply
+from posgap.stages.apply import apply
 from posgap.stages.scale_search import scale_search
 from posgap.stages.sweep import sweep
-from posgap.storage.cache import fetch
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import contents
 from posgap.tasks.reading import read_examples, write_examples
-from posgap.workflows.transfer import Target, Transferred
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +67,7 @@ def config(tmp_path, model_folder):
         n_docs=4,
         max_new_tokens=1,
         population=6,
-        elite=1,
+        genetic={"elite": 1},
         generations=3,
         patience=0,
     )
@@ -81,26 +78,22 @@ def same(path) -> dict:
     return {k: v for k, v in read_json(path / "scaling.json").items() if k != "settings"}
 
 
-@pytest.mark.parametrize("strategy", ["genetic", "ms_poe"])
-def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder, strategy):
-    scaling = read_scaling(scale_search(config.model_copy(update={"strategy": strategy})))
+def test_a_scaling_applied_is_swept_as_it_was_searched(config, tmp_path, model_folder):
+    scaling = read_scaling(scale_search(config))
     assert (scaling.model_digest, scaling.positions, scaling.metric) == (
         digest(model_folder),
         [1, 2, 3, 4],
         "contains_any",
     )
-    if strategy == "genetic":
-        assert len(scaling.factors) == 2 and len(scaling.control_points) == 4 and len(scaling.history) == 3
-        assert all(1 <= factor <= 2 for factor in scaling.factors)
-        assert scaling.fitness == scaling.history[-1]["best"] >= scaling.unscaled_fitness
-        assert scaling.forward_passes <= (1 + 3 * 6) * 12 * 4
-    else:
-        assert [sorted(row) for row in scaling.factors] == [[1.2, 1.35, 1.5, 1.65]] * 2
+    assert len(scaling.factors) == 2 and len(scaling.control_points) == 4 and len(scaling.history) == 3
+    assert all(1 <= factor <= 2 for factor in scaling.factors)
+    assert scaling.fitness == scaling.history[-1]["best"] >= scaling.unscaled_fitness
+    assert scaling.forward_passes <= (1 + 3 * 6) * 12 * 4
     assert (config.out / "scaling.png").read_bytes().startswith(b"\x89PNG")
     assert not list(tmp_path.glob(".posgap-*"))
 
-    scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
-    assert read_json(scaled / "config.json")[CONFIG_KEY] == scaling.factors
+    scaled = apply(ApplyConfig(model=str(model_folder), found=config.out, out=tmp_path / "scaled"))
+    assert read_json(scaled / "config.json")[CONFIG_KEY] == scaling.factors and read_scaling(scaled) == scaling
     assert (scaled / "model.safetensors").read_bytes() == (model_folder / "model.safetensors").read_bytes()
     assert "loads the model **unscaled**" in (scaled / "README.md").read_text()
 
@@ -189,7 +182,7 @@ def test_a_model_card_keeps_its_head_and_its_text(config, tmp_path, model_folder
     (model_folder / "README.md").write_bytes(b"---\nlicense: mit\n---\n# Caf\xe9, not in UTF-8\n")
     try:
         scale_search(config)
-        scaled = scale_apply(ScaleApplyConfig(model=str(model_folder), scaling=config.out, out=tmp_path / "scaled"))
+        scaled = apply(ApplyConfig(model=str(model_folder), found=config.out, out=tmp_path / "scaled"))
     finally:
         (model_folder / "README.md").unlink()
     assert re.fullmatch(
@@ -215,9 +208,9 @@ def test_examples_of_the_evaluation_are_refused(capsys, config, tmp_path):
     ("more", "complaint"),
     [
         (["--low", "2", "--high", "1"], "--high: the highest factor must not be below the lowest, 2, got 1.0"),
-        (["--population", "4", "--elite", "4"], "--elite: must be less than the population, 4, got 4"),
+        (["--genetic", '{"elite": -1}'], "--genetic: elite: Input should be greater than or equal to 0, got -1"),
+        (["--genetic", '{"elitism": 1}'], "--genetic: elitism: Extra inputs are not permitted, got 1"),
         (["--curve", "spline"], "Invalid value for '--curve': 'spline' is not one of"),
-        (["--strategy", "cma", "--curve", "uniform"], "a uniform curve has 1; use genetic"),
     ],
 )
 def test_bad_search_options(capsys, config, more, complaint):
@@ -232,7 +225,7 @@ def test_a_model_without_rope_cannot_be_searched(capsys, config, tmp_path, token
 
 
 @pytest.fixture
-def apply(capsys, config, tmp_path):
+def refused(capsys, config, tmp_path):
     """Applies a changed scaling of `config` to a model through the command line; returns the complaint."""
     scale_search(config)
     capsys.readouterr()  # logging may have met the closed stderr of an earlier test
@@ -240,21 +233,21 @@ def apply(capsys, config, tmp_path):
     def run(model=config.model, **changes) -> str:
         file = config.out / "scaling.json"
         write_json(file, json.loads(file.read_text()) | changes)
-        return fails(capsys, "scale", "apply", "--model", model, "--scaling", config.out, "--out", tmp_path / "out")
+        return fails(capsys, "apply", "--model", model, "--found", config.out, "--out", tmp_path / "out")
 
     return run
 
 
-def test_scalings_that_do_not_fit_are_refused(apply, tmp_path, tokenizer):
-    assert "the factor of layer 1, 0.5, is below the bound 1" in apply(factors=[1.0, 0.5])
-    assert "the factor of layer 0, 3, is above the bound 2" in apply(factors=[3.0, 1.0])
-    assert "3 RoPE factors for a model of 2 layers; give one per layer" in apply(factors=[1.0, 1.1, 1.2])
-    assert "field `factors.0`: Input should be a valid number" in apply(factors=["a", 1.0])
+def test_scalings_that_do_not_fit_are_refused(refused, tmp_path, tokenizer):
+    assert "the factor of layer 1, 0.5, is below the bound 1" in refused(factors=[1.0, 0.5])
+    assert "the factor of layer 0, 3, is above the bound 2" in refused(factors=[3.0, 1.0])
+    assert "3 RoPE factors for a model of 2 layers; give one per layer" in refused(factors=[1.0, 1.1, 1.2])
+    assert "field `factors.0`: Input should be a valid number" in refused(factors=["a", 1.0])
     other = tmp_path / "other"
     save_model(tiny_model.untrained(1), tokenizer, other)
-    assert "made for another model, " in apply(model=other, factors=[1.0, 1.1])
+    assert "found for another model, " in refused(model=other, factors=[1.0, 1.1])
     save_model(GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=41)), tokenizer, tmp_path / "gpt2")
-    assert "gpt2: no rotary position embedding to scale" in apply(model=tmp_path / "gpt2")
+    assert "gpt2: no rotary position embedding to scale" in refused(model=tmp_path / "gpt2")
 
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -279,57 +272,9 @@ def test_a_model_on_the_hub_is_searched_and_scaled(capsys, config, tmp_path):
     words = search_words(config.model_copy(update={"model": "someone/tiny"}), "--n-docs", 4, "--max-new-tokens", 1)
     assert run(capsys, *words, "--generations", 1, "--population", 4)[0] == 0
     assert read_scaling(config.out).model_digest == COMMIT
-    words = ["scale", "apply", "--scaling", config.out, "--model"]
+    words = ["apply", "--found", config.out, "--model"]
     assert run(capsys, *words, "someone/tiny", "--out", tmp_path / "scaled")[0] == 0
     assert read_json(tmp_path / "scaled" / "config.json")[CONFIG_KEY] == read_scaling(config.out).factors
     assert not (tmp_path / "scaled" / "model.safetensors").is_symlink()
     complaint = fails(capsys, *words, "someone/other", "--out", tmp_path / "other")
     assert "someone/other: no such folder, nor a model on the hub" in complaint
-
-
-@pytest.mark.parametrize("in_s3", [False, True])
-def test_a_scaling_is_swept_elsewhere_in_one_command(in_s3, capsys, config, bucket, tmp_path):
-    out = f"{bucket}/transfer" if in_s3 else tmp_path / "transfer"
-    scaling = read_scaling(scale_search(config))
-    write_examples(tmp_path / "eval.jsonl", [kv_example(i) for i in range(20, 44)])
-    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", out]
-    targets = [tmp_path / "eval.jsonl", f"kv:3:{tmp_path / 'eval.jsonl'}"]
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main(list(map(str, [*words, "--n-positions", 3, "--max-unanswered", 100, *targets])))
-    assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    here, there = read_json(fetch(below(out, "transfer.json")))
-    assert (here["searched_here"], there["searched_here"]) == (True, False)
-    for row, name, n_positions in ((here, "kv-4-eval", 3), (there, "kv-3-eval", 3)):
-        unscaled, scaled = (read_sweep(fetch(below(out, f"{name}-{label}"))) for label in ("unscaled", "scaled"))
-        assert (unscaled.scaling, scaled.scaling) == (None, {"factors": scaling.factors})
-        assert len(scaled.placements) == n_positions and scaled.settings["max_new_tokens"] == 1
-        assert row["mean"] == [unscaled.mean, scaled.mean]
-        assert row["difference"] == pytest.approx(scaled.mean - unscaled.mean)
-        assert row["verdict"] in printed
-    assert f"carries over to {int(there['verdict'] == 'carries over')} of 1 other settings" in printed
-
-
-def test_transfer_refuses_targets_it_cannot_read(capsys, config, tmp_path):
-    scale_search(config)
-    capsys.readouterr()
-    words = ["scale", "transfer", "--model", config.model, "--scaling", config.out, "--out", tmp_path / "transfer"]
-    assert "write EXAMPLES, or TASK:N_DOCS:EXAMPLES" in fails(capsys, *words, "kv:many:eval.jsonl")
-    assert "rename a file, or drop one" in fails(capsys, *words, "a/eval.jsonl", "b/eval.jsonl")
-    assert "searched on 12 of these examples" in fails(capsys, *words, config.examples)
-
-
-@pytest.mark.parametrize(
-    ("interval", "here", "verdict"),
-    [
-        ((0.1, 5.0), False, "carries over"),
-        ((-1.0, 5.0), False, "does not carry over: no gain seen"),
-        ((-5.0, -0.1), False, "does not carry over: it harms"),
-        ((0.1, 5.0), True, "helps"),
-    ],
-)
-def test_transfer_says_whether_a_scaling_carries_over(interval, here, verdict):
-    target = Target(task="kv", n_docs=3, examples="e.jsonl")
-    figures = {"mean": (1, 2), "gap": (1, 2), "difference": 1.0, "difference_ci95": interval}
-    assert Transferred(target=target, searched_here=here, **figures).verdict == verdict

@@ -269,7 +269,7 @@ into the registry only when it is closed.
 
 \b
   validate -> sweep (base) -> teacher -> distill -> sweep (candidate) -> gate -> promote
-                           -> scale search -> scale apply -^
+                           -> scale search -> apply -------^
 
 Every stage writes a folder with a manifest.json, logs to MLflow where MLFLOW_TRACKING_URI
 names a server (or sqlite:///mlflow.db, a file) and, run again with the same inputs, does

@@ -44,12 +44,11 @@ from posgap.pipelines.config import (
 from posgap.preflight.config import PreflightConfig
 from posgap.rollout.config import (
     RolloutAdviseConfig,
-    RolloutCompareConfig,
     RolloutExperimentConfig,
     RolloutMeasureConfig,
     RolloutPredictConfig,
 )
-from posgap.scaling.config import ScaleApplyConfig, ScaleSearchConfig, ScaleTransferConfig, ServeCheckConfig
+from posgap.scaling.config import ScaleSearchConfig, ServeCheckConfig
 from posgap.storage.config import VerifyConfig
 from posgap.tracking.config import (
     ApproveConfig,
@@ -198,8 +197,8 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "apply": Verb(
             ApplyConfig,
             "posgap.stages.apply:apply",
-            "--model Qwen/Qwen3-0.6B --mitigation lpes --out run/mitigated",
-            ("mitigation.json",),
+            "--model Qwen/Qwen3-0.6B --found run/mitigate --out run/mitigated",
+            ("mitigation.json", "scaling.json"),
             Kind.STAGE,
         ),
         "scale search": Verb(
@@ -208,18 +207,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--model Qwen/Qwen3-0.6B --examples search.jsonl.gz --exclude run/eval --out run/scaling",
             ("scaling.json",),
             Kind.STAGE,
-        ),
-        "scale apply": Verb(
-            ScaleApplyConfig,
-            "posgap.stages.scale_apply:scale_apply",
-            "--model Qwen/Qwen3-0.6B --scaling run/scaling --out run/scaled",
-            ("scaling.json",),
-            Kind.STAGE,
-        ),
-        "scale transfer": Verb(
-            ScaleTransferConfig,
-            "posgap.workflows.transfer:scale_transfer",
-            "kv:20:run/eval --model Qwen/Qwen3-0.6B --scaling run/scaling --out run/elsewhere",
         ),
     },
     "Explain": {
@@ -242,13 +229,6 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "posgap.stages.rollout_measure:rollout_measure",
             "--model Qwen/Qwen3-0.6B --texts texts.jsonl --out run/measurement",
             ("measurement.json",),
-            Kind.STAGE,
-        ),
-        "rollout compare": Verb(
-            RolloutCompareConfig,
-            "posgap.stages.rollout_compare:rollout_compare",
-            "--prediction run/prediction --measurement run/measurement --out run/rollout",
-            ("comparison.json",),
             Kind.STAGE,
         ),
         "rollout advise": Verb(
@@ -359,7 +339,7 @@ GROUPS = {
     "data make": "Write synthetic data, or draw distractors for questions.",
     "plan": "How many examples, how much memory and how many hours it takes.",
     "train": "Training on a cluster.",
-    "scale": "Search RoPE factors for a model, apply them, and see where they carry over.",
+    "scale": "Search RoPE factors for a model, which `posgap apply` puts in force.",
     "rollout": "Why a model is biased: what of each position reaches the last token.",
     "policy": "What the gate demands, in a file, or of a registered model.",
     "pipeline": "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.",

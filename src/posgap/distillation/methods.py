@@ -22,8 +22,7 @@ class Method:
 
     `made_by` is the stage that writes its models; the methods of `distill` are those that train. `needs_teacher` says
     that its loss reads the frozen model's distributions at an example's advantageous placement; its prompts are then
-    drawn from the other placements. `needs_rope` says that it works on rotary positions. `most_gold` is the largest
-    number of gold documents of the tasks it can be used for (0: any number).
+    drawn from the other placements.
     """
 
     name: str
@@ -31,8 +30,6 @@ class Method:
     parameters: type[Parameters] = Parameters
     made_by: str = "distill"
     needs_teacher: bool = False
-    needs_rope: bool = False
-    most_gold: int = 0
 
     @property
     def trains(self) -> bool:
@@ -85,14 +82,6 @@ R2 = Method("r2", "cross-entropy on the teacher's chains of thought, for two-hop
 SFT = _GoldAnswers("sft", "a baseline, cross-entropy on gold answers")
 SEQKD = Method("seqkd", "a baseline, cross-entropy on the teacher's responses")
 
-LPES = Method(
-    "lpes",
-    "RoPE factors per layer, searched without training",
-    made_by="scale_apply",
-    needs_rope=True,
-    most_gold=1,
-)
-
 MITIGATE = Method(
     "mitigate",
     "the remedy without training that measures best of those that suit the model",
@@ -106,7 +95,6 @@ METHODS: Choices[Method] = Choices(
     R2,
     SFT,
     SEQKD,
-    LPES,
     MITIGATE,
 )
 

@@ -153,11 +153,11 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
     describe(out, measured=", ".join(each["name"] for each in measured), seconds=str(result["seconds"]))
 
 
-def show_rollout(out: Any, name: str, page: Any, *pictures: str) -> None:
-    """Shows the reading of a rollout, from the file `name`, and its pictures."""
-    folder = Path(out.path)
-    reading = read_json(folder / name)["reading"]
-    show_pictures(page, reading, *(folder / picture for picture in pictures))
+def show_rollout(out: Any, page: Any, *names: str) -> None:
+    """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
+    files = [file for name in names if (file := Path(out.path) / name).is_file()]
+    reading = "; ".join(read_json(file)["reading"] for file in files if file.suffix == ".json")
+    show_pictures(page, reading, *(file for file in files if file.suffix == ".png"))
     describe(out, reading=reading)
 
 

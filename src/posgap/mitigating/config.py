@@ -41,6 +41,7 @@ _ELSEWHERE = BACKENDS.where(lambda backend: not backend.local)
 
 class MitigateConfig(
     MaxUnanswered,
+    *MITIGATIONS.bases(),  # type: ignore[misc]  # registered choices' parameters
     *_ELSEWHERE.bases(),  # type: ignore[misc]
     BackendConfig,
 ):
@@ -79,8 +80,6 @@ class MitigateConfig(
         description="number of mitigations to measure on the remaining examples; each that is the best for some "
         "purpose is among them, even if they are more",
     )
-    generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
-    population: int = Field(8, ge=2, description="lpes: candidates in a generation")
     objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
         "mean", description="what makes settings the best: mean accuracy over positions, the worst, or mean minus gap"
     )
@@ -105,15 +104,17 @@ class ApplyConfig(StageConfig):
 
     model: ModelName = Field(description="Hugging Face folder or hub name of the model")
     found: OptionalInputPath = Field(
-        None, description="folder from `mitigate` whose settings are taken; empty: those of `mitigation_settings`"
+        None,
+        description="folder from `mitigate` or `scale search` whose settings are taken; empty: those of "
+        "`mitigation_settings`",
     )
     mitigation: Annotated[str, AfterValidator(MITIGATIONS.checked_if_any)] = Field(
         "", description="mitigation to apply; empty: the best in `found` that a model can have"
     )
     certain: bool = Field(
         True,
-        description="of `found` take only a mitigation that is better than the model as it is for certain; false: the "
-        "best that was measured",
+        description="of what `mitigate` found take only a mitigation that is better than the model as it is for "
+        "certain; false: the best that was measured",
     )
     mitigation_settings: Values = Field({}, description='its settings as JSON, like {"factors": [1, 1.5]}')
     in_weights: bool = Field(
@@ -125,7 +126,10 @@ class ApplyConfig(StageConfig):
     @model_validator(mode="after")
     def _one_source(self) -> "ApplyConfig":
         if not self.found and not self.mitigation:
-            raise ValueError("give a `mitigation` with its `mitigation_settings`, or `found`, a folder from `mitigate`")
+            raise ValueError(
+                "give a `mitigation` with its `mitigation_settings`, or `found`, a folder from `mitigate` or `scale "
+                "search`"
+            )
         if self.found and self.mitigation_settings:
             raise ValueError("`found` has settings already: leave out `mitigation_settings`")
         return self

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from posgap.foundation.choices import SECRET
 from posgap.foundation.files import Record, read_model
 from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS
@@ -197,12 +198,22 @@ def command(name: str, settings: dict, config: MitigateConfig) -> str:
         return shlex.join([*parts, "--out", f"model-{name}"])
     parts = ["posgap", "sweep", "--model", model]
     if not BACKENDS[config.backend].local:
-        asked = config.recorded()  # without secrets
-        parts += ["--backend", config.backend, "--base-url", asked["base_url"], "--endpoint", asked["endpoint"]]
-        parts += ["--body", json.dumps(asked["body"])] * bool(asked["body"])
+        parts += ["--backend", config.backend, *_own_options(config)]
     parts += ["--task", config.task, "--n-docs", str(config.n_docs)]
     parts += ["--mitigation", name, "--mitigation-settings", json.dumps(settings)]
     return shlex.join([*parts, "--examples", "EXAMPLES", "--out", f"sweep-{name}"])
+
+
+def _own_options(config: MitigateConfig) -> list[str]:
+    """The options of the backend itself that are not as by default; none that is a secret."""
+    said, options = config.recorded(), list[str]()
+    for name, field in BACKENDS[config.backend].parameters.model_fields.items():
+        value = said[name]
+        if SECRET not in field.metadata and getattr(config, name) != config.default(name):
+            text = value if isinstance(value, str) else json.dumps(value)
+            option = f"--{name.replace('_', '-')}"
+            options += [f"{option}={text}"] if isinstance(value, bool) else [option, text]
+    return options
 
 
 def advice(found: Sequence[Found]) -> list[Advice]:

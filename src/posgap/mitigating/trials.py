@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,10 +24,8 @@ from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force, reads_spans
-from posgap.scaling.curves import Curve
 from posgap.scaling.fitness import Objective, fitness
 from posgap.scaling.questions import ask, one_right_response
-from posgap.scaling.strategies import Genetic
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
@@ -238,49 +236,6 @@ def _with_right_responses(asking: Asking, examples: Sequence[AnyExample]) -> lis
         return []
     rows = ask(build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
     return [(question.prompt, question.response) for row in rows for question in row]
-
-
-def proposals(
-    mitigation: Mitigation, asking: Asking, examples: Sequence[AnyExample]
-) -> Generator[Settings, float, None]:
-    """Yields settings to try, and takes the fitness of each before the next: for layer-specific scaling, those of the
-    genetic search follow the fixed ones."""
-    for settings in tried_settings(mitigation, asking, examples):  # noqa: UP028  a list takes no `send`
-        yield settings
-    if mitigation.name == "lpes" and asking.config.generations:
-        yield from _genetic(asking)
-
-
-def _genetic(asking: Asking) -> Generator[Settings, float, None]:
-    """Factors on Bezier curves by the genetic search of LPES; takes the fitness of each before it yields the next."""
-    config, n_layers = asking.config, asking.in_memory[0].config.get_text_config().num_hidden_layers
-    curve, settings = Curve(), MITIGATIONS["lpes"].settings
-    strategy = Genetic(
-        curve,
-        n_layers,
-        population=config.population,
-        elite=min(2, config.population - 1),
-        tournament=3,
-        mutation=0.25,
-        mutation_rate=0.5,
-        seed=config.seed,
-    )
-    for _ in range(config.generations):
-        points, reached = strategy.ask(), []
-        for point in points:
-            reached.append((yield settings(**{"factors": list(curve.factors(point, n_layers))})))
-        strategy.tell(points, reached)
-
-
-def curve_of(settings: dict) -> str:
-    """On what curve over depth the factors of layers lie that `proposals` gave; empty for settings without such."""
-    factors = settings.get("factors")
-    if not factors or isinstance(factors[0], list):
-        return ""
-    if len(set(factors)) == 1:
-        return "one factor for all layers" if factors[0] != 1 else "factors of 1, which change nothing"
-    curve = Curve()
-    return f"{curve.kind} curve with {curve.n_points(len(factors))} control points, genetic search"
 
 
 def _key(part: str, name: str, settings: dict) -> tuple[str, str, str]:

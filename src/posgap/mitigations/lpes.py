@@ -1,10 +1,12 @@
 """Layer-specific scaling: one RoPE factor per layer, on a curve over depth that a search finds."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.mitigations.state import in_force
@@ -14,11 +16,18 @@ from posgap.models.factors import check_factors
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from posgap.mitigations.curves import Candidate
+
 
 class LayerFactors(Settings):
     """`factors [L]`: layer l reads positions divided by factor l."""
 
     factors: list[Annotated[float, Field(gt=0)]]
+
+
+class SearchSize(Parameters):
+    generations: int = Field(6, ge=0, description="lpes: largest number of generations of its genetic search")
+    population: int = Field(8, ge=2, description="lpes: candidates in a generation")
 
 
 def _apply(model: "PreTrainedModel", settings: LayerFactors) -> Undo:
@@ -52,7 +61,38 @@ def _tried(tried_on: TriedOn) -> Sequence[LayerFactors]:
     return [LayerFactors(factors=[factor] * n_layers) for factor in (1.25, 1.5, 2.0)]
 
 
-LPES = ModelMitigation(
+@dataclass(frozen=True)
+class _LayerScaling(ModelMitigation):
+    parameters: ClassVar[type[Parameters]] = SearchSize
+    needs_rope: ClassVar[bool] = True
+
+    def search(
+        self, parameters: Any, model: "PreTrainedModel | None", fitness: Callable[[LayerFactors], float], seed: int
+    ) -> None:
+        """Searches Bezier curves as `scale search` does, with another judge of candidates."""
+        from posgap.mitigations.curves import Curve
+        from posgap.mitigations.factor_search import Score, search
+        from posgap.mitigations.strategies import Genetic
+
+        def scores(candidates: "Sequence[Candidate]") -> list[Any]:
+            return [Score(fitness(LayerFactors(factors=list(factors))), True) for factors in candidates]
+
+        assert model is not None
+        curve, n_layers = Curve(), model.config.get_text_config().num_hidden_layers
+        strategy = Genetic(curve, n_layers, parameters.population, seed)
+        search(strategy, curve, n_layers, scores, parameters.generations, patience=0)
+
+    def curve(self, settings: LayerFactors) -> str:
+        from posgap.mitigations.curves import Curve
+
+        factors = settings.factors
+        if len(set(factors)) == 1:
+            return "one factor for all layers" if factors[0] != 1 else "factors of 1, which change nothing"
+        curve = Curve()
+        return f"{curve.kind} curve with {curve.n_points(len(factors))} control points, genetic search"
+
+
+LPES = _LayerScaling(
     name="lpes",
     help="one RoPE factor per layer on a searched curve over depth",
     level="positions",

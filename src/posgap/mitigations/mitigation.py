@@ -45,8 +45,19 @@ class Mitigation:
     cost: str
     served_by: tuple[str, ...]
     settings: type[Settings]
-    parameters: ClassVar[type[Parameters]] = Parameters  # none: settings are searched for, or given as JSON
+    parameters: ClassVar[type[Parameters]] = Parameters  # of its search; settings themselves are given as JSON
     of_model: ClassVar[bool] = False
+    needs_rope: ClassVar[bool] = False  # and so a form that names it is refused for other models before a run
+
+    def search(
+        self, parameters: Any, model: "PreTrainedModel | None", fitness: Callable[[Any], float], seed: int
+    ) -> None:
+        """Looks for more settings than those that it has tried, by the `fitness` of each in points, which raises what
+        ends the search where time is over. Without a search of its own it looks for none."""
+
+    def curve(self, settings: Any) -> str:
+        """On what curve over depth its settings lie, in words; empty for settings without such."""
+        return ""
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from posgap.distillation.config import TeacherConfig
-from posgap.distillation.methods import METHODS, Method
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.locations import as_location, is_address, is_uri
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import SweepConfig
+from posgap.mitigations.registry import MITIGATIONS
 from posgap.models.factors import require_rope
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import as_config, settings
@@ -70,15 +70,10 @@ def _model(form: PreflightConfig) -> str:
             f"{form.base_model}: its tokenizer has {len(tokenizer)} tokens, but its model only {config.vocab_size}; "
             "they do not belong together"
         )
-    rotary = [method.name for method in _methods(form) if method.needs_rope]
-    if rotary:
-        require_rope(config, f"method {rotary[0]}: {form.base_model}")
+    for mitigation in MITIGATIONS:
+        if mitigation.needs_rope and mitigation.name in re.split(r"[+\s]+", form.methods):
+            require_rope(config, f"method {mitigation.name}: {form.base_model}")
     return f"{config.model_type}, {config.num_hidden_layers} layers, {len(tokenizer)} tokens"
-
-
-def _methods(form: PreflightConfig) -> list[Method]:
-    """The form's methods, as far as they exist; `complaints` reports the others."""
-    return [method for method in METHODS if method.name in re.split(r"[+\s]+", form.methods)]
 
 
 def _without_weights(model: str) -> tuple[str, list[str]]:
@@ -101,8 +96,6 @@ def _sweeps(form: PreflightConfig) -> str:
         return "unknown: the form has faults"  # which `complaints` reports
     assert isinstance(config, SweepConfig)
     task = TASKS[config.task]
-    if too_few := [m for m in _methods(form) if 0 < m.most_gold < task.n_gold]:
-        raise PosgapError(f"methods: {too_few[0].name} needs a task with one gold document, but {form.task} has two")
     placements = len(task.placements(config.n_docs, config.positions))
     if not 1 <= form.shards <= placements:
         raise PosgapError(f"shards: must be from 1 to {placements}, the number of placements; got {form.shards}")

@@ -5,13 +5,12 @@ before an answer does: by the gradient (`mitigations.head_gates`), all heads at 
 made, and measured on other examples. In shapes, E counts examples, P gold positions, L layers and H heads.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from pydantic import Field
 
 from posgap.foundation.files import Record
 from posgap.mitigations.head_gates import STEPS, Gates, turned
@@ -20,7 +19,6 @@ from posgap.rollout.plots import COLORS, styled
 
 ADVICE_FILE = "advice.json"
 TURNED = (-0.5, 0.5)  # by how much single heads and layers are turned
-WINDOWS = (0.5, 0.25)  # of a prompt's length
 
 
 class Change(NamedTuple):
@@ -32,24 +30,6 @@ class Change(NamedTuple):
     @property
     def gates(self) -> Gates:
         return Gates(gates=tuple(tuple(float(max(0.0, 1 + each)) for each in row) for row in self.change))
-
-
-class Other(NamedTuple):
-    """A change that no gradient foretells: a `mitigation` with its settings, or a `window` of so many tokens."""
-
-    name: str
-    mitigation: str = ""
-    settings: Mapping[str, Any] = {}
-    window: int = 0
-
-
-def others(length: int, yarn: Sequence[float]) -> list[Other]:
-    """Windows of parts of prompts of `length` tokens, and YaRN by factors."""
-    windows = sorted({max(2, round(part * length)) for part in WINDOWS}, reverse=True)
-    return [
-        *(Other(f"a window of {width} tokens and the first in all layers", window=width) for width in windows),
-        *(Other(f"YaRN by {factor:g}", "yarn", {"factor": factor}) for factor in yarn),
-    ]
 
 
 class Effect(Record):
@@ -72,15 +52,11 @@ class Checked(Effect):
 
 
 class Advised(Record):
-    """A change, by its gates [L][H] or, without any, by the `mitigation` and `settings` that make it (none of a window,
-    which a model has or has not), with what is predicted of it and, if it was made, what was measured on other
-    examples. `predicted_by` says whether the gradient predicts it or what it does to the examples looked at."""
+    """A change, by its gates [L][H] (settings of the mitigation head-gates), with what the gradient predicts of it and,
+    if it was made, what was measured on other examples."""
 
     name: str
     gates: list[list[float]]
-    mitigation: str = "head-gates"
-    settings: dict[str, Any] = Field(default_factory=dict)
-    predicted_by: Literal["gradient", "examples"] = "gradient"
     predicted: Effect
     measured: Checked | None = None
 
@@ -89,8 +65,7 @@ class Advice(Record):
     """`log_probability` and `accuracy` [P] are the model's as it is, on the examples that the changes are checked on;
     `pull` [L][H] is what each head's gate adds to the log-probability at the first position beyond what it adds on
     average elsewhere. `changes` are all that were considered, the flattest first by prediction; `agreement` is
-    Spearman's correlation of what the gradient predicts and measurement over those that were made. `left_out` says
-    which kinds of change the model cannot have, and why."""
+    Spearman's correlation of what the gradient predicts and measurement over those that were made."""
 
     label: str
     model: str
@@ -103,7 +78,6 @@ class Advice(Record):
     pull: list[list[float]]
     changes: list[Advised]
     agreement: dict[str, float | None]
-    left_out: list[str] = Field(default_factory=list)
     reading: str
     settings: dict[str, Any]
 
@@ -154,10 +128,9 @@ def to_check(ranked: Sequence[Advised], number: int) -> list[int]:
 def agreement(made: Sequence[Advised]) -> dict[str, float | None]:
     """Spearman's correlation of changes of log-probability as the gradient predicts them and as they were measured: of
     the `mean` and of the `gap`."""
-    by_gradient = [each for each in made if each.predicted_by == "gradient"]
     figures: dict[str, float | None] = {}
     for name in ("mean", "gap"):
-        rows = [(getattr(each.predicted, name), getattr(each.measured, name)) for each in by_gradient if each.measured]
+        rows = [(getattr(each.predicted, name), getattr(each.measured, name)) for each in made if each.measured]
         value = float(spearman(*np.transpose(rows))) if len(rows) > 2 else float("nan")
         figures[name] = None if np.isnan(value) else value
     return figures
@@ -173,12 +146,11 @@ def reading(
         "nats more there than elsewhere"
     )
     made = [each for each in advice_changes if each.measured]
-    known_to_gradient = sum(each.predicted_by == "gradient" for each in made)
     if not made:
         return f"{said}; no change was made to check what is predicted"
     known = {name: "is not defined" if value is None else f"{value:.2f}" for name, value in agreed.items()}
     said += (
-        f"; over {known_to_gradient} changes that were made, predicted and measured effects agree with Spearman "
+        f"; over {len(made)} changes that were made, predicted and measured effects agree with Spearman "
         f"{known['mean']} (mean log-probability) and {known['gap']} (its gap)"
     )
     if not (best := flattest(made)) or not (measured := best.measured):

@@ -10,8 +10,10 @@ from posgap.measurement.sweeps import Sweep
 from posgap.rollout.distributions import describe, spearman, wasserstein
 from posgap.rollout.plots import COLORS, distribution_curves
 
+RESAMPLES = 2000  # of the texts
 
-def compare(predicted: np.ndarray, texts: np.ndarray, resamples: int, rng: np.random.Generator) -> dict:
+
+def compare(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict:
     """Agreement of `predicted` [N] with the mean of the texts' distributions `texts` [E, N].
 
     Spearman's correlation over positions and the Wasserstein distance in tokens (scipy's definitions),

@@ -12,7 +12,7 @@ from posgap.rollout.position_encodings import POSITION_ENCODINGS
 from posgap.tasks.fields import MOST_DOCS, OptionalTaskName, Placements
 from posgap.tasks.registry import TASKS
 
-MOST_TOKENS, MOST_PARTS, MOST_RESAMPLES = 10_000_000, 10_000, 1_000_000
+MOST_TOKENS, MOST_PARTS = 10_000_000, 10_000
 
 
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
@@ -24,7 +24,9 @@ class _Described(StageConfig):
         description="YAML file with options of this verb by their names, as `layers: 3` and `windows: [8, 8, 0]`",
     )
     measurement: OptionalInputPath = Field(
-        None, description="folder from `rollout measure`; supplies options left at 0 or set to `measured`"
+        None,
+        description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "
+        "with the prediction",
     )
     sequence_length: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens (N); 0: the measurement's")
     layers: int = Field(0, ge=0, le=MOST_PARTS, description="layers (L); 0: the measurement's")
@@ -44,7 +46,10 @@ class _Described(StageConfig):
 
 
 class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ignore[misc]  # choices' parameters
-    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth."""
+    """Predicts each input position's share in the last token from mask, position encoding, residuals and depth.
+
+    With a measurement it also says how well the prediction agrees with it, and with a sweep's accuracy.
+    """
 
     residual: Literal["constant", "power", "measured"] = Field(
         "constant",
@@ -73,6 +78,16 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         [], description="one positive weight per head for the average over heads; empty: uniform"
     )
     temperature: float = Field(1.0, gt=0, description="divides all scores")
+    influence: Literal[
+        "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "logit"
+    ] = Field(
+        "gradient",
+        description="with `measurement`: the measured distribution that plot and summary show (the last two: measured "
+        "with `attributions`); all are compared in the file",
+    )
+    sweep: OptionalInputPath = Field(
+        None, description="with `measurement`: folder from `sweep`, whose accuracy is compared and drawn too"
+    )
     label: str = Field("predicted", description="what plots and tables call this prediction")
 
 
@@ -104,22 +119,6 @@ class RolloutMeasureConfig(StageConfig):
     label: str = Field("model", description="what plots and tables call this model")
 
 
-class RolloutCompareConfig(StageConfig):
-    """Compares a predicted rollout with the measured influence of input positions, and with a sweep's accuracy."""
-
-    prediction: InputPath = Field(description="folder from `rollout predict`")
-    measurement: InputPath = Field(description="folder from `rollout measure`")
-    influence: Literal[
-        "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "logit"
-    ] = Field(
-        "gradient",
-        description="the measured distribution that plot and summary show (the last two: measured with "
-        "`attributions`); all are compared in the file",
-    )
-    sweep: OptionalInputPath = Field(None, description="folder from `sweep`, whose accuracy is compared and drawn too")
-    resamples: int = Field(2000, ge=100, le=MOST_RESAMPLES, description="bootstrap resamples of the texts")
-
-
 class RolloutAdviseConfig(GenerationConfig):
     """Finds the attention heads that make the bias, predicts what turning them changes, and checks it."""
 
@@ -135,35 +134,13 @@ class RolloutAdviseConfig(GenerationConfig):
 class RolloutExperimentConfig(StageConfig):
     """Trains small attention-only networks with one cause of position bias at a time, and reports its effect."""
 
-    preset: Literal[
+    preset: Literal["quick", "learned"] = Field(
         "quick",
-        "learned",
-        "figure2",
-        "figure3",
-        "figure4",
-        "figure5",
-        "figure6",
-        "figure7",
-        "figure8",
-        "figure9",
-        "figure10",
-        "figure11",
-        "figure12",
-        "figure13",
-    ] = Field(
-        "quick",
-        description="the experiment: a figure of Wu et al. (2025) at the paper's sizes; `quick`: smaller networks, "
-        "minutes on two cores; `learned`: a task of its kind that such networks learn",
+        description="the experiment; learned: causal, window and prefix masks, five seeds each, half an hour; "
+        "quick: two of its masks, one seed, minutes",
     )
     seeds: int = Field(0, ge=0, description="networks trained for each setting; 0: the preset's")
     iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")
     batch: int = Field(0, ge=0, description="sequences in a training step; 0: the preset's")
-    learning_rate: float = Field(0.0, ge=0, description="AdamW's learning rate; 0: the preset's")
     tests: int = Field(0, ge=0, description="sequences of each test set; 0: the preset's")
-    as_coded: bool = Field(
-        False,
-        description="draw components with standard deviation 1/d and take item n/2 + 1 for the middle, as the paper's "
-        "code does, instead of variance 1/d and n/2, as its text says",
-    )
-    side_by_side: int = Field(8, ge=1, description="number of networks trained at once")
     work: WorkPath = Field(None, description="folder for checkpoints and finished trials; empty: one beside `out`")

@@ -5,7 +5,6 @@ query's class occurs among the items, and the network must name that class's lab
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -22,9 +21,8 @@ class TaskSizes:
 
     A sequence has n `items` of `size` d: `burstiness` (B) items of each of n / B classes. The classes are drawn from
     `classes` (K) in all, and each has one of `labels` (L) labels. Items are Gaussian mixtures with within-class
-    variability `spread` (the paper's gamma) or, with `vocabulary`, class vectors that share a component of strength
-    `spread` (appendix L's lambda). Components have variance 1/d and the middle is item n/2, as in the paper's text;
-    `as_coded` takes standard deviation 1/d and item n/2 + 1 instead, as in its public code.
+    variability `spread` (the paper's gamma). Components have variance 1/d and the middle is item n/2, as in the paper's
+    text; its public code takes standard deviation 1/d and item n/2 + 1.
     """
 
     items: int = 8
@@ -33,8 +31,6 @@ class TaskSizes:
     classes: int = 2048
     labels: int = 32
     spread: float = 0.75
-    vocabulary: bool = False
-    as_coded: bool = False
 
     @property
     def tokens(self) -> int:
@@ -43,7 +39,7 @@ class TaskSizes:
 
     def place(self, name: str) -> int:
         """The index, counted from 0, of the item called "first", "middle" or "last"."""
-        return {"first": 0, "middle": self.items // 2 - (not self.as_coded), "last": self.items - 1}[name]
+        return {"first": 0, "middle": self.items // 2 - 1, "last": self.items - 1}[name]
 
 
 class InContextTask:
@@ -51,25 +47,21 @@ class InContextTask:
 
     def __init__(self, sizes: TaskSizes, rng: Generator):
         self.sizes = sizes
-        self.deviation = 1 / sizes.size if sizes.as_coded else 1 / math.sqrt(sizes.size)
+        self.deviation = 1 / math.sqrt(sizes.size)
         self.means = self._vectors(rng, sizes.classes)
         self.labels = torch.randint(sizes.labels, (sizes.classes,), generator=rng, device=rng.device)
         self.label_vectors = self._vectors(rng, sizes.labels)
-        self.shared = self._vectors(rng)
+        self._vectors(rng)  # drawn so that a seed gives the sequences of which figures are published
 
     def _vectors(self, rng: Generator, *shape: int) -> Tensor:
         return self.deviation * torch.randn(*shape, self.sizes.size, generator=rng, device=rng.device)
 
-    def training(self, batch: int, rng: Generator, places: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-        """Sequences [batch, 2 n + 1, d] and the labels of their queries [batch].
-
-        The query has the class of an item that is drawn evenly from `places`, or from all items if it is empty.
-        """
+    def training(self, batch: int, rng: Generator) -> tuple[Tensor, Tensor]:
+        """Sequences [batch, 2 n + 1, d] and the labels of their queries [batch], each of any item's class."""
         s = self.sizes
         classes = distinct(batch, s.items // s.burstiness, s.classes, rng)
         order = self._order(batch, rng)
-        choice = torch.tensor(places or range(s.items), device=rng.device)
-        item = choice[torch.randint(len(choice), (batch, 1), generator=rng, device=rng.device)]
+        item = torch.randint(s.items, (batch, 1), generator=rng, device=rng.device)
         return self._sequences(self.means[classes], self.labels[classes], order, order.gather(1, item)[:, 0], rng)
 
     def novel(self, batch: int, rng: Generator, pair: tuple[str, str] | None = None) -> tuple[Tensor, Tensor]:
@@ -107,7 +99,7 @@ class InContextTask:
         """
         s, batch = self.sizes, len(order)
         of = torch.cat([order, query[:, None]], dim=1)
-        noise = self.shared if s.vocabulary else self._vectors(rng, batch, s.items + 1)
+        noise = self._vectors(rng, batch, s.items + 1)
         items = means.gather(1, of[:, :, None].expand(-1, -1, s.size)) + s.spread * noise
         inputs = items.new_empty(batch, s.tokens, s.size)
         inputs[:, ::2] = items / math.sqrt(1 + s.spread**2)

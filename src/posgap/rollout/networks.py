@@ -1,8 +1,7 @@
 """Attention-only networks (Wu et al. 2025, section 5), many of them trained side by side as one.
 
-Networks of equal depth differ only in their tables of numbers: masks and decay are a bias on the scores, RoPE is a
-table of angles, sinusoids are a table of vectors, and residual connections a factor of 0 or 1. So R networks are one
-stack of parameters with a leading dimension R, and training one of them does not affect the others.
+Networks of equal depth differ only in a table of numbers: masks and decay are a bias on the scores. So R networks are
+one stack of parameters with a leading dimension R, and training one of them does not affect the others.
 """
 
 import math
@@ -14,20 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from posgap.rollout.encodings import rope_angles
-
 HIDDEN_LAYERS = 3
-Encoding = Literal["none", "sin", "rope", "decay"]
 
 
 @dataclass(frozen=True)
 class Design:
-    """One network. `width` (w) belongs to mask "window", `prefix` (K) to "prefix", `slope` (m) to encoding "decay"."""
+    """One network. `width` (w) belongs to mask "window", `prefix` (K) to "prefix"; `slope` (m) is that of its decay."""
 
     depth: int
-    mask: Literal["full", "causal", "window", "prefix"] = "causal"
-    encoding: Encoding = "none"
-    residual: bool = False
+    mask: Literal["causal", "window", "prefix"] = "causal"
     width: int = 0
     prefix: int = 0
     slope: float = -math.log(0.8)
@@ -36,37 +30,22 @@ class Design:
         """The bias on the scores [T, T]: -inf where the mask forbids, and a decay's loss by distance elsewhere."""
         i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None, :]
         allowed = {
-            "full": torch.ones(tokens, tokens, dtype=torch.bool),
             "causal": j <= i,
             "window": (j <= i) & (i - j < self.width),
             "prefix": (j <= i) | (j < self.prefix),
         }[self.mask]
-        decay = -self.slope * (i - j).abs() if self.encoding == "decay" else torch.zeros(tokens, tokens)
-        return decay.masked_fill(~allowed, -math.inf)
-
-    def angles(self, tokens: int, size: int) -> Tensor:
-        """RoPE's angles [T, d/2]; zeros, which rotate nothing, for other encodings."""
-        base = torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
-        return torch.arange(tokens)[:, None] * base * (self.encoding == "rope")
-
-    def vectors(self, tokens: int, size: int) -> Tensor:
-        """Sinusoidal position vectors [T, d] (Vaswani et al. 2017); zeros for other encodings."""
-        angles = torch.arange(tokens)[:, None] * torch.tensor(rope_angles(10000.0, size), dtype=torch.float32)
-        return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1) * (self.encoding == "sin")
+        return (-self.slope * (i - j).abs()).masked_fill(~allowed, -math.inf)
 
 
 class NetworkStack(nn.Module):
     """R attention-only networks of equal depth and size, each followed by its own classifier.
 
-    A layer is X <- [X] + softmax(X W_Q (X W_K)^T / sqrt(d) + bias) X W_V with one head. The classifier
+    A layer is X <- X + softmax(X W_Q (X W_K)^T / sqrt(d) + bias) X W_V with one head. The classifier
     reads the last token through three hidden layers with ReLU and returns the labels' logits. Each network's
     parameters are drawn by its own generator of `rngs`, so they do not depend on the networks trained beside it.
     """
 
     bias: Tensor
-    angles: Tensor
-    vectors: Tensor
-    residual: Tensor
 
     def __init__(self, designs: Sequence[Design], tokens: int, size: int, labels: int, rngs: Sequence[Generator]):
         super().__init__()
@@ -82,45 +61,28 @@ class NetworkStack(nn.Module):
         self.weights = nn.ParameterList([drawn(size, width) for width in widths])
         self.biases = nn.ParameterList([drawn(1, width) for width in widths])
 
-        def table(name: str, *shape: int) -> None:
-            stacked = torch.stack([getattr(design, name)(*shape) for design in designs])[:, None]
-            self.register_buffer(name, stacked.float())
-
-        table("bias", tokens)
-        table("angles", tokens, size)
-        table("vectors", tokens, size)
-        self.turns = any(design.encoding == "rope" for design in designs)
-        self.register_buffer("residual", torch.tensor([float(d.residual) for d in designs])[:, None, None, None])
+        stacked = torch.stack([design.bias(tokens) for design in designs])[:, None]
+        self.register_buffer("bias", stacked.float())
 
     def forward(self, inputs: Tensor, seen: list[Tensor] | None = None) -> Tensor:
         """Logits [R, B, labels] of `inputs` [R, B, T, d]; each layer's attention [R, B, T, T] is appended to `seen`."""
-        x = inputs + self.vectors
+        x = inputs
         for layer, maps in enumerate(self.maps):
             # Only the last token of the last layer is read, so there the maps are applied to the last token's
             # side of each product, which then costs next to nothing.
             queries = slice(-1, None) if layer == self.depth - 1 and seen is None else slice(None)
             to_query, to_key, to_value = maps.unbind(1)
             query = _mapped(x[:, :, queries], to_query)
-            if self.turns:
-                key = self._turned(_mapped(x, to_key), slice(None))
-                products = self._turned(query, queries) @ key.transpose(2, 3)
-            else:
-                products = _mapped(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
+            products = _mapped(query, to_key.transpose(1, 2)) @ x.transpose(2, 3)
             scores = products / math.sqrt(self.size) + self.bias[:, :, queries]
             attention = scores.softmax(-1)
             if seen is not None:
                 seen.append(attention)
-            x = self.residual * x[:, :, queries] + _mapped(attention @ x, to_value)
+            x = x[:, :, queries] + _mapped(attention @ x, to_value)
         hidden = x[:, :, -1]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1]):
             hidden = F.relu(hidden @ weight + bias)
         return hidden @ self.weights[-1] + self.biases[-1]
-
-    def _turned(self, x: Tensor, tokens: slice) -> Tensor:
-        """Queries or keys `x` [R, B, T, d] at `tokens`, rotated by RoPE."""
-        even, odd = x[..., 0::2], x[..., 1::2]
-        cos, sin = self.angles[:, :, tokens].cos(), self.angles[:, :, tokens].sin()
-        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
 def _mapped(x: Tensor, maps: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 SINK_THRESHOLD = 0.2
 EVALUATED_AT_ONCE = 1000  # test sequences in a batch, for each trial
 CHECKPOINTS = 20
+SIDE_BY_SIDE = 8  # networks trained as one stack
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,16 @@ class Training:
 
 @dataclass(frozen=True)
 class Trial:
-    """One network trained once: its design, its data, and the seed of both.
-
-    In training the query has the class of an item at one of `places`; empty means at any place.
-    """
+    """One network trained once: its design, its data, and the seed of both."""
 
     design: Design
     sizes: TaskSizes
     seed: int
-    places: tuple[str, ...] = ()
 
 
-def run_trials(trials: Sequence[Trial], training: Training, side_by_side: int, work: Location) -> list[dict]:
+def run_trials(
+    trials: Sequence[Trial], training: Training, work: Location, side_by_side: int = SIDE_BY_SIDE
+) -> list[dict]:
     """Results of `trials`, in their order; see `tested`. Trials whose result is in `work` are not run again.
 
     Trials of equal depth and sizes train together, in stacks of at most `side_by_side`.
@@ -103,7 +102,6 @@ def trained(
     rngs = [Generator(device).manual_seed(trial.seed) for trial in stack]
     sizes = stack[0].sizes
     tasks = [InContextTask(sizes, rng) for rng in rngs]
-    places = [[sizes.place(name) for name in trial.places] for trial in stack]
     net = NetworkStack([t.design for t in stack], sizes.tokens, sizes.size, sizes.labels, rngs).to(device)
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
@@ -119,7 +117,7 @@ def trained(
     every = max(1, training.iterations // CHECKPOINTS)
     what = f"{len(stack)} networks of depth {stack[0].design.depth}"
     for step in track(range(done, training.iterations), training.iterations - done, what):
-        drawn = [task.training(training.batch, rng, where) for task, rng, where in zip(tasks, rngs, places)]
+        drawn = [task.training(training.batch, rng) for task, rng in zip(tasks, rngs)]
         inputs, answers = (torch.stack(parts) for parts in zip(*drawn))
         losses = F.cross_entropy(net(inputs).flatten(0, 1), answers.flatten(), reduction="none")
         losses = losses.view(answers.shape).mean(dim=1)

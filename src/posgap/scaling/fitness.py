@@ -17,12 +17,12 @@ from posgap.generation.batching import batches, reading_order
 from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
+from posgap.mitigations.curves import Candidate
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import on_device
 from posgap.scaling.questions import Question
 from posgap.tasks.prompts import Prompt
 
-Candidate = tuple[float, ...]
 Weights = Literal["middle", "uniform"]
 Objective = Literal["mean", "worst", "mean_minus_gap"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from posgap.foundation.files import atomic
-from posgap.scaling.curve_kinds import CURVES
+from posgap.mitigations.curve_kinds import CURVES
 from posgap.scaling.scaling_file import Scaling
 
 
@@ -21,7 +21,6 @@ def write_plot(scaling: Scaling, png: Path) -> None:
         left.plot(generations, [row[name] for row in scaling.history], style, color="#0f766e", label=label)
     left.axhline(scaling.unscaled_fitness, color="#c2410c", linewidth=1, label="unscaled")
     left.set(xlabel="generation", ylabel=f"fitness ({scaling.objective}, {scaling.weights} weights)")
-    # Factors by head, [L][H], are drawn as one line per head.
     right.plot(range(len(scaling.factors)), scaling.factors, marker="o", markersize=4, color="#0f766e")
     if scaling.curve["kind"] in {kind.name for kind in CURVES if kind.smooth}:
         spacing = max(len(scaling.factors) - 1, 1) / max(len(scaling.control_points) - 1, 1)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, parsed, read_model, read_object, write_json
@@ -39,11 +38,10 @@ class Holdout(Record):
 class Scaling(Record):
     """RoPE factors, the curve they lie on, and the search that chose them. Accuracies are in points.
 
-    `factors` holds one factor per layer or, for Ms-PoE, one row per layer with one factor per head. `generated` is
-    there where the search was by teacher forcing in 16 bits, which loses right answers to ties. `search_gain` is what
-    the factors gain in fitness on the examples that chose them, and so too much; `gain`, with its 95 % interval, is
-    what they gain on those of `holdout`. All three are None where nothing was kept aside or, as `search_gain`, in files
-    of an older posgap.
+    `factors` holds one factor per layer. `generated` is there where the search was by teacher forcing in 16 bits, which
+    loses right answers to ties. `search_gain` is what the factors gain in fitness on the examples that chose them, and
+    so too much; `gain`, with its 95 % interval, is what they gain on those of `holdout`. All three are None where
+    nothing was kept aside or, as `search_gain`, in files of an older posgap.
     """
 
     model: str
@@ -52,10 +50,9 @@ class Scaling(Record):
     n_docs: int
     metric: str
     positions: list[int]
-    strategy: str
     curve: dict
     control_points: list[float]
-    factors: list[float] | list[list[float]]
+    factors: list[float]
     objective: str
     weights: str
     fitness: float
@@ -100,12 +97,10 @@ def read_scaling(path: Path) -> Scaling:
     scaling = read_model(Scaling, path, SCALING_FILE)
     bounds = parsed(_Bounds, scaling.curve, f"{path}: the curve")
     check_factors(scaling.factors, len(scaling.factors), str(path))
-    for layer, row in enumerate(scaling.factors):
-        of_layer: list[Any] = row if isinstance(row, list) else [row]
-        for factor in of_layer:
-            if not bounds.low <= factor <= bounds.high:
-                side = f"below the bound {bounds.low:g}" if factor < bounds.low else f"above the bound {bounds.high:g}"
-                raise PosgapError(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")
+    for layer, factor in enumerate(scaling.factors):
+        if not bounds.low <= factor <= bounds.high:
+            side = f"below the bound {bounds.low:g}" if factor < bounds.low else f"above the bound {bounds.high:g}"
+            raise PosgapError(f"{path}: the factor of layer {layer}, {factor:g}, is {side}; search again")
     return scaling
 
 

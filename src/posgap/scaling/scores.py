@@ -2,20 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
-from posgap.scaling.fitness import Candidate, Evaluator
-
-
-class Score(NamedTuple):
-    """A candidate's fitness; `complete` if it was evaluated on all examples."""
-
-    fitness: float
-    complete: bool
+from posgap.mitigations.curves import Candidate
+from posgap.mitigations.factor_search import Score
+from posgap.scaling.fitness import Evaluator
 
 
 class _Scored(Record):

@@ -1,8 +1,9 @@
 """apply: writes a model folder that loads with a mitigation in force."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,14 +13,17 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import parsed
 from posgap.foundation.printing import RESULT
 from posgap.mitigating.config import ApplyConfig
-from posgap.mitigating.report import Found, read_mitigate
+from posgap.mitigating.report import MITIGATE_FILE, Found, read_mitigate
 from posgap.mitigations.applied import APPLIED_FILE, Applied, write_mitigated_model, write_model_with_weights
 from posgap.mitigations.in_force import apply as put_in_force
 from posgap.mitigations.in_force import load_model, model_mitigation
+from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import ModelMitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.loading import commit_on_hub, model_folder
+from posgap.models.factors import check_factors, require_rope
+from posgap.models.loading import commit_on_hub, load_config, model_folder
+from posgap.scaling.scaling_file import SCALING_FILE, Scaling, read_scaling, write_scaled_model
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
@@ -27,26 +31,37 @@ log = logging.getLogger(__name__)
 MOST_APART = 0.02  # of the logits' norm; bfloat16 weights are rounded to 0.4 % each
 
 
+class Chosen(NamedTuple):
+    """A mitigation with its settings, the model for which they were found, and the contents of the examples that chose
+    them; of a search of factors also its `scaling`."""
+
+    name: str
+    settings: dict
+    model: str
+    model_digest: str
+    chosen_by: list[str]
+    scaling: Scaling | None = None
+
+
 @stage
 def apply(config: ApplyConfig, out: Path, run: Run) -> None:
-    """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json`, and a warning in the
-    model card.
+    """Writes the model with a mitigation in `config.json`, or in its weights, `mitigation.json` (`scaling.json` of
+    factors from `scale search`), and a warning in the model card.
 
     Raises `PosgapError` if the settings were found for another model, or the model cannot have the mitigation.
     """
     digest = config.digest("model") or commit_on_hub(config.model) or ""
-    name, settings, chosen_by = config.mitigation, config.mitigation_settings, list[str]()
+    chosen = Chosen(config.mitigation, config.mitigation_settings, config.model, digest, [])
     if config.found:
-        result = read_mitigate(config.found)
-        if result.model_digest != digest:
-            raise PosgapError(
-                f"{config.found}: found for another model, {result.model} (the digests differ); "
-                f"compare mitigations of {config.model}"
-            )
-        found = _best(result.found, name, str(config.found), config.certain)
-        name, settings, chosen_by = found.name, found.settings, result.chosen_by
+        chosen = _reader(config.found)(config.found, config)
+    name = chosen.name
+    if chosen.model_digest != digest:
+        raise PosgapError(
+            f"{config.found}: found for another model, {chosen.model} (the digests differ); search again for "
+            f"{config.model}"
+        )
     mitigation = model_mitigation(name)
-    given = parsed(mitigation.settings, settings, f"settings of {name}")
+    given = parsed(mitigation.settings, chosen.settings, f"settings of {name}")
     model = load_model(config.model)
     factors = _factors(model, mitigation, given) if config.in_weights else None
     put_in_force(model, name, given)  # which says why a model cannot have it
@@ -55,17 +70,46 @@ def apply(config: ApplyConfig, out: Path, run: Run) -> None:
         settings=given.model_dump(mode="json"),
         model=config.model,
         model_digest=digest,
-        example_contents=chosen_by,
+        example_contents=chosen.chosen_by,
         in_weights=config.in_weights,
     )
     folder = model_folder(config.model, weights=True)
-    if factors is None:
-        write_mitigated_model(folder, mitigation, given, applied, out)
-    else:
+    if factors is not None:
         write_model_with_weights(folder, factors, applied, out)
         _require_alike(model, load_model(str(out)))
-    run.artifact(out / APPLIED_FILE)
+    elif chosen.scaling:
+        write_scaled_model(folder, chosen.scaling, out)
+    else:
+        write_mitigated_model(folder, mitigation, given, applied, out)
+    run.artifact(out / (SCALING_FILE if chosen.scaling else APPLIED_FILE))
     log.log(RESULT, "%s applied with %s", name, applied.settings)
+
+
+def _reader(found: Path) -> Callable[[Path, ApplyConfig], Chosen]:
+    """What reads a folder by the file in it."""
+    for name, reader in _READERS.items():
+        if found.name == name or (found / name).is_file():
+            return reader
+    raise PosgapError(f"{found}: has no {' or '.join(_READERS)}; give a folder from `mitigate` or `scale search`")
+
+
+def _from_mitigate(found: Path, config: ApplyConfig) -> Chosen:
+    result = read_mitigate(found)
+    best = _best(result.found, config.mitigation, str(found), config.certain)
+    return Chosen(best.name, best.settings, result.model, result.model_digest, result.chosen_by)
+
+
+def _from_search(found: Path, config: ApplyConfig) -> Chosen:
+    scaling, text_config = read_scaling(found), load_config(config.model).get_text_config()
+    if config.mitigation not in ("", LPES.name):
+        raise PosgapError(f"{found}: has factors of {LPES.name}, and not {config.mitigation}; leave `mitigation` out")
+    require_rope(text_config, config.model)
+    check_factors(scaling.factors, text_config.num_hidden_layers, config.model)
+    settings = {"factors": scaling.factors}
+    return Chosen(LPES.name, settings, scaling.model, scaling.model_digest, scaling.example_contents, scaling)
+
+
+_READERS = {MITIGATE_FILE: _from_mitigate, SCALING_FILE: _from_search}
 
 
 def _factors(model: PreTrainedModel, mitigation: ModelMitigation, settings: Settings) -> Mapping[str, Tensor]:

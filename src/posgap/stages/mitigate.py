@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -35,7 +36,7 @@ from posgap.mitigating.report import (
 )
 from posgap.mitigating.splits import Splits, split
 from posgap.mitigating.timing import calls, cost
-from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials, Tried, curve_of, proposals
+from posgap.mitigating.trials import BASE, Asking, CannotHave, OutOfTime, Trials, Tried, tried_settings
 from posgap.mitigations.in_force import load_model
 from posgap.mitigations.mitigation import Mitigation, Settings
 from posgap.mitigations.registry import MITIGATIONS
@@ -198,7 +199,7 @@ def _searched(
         found[mitigation.name] = about.model_copy(
             update={
                 "settings": rows[0].settings,
-                "curve": curve_of(rows[0].settings),
+                "curve": mitigation.curve(_settings(mitigation.name, rows[0].settings)),
                 "tried": len(rows),
                 "search_gain": round(gain, 3),
             }
@@ -220,21 +221,19 @@ def _trials_of(
     rows = list[Tried]()
     if end is not None and trials.clock.spent >= end:
         return rows
-    proposed = proposals(mitigation, asking, splits.search)
-    settings = next(proposed, None)
-    while settings is not None:
-        try:
-            row = trials("search", mitigation.name, settings, until=end if end is not None else None)
-        except OutOfTime:
-            break
+
+    def fitness(settings: Settings) -> float:
+        if rows and trials.clock.spent >= share:
+            raise OutOfTime
+        row = trials("search", mitigation.name, settings, until=end)
         if row not in rows:
             rows.append(row)
-        if trials.clock.spent >= share:
-            break
-        try:
-            settings = proposed.send(trials.fitness(row))
-        except StopIteration:
-            break
+        return trials.fitness(row)
+
+    with suppress(OutOfTime):
+        for settings in tried_settings(mitigation, asking, splits.search):
+            fitness(settings)
+        mitigation.search(mitigation.parameters.of(asking.config), asking.model, fitness, asking.config.seed)
     return rows
 
 
@@ -275,7 +274,7 @@ def _selected(
         found[name] = found[name].model_copy(
             update={
                 "settings": row.settings,
-                "curve": curve_of(row.settings),
+                "curve": MITIGATIONS[name].curve(_settings(name, row.settings)),
                 "selection_gain": gain,
                 "search_gain": round(_mean(tried) - _mean(trials("search", BASE)), 3),
             }

@@ -16,10 +16,9 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.foundation.progress import track
 from posgap.generation.setup import builder_of
-from posgap.mitigations.head_gates import Answered, Question, answered, flattening, head_effects
+from posgap.mitigations.head_gates import HEAD_GATES, Answered, Question, answered, flattening, head_effects
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.state import in_force
-from posgap.mitigations.yarn import FACTORS as YARN
 from posgap.models.loading import on_device
 from posgap.rollout.advice import (
     ADVICE_FILE,
@@ -28,19 +27,16 @@ from posgap.rollout.advice import (
     Change,
     Checked,
     Effect,
-    Other,
     advice_figure,
     agreement,
     changes,
     first_pull,
-    others,
     predicted,
     reading,
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
 from posgap.rollout.plots import save
-from posgap.rollout.windows import require_windows, windowed
 from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
 from posgap.stages.frame import stage
@@ -71,7 +67,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     rows = ask(build, examples, placements, metric, teacher_forced=True)
     looked, rest = ([[(q.prompt, q.response) for q in row] for row in part] for part in (rows[::2], rows[1::2]))
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
-    if "head-gates" in in_force(model):
+    if HEAD_GATES.name in in_force(model):
         raise PosgapError(f"{config.model}: its heads have gates already; give the model without them")
     shape = (len(looked), len(placements))
     effects = head_effects(model, _flat(looked), config.batch_tokens)
@@ -79,22 +75,10 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     before = effects.log_probability.reshape(shape)
     by_gradient = changes(by_gate, flattening(effects))
     advised = [_advised(change, by_gate, before) for change in by_gradient]
-    longest = max(len(prompt) for row in looked for prompt, _ in row)
-    tried, left_out = _possible(model, others(longest, YARN))
-    for each in track(tried, len(tried), "changes that are tried"):
-        with _made(model, each):
-            moved = _moved(_asked(model, looked, config.batch_tokens).log_probability, before)
-        advised.append(
-            Advised(
-                name=each.name, gates=[], mitigation=each.mitigation, settings=dict(each.settings),
-                predicted_by="examples", predicted=moved,
-            )
-        )  # fmt: skip
     ranked = sorted(advised, key=lambda each: each.predicted.gap)
     asked = partial(_asked, questions=rest, batch_tokens=config.batch_tokens)
     base = asked(model)
-    every: list[Change | Other] = [*by_gradient, *tried]
-    by_name = {each.name: each for each in every}
+    by_name = {each.name: each for each in by_gradient}
     for index in track(chosen := to_check(ranked, config.check), len(chosen), "changes that are made"):
         with _made(model, by_name[ranked[index].name]):
             ranked[index] = ranked[index].model_copy(update={"measured": _checked(asked(model), base, config.seed)})
@@ -112,8 +96,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         pull=pull.tolist(),
         changes=ranked,
         agreement=agreed,
-        left_out=left_out,
-        reading="; ".join([reading(ranked, pull, agreed, accuracy), *left_out]),
+        reading=reading(ranked, pull, agreed, accuracy),
         settings=config.chosen(),
     )
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
@@ -135,35 +118,14 @@ def _moved(after: np.ndarray, before: np.ndarray) -> Effect:
     return Effect(mean=float(now.mean() - was.mean()), gap=float(np.ptp(now) - np.ptp(was)))
 
 
-def _possible(model: PreTrainedModel, tried: Sequence[Other]) -> tuple[list[Other], list[str]]:
-    """Those of the changes that the model can have, and in words why it cannot have the others."""
-    possible, reasons = [], dict[str, None]()
-    for each in tried:
-        try:
-            if each.window:
-                require_windows(model)
-            with _made(model, each):
-                possible.append(each)
-        except PosgapError as error:
-            reasons[f"{each.mitigation or 'window'} left out: {error}"] = None
-    return possible, list(reasons)
-
-
 @contextmanager
-def _made(model: PreTrainedModel, change: Change | Other) -> Iterator[None]:
+def _made(model: PreTrainedModel, change: Change) -> Iterator[None]:
     """Within the block the model has the change."""
-    if isinstance(change, Other) and change.window:
-        with windowed(model, change.window):
-            yield
-        return
-    name, settings = (
-        ("head-gates", change.gates) if isinstance(change, Change) else (change.mitigation, change.settings)
-    )
-    apply(model, name, settings)
+    apply(model, HEAD_GATES.name, change.gates)
     try:
         yield
     finally:
-        remove(model, name)
+        remove(model, HEAD_GATES.name)
 
 
 def _flat(questions: Sequence[Sequence[Question]]) -> list[Question]:

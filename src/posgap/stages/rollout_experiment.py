@@ -8,7 +8,7 @@ from posgap.foundation.files import atomic, work_folder, write_json
 from posgap.foundation.interruption import goes_on
 from posgap.foundation.printing import RESULT
 from posgap.rollout.config import RolloutExperimentConfig
-from posgap.rollout.experiment_plots import draw
+from posgap.rollout.experiment_plots import gap_bars
 from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
 from posgap.rollout.plots import save
 from posgap.rollout.presets import preset
@@ -23,13 +23,11 @@ log = logging.getLogger(__name__)
 @goes_on()
 def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> None:
     """Writes `experiment.json`, `experiment.md` and `experiment.png`."""
-    changes = {name: getattr(config, name) for name in ("iterations", "batch", "learning_rate", "tests")}
+    changes = {name: getattr(config, name) for name in ("iterations", "batch", "tests")}
     chosen = preset(config.preset, **changes)
-    if config.as_coded:
-        chosen = dataclasses.replace(chosen, sizes=dataclasses.replace(chosen.sizes, as_coded=True))
     planned = chosen.trials(config.seed, config.seeds or chosen.seeds)
     work = config.work or work_folder(config.out)
-    results = run_trials([trial for _, trial in planned], chosen.training, config.side_by_side, work)
+    results = run_trials([trial for _, trial in planned], chosen.training, work)
     rows = [
         {"panel": cell.panel, "name": cell.name, **dataclasses.asdict(trial), **result, **nulls(trial)}
         for (cell, trial), result in zip(planned, results)
@@ -49,7 +47,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     tables = f"{gap_table(summary)}\n\n{sink_table(summary)}"
     with atomic(out / "experiment.md") as partial:
         partial.write_text(f"# {config.preset}\n\n{tables}\n", encoding="utf-8")
-    save(draw(chosen.shows, summary), out / "experiment.png")
+    save(gap_bars(summary), out / "experiment.png")
     for cell in summary:
         name = f"{cell['panel']} {cell['name']}".replace(",", "").replace(" = ", "").replace(" ", "_")
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})

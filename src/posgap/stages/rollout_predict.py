@@ -1,4 +1,5 @@
-"""rollout predict: each input position's share in the last token, from mask, encoding, residuals and depth alone."""
+"""rollout predict: each input position's share in the last token, from mask, encoding, residuals and depth alone, and
+how well it agrees with what was measured."""
 
 import dataclasses
 import logging
@@ -13,12 +14,24 @@ from posgap.foundation.files import parsed, write_json
 from posgap.foundation.json_text import opened
 from posgap.foundation.printing import RESULT
 from posgap.foundation.yaml_text import parse
+from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep, swept_rows
+from posgap.rollout.agreement import reading as agreement_reading
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
+from posgap.rollout.comparison import compare, comparison_curves, sweep_reading, sweep_spearman
+from posgap.rollout.comparison import reading as comparison_reading
 from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.distributions import describe, reading
+from posgap.rollout.documents import joined, joined_reading
 from posgap.rollout.encodings import checked_lambdas, constant_schedule, power_schedule
-from posgap.rollout.files import PREDICTION_FILE, Measurement, Prediction, read_measurement
+from posgap.rollout.files import (
+    PREDICTION_FILE,
+    Measurement,
+    Prediction,
+    read_document_shares,
+    read_influences,
+    read_measurement,
+)
 from posgap.rollout.plots import distribution_curves, save
 from posgap.rollout.position_encodings import POSITION_ENCODINGS, Encoded, of_model
 from posgap.stages.frame import stage
@@ -26,15 +39,18 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+COMPARISON_FILE = "comparison.json"
 MOST_BYTES = 1 << 20  # of an architecture; a hundred layers of as many heads have a tenth
 
 
 @stage
 def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
-    """Writes `prediction.json` and `prediction.png`."""
+    """Writes `prediction.json` and `prediction.png`; with a measurement of texts as long as predicted for, also
+    `comparison.json` and `comparison.png`."""
     config = with_file(config)
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = described(config, measured)
+    sweep = _checked_sweep(config, architecture.n, measured)
     distribution = architecture.rollout()
     bare = dataclasses.replace(architecture, lambdas=np.ones(len(architecture.lambdas))).rollout()
     result = Prediction(
@@ -53,8 +69,90 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")
     run.metrics({name: value for name, value in result.description.items() if name != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
-    run.artifact(out)
     log.log(RESULT, "%s: %s", config.label, result.reading)
+    if measured and measured.sequence_length == architecture.n:
+        _compare(config, result, measured, sweep, out, run)
+    elif measured:
+        log.info(
+            "predicted for %d tokens, and measured over %d: the two are not compared",
+            architecture.n, measured.sequence_length,
+        )  # fmt: skip
+    run.artifact(out)
+
+
+def _checked_sweep(config: RolloutPredictConfig, n: int, measured: Measurement | None) -> Sweep | None:
+    """The sweep to compare with; raises `PosgapError` where a comparison that is asked for cannot be made."""
+    if measured and config.influence not in measured.influence:
+        raise PosgapError(
+            f"{config.measurement}: {config.influence} was not measured; measure with `attributions`, or give another "
+            "`influence`"
+        )
+    if not config.sweep:
+        return None
+    if not measured:
+        raise PosgapError("sweep: is compared with a measurement, too: give a `measurement`")
+    if n != measured.sequence_length:
+        raise PosgapError(
+            f"{config.sweep}: predicted for {n} tokens, but {config.measurement} was measured over "
+            f"{measured.sequence_length}; leave `sequence_length` out, or the sweep"
+        )
+    sweep = read_sweep(config.sweep)
+    sweep.require_model_alone(config.sweep, "give a sweep without one, whose positions are those that it reads")
+    if sweep.categories:
+        raise PosgapError(
+            f"{config.sweep}: a sweep of pairs has no curve over positions; give one of a task with one gold document"
+        )
+    return sweep
+
+
+def _compare(
+    config: RolloutPredictConfig,
+    prediction: Prediction,
+    measurement: Measurement,
+    sweep: Sweep | None,
+    out: Path,
+    run: Run,
+) -> None:
+    """Writes how well the prediction agrees with the measured influence, and with the sweep's accuracy."""
+    assert config.measurement is not None
+    names = list(measurement.influence)
+    predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, names)
+    figures = {name: compare(predicted, texts[name], np.random.default_rng(config.seed)) for name in names}
+    chosen, influence = np.array(measurement.influence[config.influence]), config.influence.replace("_", " ")
+    sentences = [comparison_reading(figures[config.influence], predicted, chosen, influence)]
+    result = {
+        "prediction": prediction.label,
+        "measurement": measurement.label,
+        "influence": config.influence,
+        "figures": figures,
+        "agreement": measurement.agreement,
+        "predicted_reading": prediction.reading,
+        "measured_reading": measurement.reading,
+    }
+    if measurement.agreement:
+        sentences.append(agreement_reading(measurement.agreement))
+    if sweep and config.sweep:
+        by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
+        result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
+        sentences.append(sweep_reading(sweep, **by_curve))
+        run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
+        if shares := read_document_shares(config.measurement, measurement):
+            assert measurement.documents is not None
+            answers = {
+                (row["id"], row["placement"][0]): float(row["correct"])
+                for row in swept_rows(read_predictions(config.sweep))
+                if not row.get("sample")
+            }
+            result["documents"] = told = joined(measurement.documents["asked"], shares, answers, config.seed)
+            sentences.append(joined_reading(told, sweep.label))
+    result["reading"] = "; ".join(sentences)
+    write_json(out / COMPARISON_FILE, result)
+    curves = {prediction.label: predicted, f"{measurement.label}, {influence}": chosen}
+    save(comparison_curves(curves, sweep), out / "comparison.png")
+    for name, agreement in figures.items():
+        known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
+        run.metrics({f"{name}_{key}": value for key, value in known.items()})
+    log.log(RESULT, "%s", result["reading"])
 
 
 def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:

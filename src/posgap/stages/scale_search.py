@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, remove, work_folder
@@ -19,22 +18,21 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
-from posgap.mitigations.in_force import load_model, scale_model
-from posgap.models.head_scaling import HIGH, ms_poe_factors
+from posgap.mitigations.curve_kinds import CURVES
+from posgap.mitigations.curves import Candidate, Curve
+from posgap.mitigations.factor_search import search
+from posgap.mitigations.in_force import load_model
+from posgap.mitigations.strategies import Genetic
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.scaling.curve_kinds import CURVES
-from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import Candidate, Evaluator, Generated, TeacherForced, fitness, position_weights
+from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness, position_weights
 from posgap.scaling.holdout import FEWEST, gain, kept_aside
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
 from posgap.scaling.scaling_file import Holdout, Scaling, Spoken, write_scaling
 from posgap.scaling.scores import Scores
-from posgap.scaling.search import search
-from posgap.scaling.strategies import CMAES, Genetic, Strategy
 from posgap.stages.frame import stage
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample
@@ -118,18 +116,13 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     loses_ties = teacher_forced and model.dtype.itemsize == 2
     judge = (forced if teacher_forced and not loses_ties else generated)(others) if others else None
     before = judge.correct([ones], range(len(others)))[0] if judge else None
-    if config.strategy == "ms_poe":
-        chosen, accuracy = _ms_poe(model, evaluator, ones)
-        chosen["fitness"] = scores.fitness(accuracy)
-    else:
-        chosen, accuracy = _search(config, scores, len(ones), run, generated(questions) if loses_ties else None)
+    chosen, accuracy = _search(config, scores, len(ones), run, generated(questions) if loses_ties else None)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     spoken = chosen.get("generated")
     searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled.fitness)
     chosen["search_gain"] = searched[0] - searched[1]
     if judge and before is not None:
-        found = ones if config.strategy == "ms_poe" else tuple(chosen["factors"])  # the heads' are in force already
-        after = judge.correct([found], range(len(others)))[0]
+        after = judge.correct([tuple(chosen["factors"])], range(len(others)))[0]
         chosen["gain"], chosen["gain_ci95"] = gain(after, before, scores.fitness, config.seed)
         chosen["holdout"] = Holdout(
             examples=len(aside),
@@ -139,7 +132,6 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         )
     scaling = Scaling(
         model=with_uris(config.model),
-        strategy=config.strategy,
         objective=config.objective,
         weights=config.weights,
         accuracy=accuracy.tolist(),
@@ -172,7 +164,7 @@ def _search(
 
     parameters = CURVES[config.curve].parameters.of(config).model_dump()
     curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
-    strategy = _strategy(config, curve, n_layers)
+    strategy = Genetic(curve, n_layers, config.population, config.seed, **config.genetic)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
     chosen: dict[str, Any] = {"curve": curve.described(), "history": best.history}
     factors = best.factors
@@ -218,15 +210,6 @@ def _answers_at_once(
     return False
 
 
-def _ms_poe(model: PreTrainedModel, evaluator: Evaluator, ones: Candidate) -> tuple[dict, np.ndarray]:
-    """The same for Ms-PoE, which computes its factors from the heads of `model` instead of searching for them."""
-    factors = ms_poe_factors(model, [question.prompt for row in evaluator.questions for question in row])
-    scale_model(model, factors)
-    accuracy = 100 * evaluator.correct([ones], range(len(evaluator.questions)))[0].mean(axis=0)
-    curve = {"kind": "heads", "low": 1.0, "high": HIGH}
-    return {"curve": curve, "control_points": [], "factors": factors, "history": []}, accuracy
-
-
 def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
     """The examples to search on; raises `PosgapError` if any of them is also an evaluation example (`exclude`)."""
     examples = read_examples(config.examples)[: config.limit or None]
@@ -237,21 +220,6 @@ def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
             "search on other examples"
         )
     return examples
-
-
-def _strategy(config: ScaleSearchConfig, curve: Curve, n_layers: int) -> Strategy:
-    if config.strategy == "cma":
-        return CMAES(curve, n_layers, config.population, config.seed)
-    return Genetic(
-        curve,
-        n_layers,
-        population=config.population,
-        elite=config.elite,
-        tournament=config.tournament,
-        mutation=config.mutation,
-        mutation_rate=config.mutation_rate,
-        seed=config.seed,
-    )
 
 
 def _identity(*parts: object) -> str:

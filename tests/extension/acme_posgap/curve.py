@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from posgap.foundation.choices import Parameters
-from posgap.scaling.curve_kinds import CurveKind
+from posgap.mitigations.curve_kinds import CurveKind
 
 
 class Knee(Parameters):

@@ -11,9 +11,11 @@ class Floor(Parameters):
 
 
 def judge(parameters, case):
-    sweep, least = case.candidate.sweep, parameters.least_worst
-    figures = {"estimate": sweep.worst.accuracy, "interval": min(sweep.ci95)}
-    return Ruling(name="floor", meaning="worst placement", claim="at least", threshold=least, **figures)
+    from posgap.measurement.statistics import LEVEL, accuracy, mean_interval
+
+    correct = case.candidate.correct  # scores [examples, placements]: what a file says of them is no evidence
+    figures = {"estimate": accuracy(correct).min(), "interval": mean_interval(correct, LEVEL).min(axis=0).tolist()}
+    return Ruling(name="floor", meaning="worst", claim="at least", threshold=parameters.least_worst, **figures)
 
 
 FLOOR = GateRule("floor", "the worst placement is right often enough", judge, Floor, needs_reference=False)

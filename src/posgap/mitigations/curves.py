@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from posgap.scaling.curve_kinds import CURVES
+from posgap.mitigations.curve_kinds import CURVES
 
+Candidate = tuple[float, ...]  # one factor per layer
 MONOTONE = ("none", "increasing", "decreasing")
 # Finer than any difference that a search can resolve, and coarse enough that equal candidates compare as equal.
 DECIMALS = 4

@@ -1,4 +1,4 @@
-"""The kinds of curves over depth; `posgap.scaling.curves` describes what they have in common."""
+"""The kinds of curves over depth; `posgap.mitigations.curves` describes what they have in common."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

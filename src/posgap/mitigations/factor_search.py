@@ -1,18 +1,24 @@
-"""The search: generations of a strategy are scored until the last one, or until they no longer improve."""
+"""The search: generations of candidates are scored until the last one, or until they no longer improve."""
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from posgap.scaling.curves import Curve
-from posgap.scaling.fitness import Candidate
-from posgap.scaling.scores import Score
-from posgap.scaling.strategies import Strategy
+from posgap.mitigations.curves import Candidate, Curve
+from posgap.mitigations.strategies import Genetic
 
 log = logging.getLogger(__name__)
 FINALISTS = 3
+
+
+class Score(NamedTuple):
+    """A candidate's fitness; `complete` if it was evaluated on all examples."""
+
+    fitness: float
+    complete: bool
 
 
 @dataclass
@@ -31,7 +37,7 @@ class Best:
 
 
 def search(
-    strategy: Strategy,
+    strategy: Genetic,
     curve: Curve,
     n_layers: int,
     score: Callable[[Sequence[Candidate]], list[Score]],
