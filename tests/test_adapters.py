@@ -14,7 +14,7 @@ from s3 import put
 from safetensors.torch import load_file
 
 import posgap
-from posgap.distillation import adapters
+from posgap.distillation import adapter_merging, adapters
 from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.distillation.engine import Loop
 from posgap.distillation.methods import method_of
@@ -135,7 +135,7 @@ def test_a_merge_that_is_killed_leaves_nothing_for_good(adapter, tmp_path, monke
         out.mkdir()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(adapters, "_merge", killed)
+    monkeypatch.setattr(adapter_merging, "merge_adapter", killed)
     child = multiprocessing.get_context("fork").Process(target=source(adapter).fetch)
     child.start()
     child.join()

@@ -119,6 +119,15 @@ def test_there_are_as_many_items_as_letters(n_docs):
         OPTIONS.placements(n_docs)
 
 
+@pytest.mark.parametrize("n_docs", [2, 4, 26])
+def test_chance_is_how_often_any_one_letter_is_right_over_all_placements(n_docs):
+    (example,) = animal_examples(1, 2, seed=0)
+    for task in (OPTIONS, JUDGE):
+        right = [task.answers(example, at) for at in task.placements(n_docs)]
+        for letter in task.slot_names[:n_docs]:
+            assert sum(task.score(letter, answers) for answers in right) / n_docs == task.chance(n_docs)
+
+
 def test_choices_are_those_of_items_named_by_letter_or_text():
     at = OPTIONS.placements(4)
     said = ["Paris", "B", "(C)", "D. Paris"]

@@ -119,7 +119,7 @@ def test_a_version_answers_through_mlflow_what_was_scored(model_folder, tmp_path
 
 
 def test_weights_are_linked_and_not_loaded(model_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("posgap.models.loading.load_model", None)
+    monkeypatch.setattr("posgap.models.loading.load_as_trained", None)
     model = Model()
     flavor.save_model(str(tmp_path / "logged"), model, model_folder)
     for name in ("model.safetensors", "config.json"):

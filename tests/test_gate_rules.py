@@ -3,6 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.planning import plan_gate
-from posgap.gating.rules import Ruling
+from posgap.gating.rules import Case, MinMean, Ruling, _useful
 from posgap.gating.verdict import Verdict, judge
 from posgap.measurement import power, statistics
+from posgap.measurement.filling import Filled
 from posgap.measurement.power import Assumed
+from posgap.measurement.sweeps import read_sweep
 
 Z = stats.norm.isf(0.05)
 NOTHING_DIFFERS = 100 * Z**2 / (N + Z**2)  # Tango's upper 95 % bound where no example differs: 1.33 points
@@ -100,6 +103,22 @@ def test_a_model_must_be_better_than_guessing(tmp_path, right, options, outcome)
     verdict = judge(folder, folder, None, Policy(max_gap=100, **options))
     (useful,) = [rule for rule in verdict.rules if rule.name == "useful"]
     assert useful.outcome == outcome
+
+
+def test_of_a_sweep_at_a_length_guessing_is_among_all_documents_of_its_prompts(tmp_path):
+    """Its placements are depths: of 5 depths among 50 documents one answer of fifty is right by chance, not of five."""
+    sweep = read_sweep(write_sweep(tmp_path / "at-a-length", [0.06] * 5))
+    filled = Filled(length="1k", tokens=1024, depths=[0, 25, 50, 75, 100], seed=0, pool="p", documents=50)
+    at_length = sweep.model_copy(update={"filled": filled})
+    case = Case(
+        *[
+            SimpleNamespace(sweep=each, correct=wrong(188, 188, 188, 188, 188), baselines={})
+            for each in (at_length,) * 2
+        ],
+        None,
+    )
+    ruling = _useful(MinMean(min_mean=0), case)
+    assert (ruling.threshold, ruling.estimate) == (2, 6)
 
 
 def test_rules_that_ask_for_nothing_are_left_out_and_others_are_asked_for(tmp_path):

@@ -23,7 +23,8 @@ from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.diagnoses import read_diagnosis
 from posgap.measurement.filling import at_lengths
-from posgap.measurement.lengths import effective_length, folder_at, read_lengths
+from posgap.measurement.lengths import effective_length, estimated_lengths, folder_at, read_lengths
+from posgap.measurement.statistics import tango_bound
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.compare import compare
 from posgap.stages.diagnose import diagnose
@@ -114,6 +115,18 @@ def test_prompts_have_exactly_the_tokens_asked_for(build, length, depths, order)
     (at_length,) = filled(build, [length], EXAMPLES, depths)
     for placement in at_length.fill.placements:
         assert len(at_length(EXAMPLES[1], placement)) == length - build.max_new_tokens
+
+
+def test_thoughts_and_answer_have_room_within_the_length(build, model_folder):
+    """Of both the longest, in the prompts and in what is said of them before they are asked."""
+    thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7, max_thinking_tokens=40)
+    asked = SweepConfig(model=str(model_folder), examples="e", out="o", lengths=[1300], depths="2")
+    ((config, at_length),) = at_lengths(asked, thinking, EXAMPLES)
+    for placement in at_length.fill.placements:
+        assert len(at_length(EXAMPLES[1], placement)) == 1300 - 7 - 40
+    said = estimated_lengths(config, [(config, at_length)], EXAMPLES)
+    assert f"1,300 tokens: {2 * len(EXAMPLES)} prompts of {1300 - 7 - 40:,} tokens" in said
+    assert f"{2 * len(EXAMPLES) * 47:,}" in said  # tokens of thoughts and answers
 
 
 def test_the_gold_document_stands_after_its_share_of_the_filler_whose_order_stays(build):
@@ -334,6 +347,36 @@ def test_the_effective_length_ends_before_the_first_gap_that_is_too_large():
         "300 or more tokens (95 % bounds of the effective length: under 100 to 300 or more)."
     )
     assert "more than 10 points at 100 tokens already" in found[2].sentence(at)
+
+
+def test_a_gap_of_exactly_what_is_allowed_is_allowed():
+    at, ten = [100, 200], np.ones((100, 2))
+    ten[:10, 1] = 0
+    assert effective_length(at, [ten, ten], 10).tokens == 200
+    assert effective_length(at, [ten, ten], 10 - 1e-9).tokens == 0
+
+
+@pytest.mark.parametrize(("placements", "number"), [(2, 1), (3, 3)])
+def test_the_upper_end_goes_by_lower_bounds_that_hold_together(placements, number):
+    """Each at the level by the number of all ordered pairs of placements of all lengths (Bonferroni): so many examples
+    must be wrong at one placement alone before the shortest length is said to be too long."""
+    at = list(range(100, 100 * (number + 1), 100))
+
+    def fewest(is_too_much) -> int:
+        return next(wrong for wrong in range(100) if is_too_much(wrong))
+
+    def says(wrong: int) -> bool:
+        scores = np.ones((100, placements))
+        scores[:wrong, 1] = 0
+        found = effective_length(at, [scores, *[np.ones((100, placements))] * (number - 1)], 10)
+        assert found.high in (0, at[-1])
+        return not found.high
+
+    def exceeds(wrong: int, pairs: int) -> bool:
+        return -100 * float(tango_bound(np.array(0), np.array(wrong), 100, 0.05 / pairs)) > 10
+
+    pairs = placements * (placements - 1) * number
+    assert fewest(says) == fewest(lambda wrong: exceeds(wrong, pairs)) > fewest(lambda wrong: exceeds(wrong, 1))
 
 
 def test_the_bounds_of_the_effective_length_are_wrong_in_at_most_five_percent():

@@ -47,6 +47,51 @@ def test_rows_that_are_weighed_together_are_in_one_group_and_the_others_in_the_l
             assert key in {keys[row] for row in last.rows}
 
 
+def test_padding_counts_towards_what_fits():
+    assert [part.rows for part in in_micro_batches([0, 1], [100, 96], 1, 199)] == [(0,), (1,)]
+    assert [part.rows for part in in_micro_batches([0, 1], [100, 96], 1, 200)] == [(0, 1)]
+    assert [part.rows for part in in_micro_batches([0, 1], [100, 96], 1, 196, padded=False)] == [(0, 1)]
+
+
+@given(steps, st.integers(1, 4), st.integers(1, 200), st.booleans())
+def test_a_micro_batch_has_as_many_of_the_longest_rows_as_fit(step, world, most_tokens, padded):
+    lengths = [length for length, _ in step]
+    left, twin = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)), []
+    while left:
+        fits = [
+            count
+            for count in range(1, len(left) + world, world)
+            if MicroBatch.of(left[: count + world - 1], lengths, world, padded).tokens <= most_tokens
+        ]
+        taken = max(fits, default=1) + world - 1
+        twin.append(tuple(left[:taken]))
+        left = left[taken:]
+    parts = in_micro_batches(range(len(lengths)), lengths, world, most_tokens, padded)
+    assert [part.rows for part in parts] == twin
+    for part in parts:
+        own = [lengths[row] for row in part.rows[::world]]
+        assert padded or (part.sizes == (len(own),) and part.tokens == sum(own))
+
+
+def test_the_largest_rests_are_packed_first_each_where_there_is_room():
+    keys = ["a", "b", "b", "c", "c", "d"]
+    packed = in_groups(keys, [1] * 6, 1, 3)
+    assert [[part.rows for part in group] for group in packed] == [[(0, 1, 2)], [(3, 4, 5)]]
+    # By the number of rows, which is what leaves room; and the first group with room takes them.
+    keys = ["a", "a", "a", "b", "b", "b", "c", "d"]
+    packed = in_groups(keys, [1] * 8, 1, 4)
+    assert [[part.rows for part in group] for group in packed] == [[(0, 1, 2, 6)], [(3, 4, 5, 7)]]
+    # Three short rows before a long one; and what has no key is in the last groups, though the first had room.
+    packed = in_groups(["a", "b", "b", "b", None], [10, 2, 2, 2, 2], 1, 10)
+    assert [[part.rows for part in group] for group in packed] == [[(1, 2, 3)], [(0,)], [(4,)]]
+    # What fits exactly fits; one token less, and it does not.
+    assert len(in_groups(["a", "b"], [2, 2], 1, 4)) == 1 and len(in_groups(["a", "b"], [2, 2], 1, 3)) == 2
+    # Full micro-batches come before the one that others share.
+    (group,) = in_groups(["a", "b", "b", "b"], [1] * 4, 1, 2)
+    assert [part.rows for part in group] == [(1, 2), (0, 3)]
+    assert in_groups([None, None], [1, 1], 1, 1) == [[part] for part in in_micro_batches([0, 1], [1, 1], 1, 1)]
+
+
 def test_small_positions_share_a_micro_batch_and_the_anchors_fill_it_up():
     keys = ["a", "b", "b", None, "c", None]
     assert [[part.rows for part in group] for group in in_groups(keys, [10] * 6, 1, 40)] == [[(0, 1, 2, 4)], [(3, 5)]]

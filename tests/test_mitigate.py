@@ -90,6 +90,8 @@ def test_examples_are_split_by_what_they_are(tmp_path):
     renamed = [each.model_copy(update={"id": f"other-{each.id}"}) for each in reversed(examples)]
     assert [contents(part) for part in split(renamed)] == [contents(part) for part in parts]
     assert [contents(part) for part in split([*examples, *renamed])] == [contents(part) for part in parts]
+    # Of two with the same content the first stays.
+    assert split([*examples, *renamed]) == parts
     assert list(map(len, split(examples, search=3, selection=15))) == [3, 15, 2]
     with pytest.raises(PosgapError, match="20 different examples: 3 to search on, 16 to select on and 1 to measure on"):
         split(examples, search=3, selection=16)

@@ -8,7 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
@@ -16,6 +16,7 @@ from posgap.distillation.footprint import (
     OPERATIONS,
     Micro,
     Storages,
+    _of_layers,
     counted_operations,
     measured_working,
     operations,
@@ -23,6 +24,7 @@ from posgap.distillation.footprint import (
     size_of,
     working,
 )
+from posgap.distillation.lora import add_adapters
 from posgap.distillation.planning import GB, USABLE, Way, plan_distill, standing, ways
 from posgap.foundation.errors import PosgapError
 from posgap.models.checkpointing import checkpoint_activations
@@ -120,10 +122,12 @@ def most_bytes(model: torch.nn.Module, work: Callable[[], None]) -> int:
     return storages.most - before
 
 
-@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arithmetic", ["float32", "bfloat16", "bfloat16 parameters"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
     model = LlamaForCausalLM(SHAPE).train()
+    if arithmetic == "bfloat16 parameters":
+        model.bfloat16()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     if checkpointing:
@@ -132,6 +136,40 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
     # With transformers 5.18 real tensors take as much more as the rotary frequencies do, with 5.23 nothing.
     more = most_bytes(model, lambda: read(model, micro)) - working(SHAPE, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
+
+
+@pytest.mark.parametrize("changed", ["tied", "adapters"])
+def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real_tensors(changed):
+    """A shared weight has one gradient, and what is not trained has none."""
+    shape = LlamaConfig(**SHAPE.to_dict() | {"tie_word_embeddings": changed == "tied"})
+    model = LlamaForCausalLM(shape).train()
+    if rank := 4 * (changed == "adapters"):
+        add_adapters(model, rank, 16)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    micro = Micro(2, 128, 8, "float32", lora_rank=rank)
+    more = most_bytes(model, lambda: read(model, micro)) - working(shape, micro)
+    assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
+    size, unique = size_of(shape, rank), {id(parameter): parameter for parameter in model.parameters()}.values()
+    assert size.parameters == sum(parameter.numel() for parameter in unique)
+    assert size.trained == sum(parameter.numel() for parameter in unique if parameter.requires_grad)
+    assert size.head == shape.vocab_size * shape.hidden_size
+    assert size.outside == size.parameters - shape.num_hidden_layers * size.layer
+
+
+def test_of_a_deep_model_s_layers_each_keeps_its_kind():
+    """What a config says of each layer is cut with them; a list that is as long for another reason would not be."""
+    kinds = ["sliding_attention", "full_attention"] * 5
+    shape = Qwen2Config(
+        **SHAPE.to_dict()
+        | {"num_hidden_layers": 10, "layer_types": kinds, "sliding_window": 16, "use_sliding_window": True}
+    )
+    four = _of_layers(shape, 4)
+    assert (four.num_hidden_layers, four.layer_types) == (4, kinds[:4])
+    assert (shape.num_hidden_layers, shape.layer_types) == (10, kinds)
+    micro = Micro(1, 64, 8, "float32")
+    assert operations(shape, micro) == counted_operations(shape, micro)
 
 
 def test_bytes_that_stand_are_those_of_each_way():

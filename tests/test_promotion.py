@@ -101,6 +101,21 @@ def test_what_a_late_request_says_is_under_way_is_not_done_again(client):
         assert aliases() == ("1", "2") and UNDER_WAY not in model().tags
 
 
+def test_a_version_that_is_gone_is_never_made_the_champion(client):
+    """Neither by a change that was under way to it, nor as the previous one to go back to."""
+    moved(("1", ""), ("2", "1"), ("3", "2"))
+    client.delete_model_version("tiny", "2")
+    client.set_registered_model_alias("tiny", PREVIOUS, "3")
+    healed()
+    assert aliases() == ("3", "1")
+    change = champions._change(model(), "4", "3", "promoted")
+    client.delete_model_version("tiny", "4")
+    client.set_registered_model_tag("tiny", UNDER_WAY, change.model_dump_json())
+    assert healed() is None
+    assert aliases() == ("3", "1") and UNDER_WAY not in model().tags
+    assert champions.changes(model())[-1]["version"] == "3"
+
+
 def test_what_hands_have_done_is_mended_or_recorded(client):
     moved(("1", ""), ("2", "1"), ("3", "2"))
     client.set_registered_model_alias("tiny", PREVIOUS, "3")

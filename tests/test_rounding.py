@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from posgap.demo import tiny_model
-from posgap.models.rounding import Kept, stochastic
+from posgap.foundation.errors import PosgapError
+from posgap.models.rounding import Kept, rounded, stochastic
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -61,6 +62,50 @@ def test_what_is_kept_is_counted_over_all_tensors():
     kept.add(torch.zeros(2), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))
     assert kept.update == pytest.approx((9 + 0 + 2) / (9 + 1 + 4))
     assert kept.numbers == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_weights_are_stored_and_counted_once(tied):
+    """The head's are the embedding's where they are tied, and else have an update of their own."""
+    model = tiny_model.untrained(0).to(BF16)
+    model.config.tie_word_embeddings = tied
+    base = type(model)(model.config).to(BF16)
+    names = set(base.state_dict()) - ({"lm_head.weight"} if tied else set())
+    steps = {name: torch.full(base.state_dict()[name].shape, 1.0) for name in names}
+    after = {name: weight.float() + steps[name] for name, weight in base.state_dict().items() if name in names}
+    whole = sum(step.numel() for step in steps.values())
+    for given in (after, after | {"lm_head.weight": after["model.embed_tokens.weight"]} if tied else after):
+        found = rounded(base, given, torch.float32)
+        assert found.state.keys() == names
+        assert all(torch.equal(found.state[name], after[name]) for name in names)
+        assert found.kept.whole == pytest.approx(whole) and found.kept.changed == whole and found.kept.update == 1
+
+
+def test_a_weight_beyond_the_precision_is_refused_and_one_of_a_precision_of_its_own_keeps_it():
+    model = tiny_model.untrained(0).to(BF16)
+    large = {"model.norm.weight": torch.full_like(model.model.norm.weight, 1e5, dtype=torch.float32)}
+    with pytest.raises(PosgapError, match="float16 cannot hold model.norm.weight"):
+        rounded(model, large, FP16)
+    model.model.norm.float()
+    found = rounded(model, large, FP16)
+    assert (
+        found.state["model.norm.weight"].dtype == torch.float32
+        and found.state["model.embed_tokens.weight"].dtype == FP16
+    )
+
+
+def test_rounding_is_to_the_nearest_while_that_keeps_nine_tenths_of_the_update():
+    model = tiny_model.untrained(0).to(BF16)
+    name, weight = "model.embed_tokens.weight", model.model.embed_tokens.weight.data
+    torch.nn.init.ones_(weight)
+    step = torch.zeros(weight.shape)
+    step.view(-1)[:10] = 2**-7  # to the next number of bfloat16
+    for lost, way in ((0.1, "nearest"), (0.5, "stochastic")):
+        small = step.clone()
+        small.view(-1)[10:20] = lost * 2**-7 * 0.8  # of which the nearest number has nothing
+        found = rounded(model, {name: 1 + small}, BF16)
+        assert found.rounding == way
+    assert rounded(model, {name: 1 + small}, BF16, "nearest").rounding == "nearest"
 
 
 def test_an_update_that_the_nearest_numbers_lose_works_rounded_at_random():
