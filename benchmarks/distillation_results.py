@@ -20,8 +20,8 @@ from statistics import mean, stdev
 import numpy as np
 from report import ROOT, spread, write_section
 
-from posgap.data.config import ImportConfig, MakeKVConfig, MakeTwoHopConfig
-from posgap.data.verbs import import_examples, make_kv, make_two_hop
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.demo import tiny_model
 from posgap.distillation.config import DistillConfig, TeacherConfig
 from posgap.foundation import files
@@ -135,7 +135,7 @@ def retrieval_bench(out: Path, data: Path, recipe: str, seed: int) -> Bench:
 
 def two_hop_bench(out: Path, seed: int) -> Bench:
     folder = out / f"two-hop-{seed}"
-    made = make_two_hop(MakeTwoHopConfig(out=folder / "all.jsonl.gz", n_examples=1200, seed=seed))
+    made = make(MakeConfig(kind="two-hop", out=folder / "all.jsonl.gz", n_examples=1200, seed=seed))
     examples = read_examples(made)
     write_examples(folder / "pool.jsonl.gz", examples[:1000])
     write_examples(folder / "held-out.jsonl.gz", examples[1000:])
@@ -265,7 +265,7 @@ def main() -> None:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{out}/mlflow.db")
     logging.basicConfig(format="%(message)s")
     logging.getLogger("posgap").setLevel(logging.WARNING)
-    data = options.data or make_kv(MakeKVConfig(out=out / "kv.jsonl.gz"))
+    data = options.data or make(MakeConfig(kind="kv", out=out / "kv.jsonl.gz"))
     write_section("results", "distillation", text(out, data, options.seeds))
 
 

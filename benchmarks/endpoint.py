@@ -34,8 +34,8 @@ from pathlib import Path
 import httpx2
 from report import conclude
 
-from posgap.data.config import ImportConfig, MakeKVConfig
-from posgap.data.verbs import import_examples, make_kv
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.files import read_jsonl
 from posgap.foundation.tables import markdown
 from posgap.generation.endpoint_parameters import EndpointParameters
@@ -178,8 +178,10 @@ def main() -> None:
     if options.quick:
         options.prompts, options.repeats = 500, 1
     with tempfile.TemporaryDirectory() as folder, served(options.latency) as url:
-        made = MakeKVConfig(out=Path(folder) / "m.jsonl", n_examples=options.prompts // POSITIONS, n_keys=options.keys)
-        file = import_examples(ImportConfig(input=make_kv(made), out=Path(folder) / "kv.jsonl"))
+        made = MakeConfig(
+            kind="kv", out=Path(folder) / "m.jsonl", n_examples=options.prompts // POSITIONS, n_keys=options.keys
+        )
+        file = import_examples(ImportConfig(input=make(made), out=Path(folder) / "kv.jsonl"))
         build = TextPromptBuilder(TASKS["kv"], 100)
         placements = all_placements(options.keys, 1)[:: options.keys // POSITIONS][:POSITIONS]
 

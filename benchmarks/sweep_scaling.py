@@ -25,8 +25,8 @@ from report import write_section
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from posgap.data.config import ImportConfig, MakeKVConfig, MakeQAConfig
-from posgap.data.verbs import import_examples, make_kv, make_qa
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.tables import markdown
 from posgap.models.loading import save_model
 from posgap.tasks.placements import all_placements
@@ -84,15 +84,15 @@ def sources(work: Path, options) -> list[tuple[str, str, int, Path, list[int]]]:
     """Name, task, documents, file and numbers of examples of each series; the fewest fill several batches."""
     if options.quick:
         options.batch_tokens, options.width = 1024, 256
-        made = make_kv(MakeKVConfig(out=work / "made.jsonl", n_examples=32, n_keys=10))
+        made = make(MakeConfig(kind="kv", out=work / "made.jsonl", n_examples=32, n_keys=10))
         return [("made", "kv", 10, import_examples(ImportConfig(input=made, out=work / "kv.jsonl")), [8, 32])]
     oracle = ImportConfig(
         input=options.data / "nq-open-oracle.jsonl.gz", out=work / "oracle.jsonl", format="litm-qa", last=400
     )
-    questions = MakeQAConfig(examples=import_examples(oracle), out=work / "nq.jsonl", n_docs=20)
+    questions = MakeConfig(kind="qa", examples=import_examples(oracle), out=work / "nq.jsonl", n_docs=20)
     keys = ImportConfig(input=options.data / "kv-retrieval-140_keys.jsonl.gz", out=work / "kv.jsonl")
     return [
-        ("NQ", "qa", 20, make_qa(questions), [50, 100, 200] if options.long else [12, 25, 50]),
+        ("NQ", "qa", 20, make(questions), [50, 100, 200] if options.long else [12, 25, 50]),
         ("keys", "kv", 140, import_examples(keys), [75, 150, 300] if options.long else [8, 16, 32]),
     ]
 

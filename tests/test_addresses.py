@@ -13,7 +13,7 @@ from test_preflight import form  # noqa: F401  # a fixture
 from test_stage import CALLS, CopyConfig, copy
 
 from posgap.cli.main import main
-from posgap.data.config import MakeKVConfig
+from posgap.data.config import MakeConfig
 from posgap.distillation.config import DistillConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import addressed_cache, as_location, is_address, is_uri, with_uris
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(hub, memory, monkeyp
 def test_no_output_goes_to_an_address(tmp_path):
     asked = {"examples": tmp_path, "model": "m", "responses": tmp_path, "out": tmp_path / "out"}
     for make in (
-        lambda: MakeKVConfig(out="hf://datasets/a/b/c.jsonl"),
+        lambda: MakeConfig(kind="kv", out="hf://datasets/a/b/c.jsonl"),
         lambda: SweepConfig(**asked | {"out": "gs://bucket/out"}),
         lambda: DistillConfig(**asked, work="az://container/work"),
     ):

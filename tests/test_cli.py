@@ -76,7 +76,6 @@ def test_a_folder_that_is_no_model(capsys, tmp_path, examples):
 
 def test_a_required_option_that_is_missing(capsys):
     assert "Missing option '--out'. (see `posgap sweep --help`)" in fails(capsys, "sweep")
-    assert "Choose from: bash, zsh, fish (see" in fails(capsys, "completion")
 
 
 def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):
@@ -93,6 +92,24 @@ def test_make_and_import(capsys, tmp_path):
     assert code == 0
     code, shown = run(capsys, "data", "import", "--input", tmp_path / "kv.jsonl.gz", "--out", tmp_path / "e.jsonl")
     assert code == 0 and "imported 2 examples" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("kv --hard 0.5", "`hard` is an option of choice, not of kv"),
+        ("two-hop --needles 2", "`needles` is an option of spans, not of two-hop"),
+        ("qa --n-examples 3", "`n_examples` is an option of kv, needle, spans, two-hop, choice, not of qa"),
+        ("kv --n-docs 3", "`n_docs` is an option of qa, needle, spans, two-hop, choice, not of kv"),
+        ("choice --n-docs 17", "`n_docs` of choice must lie in 2 to 16, got 17"),
+        ("qa", "data make qa: give the questions by --examples"),
+        ("sand", "'sand' is not one of 'kv', 'qa', 'needle', 'spans', 'two-hop', 'choice'"),
+    ],
+)
+def test_what_a_kind_of_data_does_not_take_is_refused(capsys, tmp_path, monkeypatch, words, complaint):
+    monkeypatch.chdir(tmp_path)
+    assert complaint in fails(capsys, "data", "make", *words.split(), "--out", "made.jsonl")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_teacher_without_position_says_what_to_give(capsys, tmp_path, examples, model_folder):
@@ -168,7 +185,7 @@ def test_a_flag_takes_no_value_but_after_an_equals_sign(capsys, tmp_path):
 )
 def test_a_flag_that_is_set_unless_told_otherwise(words, only_new):
     version = build().commands["data"].commands["version"]
-    context = version.make_context("version", ["--data", "d", "--model", "m", "--out", "o", *words])
+    context = version.make_context("version", ["d", "--model", "m", "--out", "o", *words])
     assert context.params["only_new"] is only_new and context.params["force"] is True
 
 
@@ -176,7 +193,7 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("posgap.stages.frame.stage_at", lambda _: interrupted)
+    monkeypatch.setattr("posgap.cli.main.stage_at", lambda _: interrupted)
     code, shown = run(capsys, "merge", tmp_path, "--out", tmp_path / "out")
     assert code == 130 and shown.strip() == "posgap: error: stopped"
 
@@ -195,11 +212,13 @@ def test_who_stops_what_starts_over_is_promised_nothing(capsys, tmp_path, monkey
         ("compare a --out o", "sweeps: List should have at least 2 items"),
         ("promote --model m --gate g --sweep s --out o --name ../x", "--name: write at most 200 letters"),
         ("promote --model m --gate g --sweep s --out o --name x'--", "--name: write at most 200 letters"),
-        ("data version --data d --model m --out o --name x/y", "--name: write at most 200 letters"),
+        ("data version d --model m --out o --name x/y", "--name: write at most 200 letters"),
         ("report --out o --pipeline-run x'or'", "--pipeline-run: String should match pattern"),
         ("rollout predict --out o --encoding rope --rope-factors 0,1", "--rope-factors.0: Input should be greater"),
         ("rollout predict --out o --encoding rope --rope-factors 1,nan", "--rope-factors.1: Input should be a finite"),
         ("rollout predict --out o --head-weights 1,-1", "--head-weights.1: Input should be greater than 0"),
+        ("rollout predict --out o --residual-power -1", "--residual-power: Input should be greater than or equal to 0"),
+        ("rollout predict --out o --content-score nan", "--content-score: Input should be a finite number"),
         ("rollout predict --out o --slope nan", "--slope: Input should be a finite number"),
         ("rollout predict --out o --sequence-length 4000000000", "--sequence-length: Input should be less than"),
         ("preflight --data-train t --data-eval e --base-model m --out o --settings " + "[" * 9999, "nested too deep"),

@@ -11,7 +11,7 @@ from posgap.cli import config_file
 from posgap.cli import main as cli
 from posgap.cli.config import ConfigFileConfig
 from posgap.cli.main import build, main
-from posgap.cli.verbs import VERBS, words
+from posgap.cli.verbs import TYPED, VERBS
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_runs_go_where_the_file_says_unless_the_environment_does(taken, written,
 def options_of(stage):
     """A stage's command, and a pattern for the printed comments that are options with defaults: `# n-docs: 20`."""
     verb = build()
-    for word in words(stage):
+    for word in TYPED[stage].split():
         verb = verb.commands[word]
     names = [each.name.replace("_", "-") for each in verb.params if each.name != "config"]
     return verb, re.compile(rf"^  # (({'|'.join(names)}):.*)$", re.MULTILINE)
@@ -133,7 +133,7 @@ def options_of(stage):
 
 @pytest.mark.parametrize("stage", ["sweep", "distill", "gate", "compare", "scale_search"])
 def test_what_is_printed_is_read_back_as_the_defaults(stage, taken, written, capsys):
-    section = " ".join(typed := words(stage))
+    section, typed = TYPED[stage], TYPED[stage].split()
     assert run("config", *typed) == 0
     printed, (verb, said) = capsys.readouterr().out, options_of(stage)
     values = {name: "a" if name != "sweeps" else ["a", "b"] for name in yaml.safe_load(printed)[section]}
@@ -155,12 +155,6 @@ def test_the_options_of_every_verb_are_printed(capsys):
         assert section.keys() == {verb} and f"\n{verb}:\n" in shown
         assert run("config", *verb.split(), "--json") == 0
         assert json.loads(capsys.readouterr().out).keys() == {verb}
-
-
-def test_a_file_has_a_section_for_a_verb_below_another_and_one_for_that(taken, written):
-    file = written({"gate replay": {"folder": "a"}, "gate": {"candidate": "a", "base": "b", "out": "c"}})
-    assert run("gate", "replay", "--config", file) == 0 and run("gate", "--config", file) == 0
-    assert [type(config).__name__ for config in taken] == ["GateReplayConfig", "GateConfig"]
 
 
 def test_a_verb_that_is_not_there_is_named_with_the_nearest(capsys):

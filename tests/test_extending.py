@@ -14,7 +14,7 @@ from warm import posgap_on_path  # noqa: F401  a fixture
 from posgap.foundation.choices import Choices
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.tasks.content import content
-from posgap.tasks.reading import write_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 PACKAGE = ROOT / "tests" / "extension"
 
@@ -60,6 +60,16 @@ def test_help_and_a_sweep_know_a_package_s_task_metric_and_backend(posgap, tmp_p
     right = [qa_example(i).answers[0] == answer for i in range(3)]
     assert (swept["task"], swept["metric"], list(swept["baselines"])) == ("notes", "begins", ["misled"])
     assert swept["accuracy"] == [pytest.approx(100 * sum(right) / 3)] * 3 and any(right)
+
+
+def test_data_make_knows_a_package_s_kind_and_its_option(posgap, tmp_path):
+    make = ["data", "make", "roll", "--n-examples", 2, "--step", 5, "--seed", 1, "--out", tmp_path / "made.jsonl"]
+    done = posgap(make, [*make, "--needles", 3], ["data", "make", "kv", "--step", 1, "--out", tmp_path / "kv.jsonl"])
+    assert codes(done) == [0, 2, 2], said(done)
+    assert "`needles` is an option of spans, not of roll" in done[1].stderr
+    assert "`step` is an option of roll, not of kv" in done[2].stderr
+    texts = [[d.text for d in (*e.gold, *e.distractors)] for e in read_examples(tmp_path / "made.jsonl")]
+    assert texts == [["1", "6", "11"], ["2", "7", "12"]]
 
 
 def test_distillation_knows_a_package_s_method_and_its_parameter(posgap, tmp_path, model_folder):

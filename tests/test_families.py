@@ -19,7 +19,6 @@ from posgap.mitigations.in_force import apply, load_model, remove, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
-from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.serve_check import serve_check
 
 TABLE = (ROOT / "docs" / "families.md").read_text()
@@ -95,7 +94,7 @@ def test_a_model_of_which_the_text_alone_is_read_has_what_its_folder_names(token
 
     whole = {"model_type": "qwen3_5", "text_config": read_object(folder / "config.json"), CONFIG_KEY: factors}
     (folder / "config.json").write_text(json.dumps(whole))
-    serve_check(ServeCheckConfig(model=str(folder), backend="transformers"))
+    serve_check(folder, "transformers")
     bare = AutoModelForCausalLM.from_pretrained(folder)
     assert torch.equal(bare(input_ids=ids).logits, plain)
     assert torch.equal(scale_model(bare)(input_ids=ids).logits, scaled)

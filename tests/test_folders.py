@@ -19,8 +19,8 @@ from warm import SERVER
 from warm_forks import command
 
 from posgap.cli.main import main
-from posgap.data.config import ImportConfig, MakeKVConfig
-from posgap.data.verbs import import_examples, make_kv
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.stages.frame import stage
@@ -323,9 +323,9 @@ def test_a_full_disk_is_refused_before_any_work(config, monkeypatch):
 
 def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys, tmp_path):
     out = tmp_path / "kv.jsonl"
-    make_kv(MakeKVConfig(out=out, n_examples=2))
+    make(MakeConfig(kind="kv", out=out, n_examples=2))
     made, inode = out.read_bytes(), out.stat().st_ino
-    make_kv(MakeKVConfig(out=out, n_examples=2))
+    make(MakeConfig(kind="kv", out=out, n_examples=2))
     assert out.stat().st_ino == inode
     words = ["data", "make", "kv", "--out", out, "--n-examples", 3]
     assert f"{out}: is there, and not what this command writes; --force replaces it" in fails(capsys, *words)
@@ -335,7 +335,7 @@ def test_a_file_is_left_where_it_is_the_same_and_kept_where_it_is_another(capsys
 
 
 def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tmp_path):
-    make_kv(MakeKVConfig(out=tmp_path / "kv.jsonl", n_examples=2))
+    make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=2))
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("kv.jsonl")
     before = tree(tmp_path)
@@ -348,7 +348,7 @@ def test_a_file_takes_the_place_of_no_folder_and_no_link_and_not_of_its_input(tm
         with pytest.raises(PosgapError, match=complaint):
             import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / name, force=True))
     with pytest.raises(PosgapError, match="/dev/null: is not replaced: it is no plain file"):
-        make_kv(MakeKVConfig(out="/dev/null", force=True))
+        make(MakeConfig(kind="kv", out="/dev/null", force=True))
     assert tree(tmp_path) == before
 
 

@@ -166,9 +166,9 @@ def test_a_result_is_printed_as_json_alone_also_a_refusal_and_never_an_earlier_o
     assert stopped.value.code == shown["exit_code"] == 2 and "nowhere: no such file or folder" in shown["error"]
 
 
-def promotion(tmp_path, name, model, base, probability=0.995, again=""):
+def promotion(tmp_path, name, model, base, probability=0.995, again="", gated_for="tiny"):
     swept = write_sweep(tmp_path / f"sweep-{name}{again}", [probability] * 5, model=model)
-    admit(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base, champion="registry:tiny"))
+    admit(GateConfig(out=tmp_path / f"gate-{name}{again}", candidate=swept, base=base, name=gated_for))
     return PromoteConfig(
         out=tmp_path / f"promote-{name}{again}",
         model=str(model),
@@ -220,9 +220,7 @@ def test_of_one_pipeline_run_s_candidates_the_best_ends_as_champion(tmp_path, ba
     def promoted(name, again=""):
         candidate = promotion(tmp_path, name, tmp_path / name, base, probability[name], again)
         lax = {"max_gap": 30, "advantageous_tolerance": 20, "mean_tolerance": 10}
-        passed = GateConfig(
-            out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, champion="registry:tiny", **lax
-        )
+        passed = GateConfig(out=tmp_path / f"passed-{name}", candidate=candidate.sweep, base=base, name="tiny", **lax)
         promote(candidate.model_copy(update={"gate": admit(passed)}))
         return read_json(candidate.out / "promotion.json")
 

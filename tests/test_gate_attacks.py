@@ -8,7 +8,7 @@ from test_gate import ASKED, N, base, decide, promotion, write_sweep  # noqa: F4
 
 from posgap.cli.main import main
 from posgap.foundation.errors import GateFailed, PosgapError
-from posgap.foundation.files import read_json, write_json
+from posgap.foundation.files import digest, read_json, write_json
 from posgap.gating.replay import replayed
 from posgap.stages.promote import promote
 from posgap.storage.lineage import write_training_examples
@@ -87,15 +87,31 @@ def test_a_sweep_whose_figures_are_not_its_predictions_is_refused(tmp_path, base
         decide(tmp_path, new, base)
 
 
+def verified(folder) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["verify", str(folder)])
+    return stopped.value.code
+
+
 def test_a_verdict_is_replayed_wherever_its_folder_lies(tmp_path, admitted, capsys):
     elsewhere = tmp_path / "far" / "replay"
     shutil.copytree(admitted, elsewhere)
     for folder in (admitted, tmp_path / "new", tmp_path / "base"):
         shutil.rmtree(folder)
-    with pytest.raises(SystemExit) as stopped:
-        main(["gate", "replay", str(elsewhere)])
-    assert stopped.value.code == 0
-    assert capsys.readouterr().err.splitlines()[-1] == "posgap | equal: admitted, of candidate, base"
+    assert verified(elsewhere) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert f"posgap | {elsewhere}: judged again with an equal verdict: admitted, of candidate, base" in said
+    # A verdict that somebody wrote, and a manifest that knows it.
+    edited(elsewhere / "gate.json", lambda verdict: verdict["rules"][0].update(value=1.5))
+    edited(
+        elsewhere / "manifest.json",
+        lambda manifest: manifest["files"]["gate.json"].update(
+            sha256=digest(elsewhere / "gate.json"), size=(elsewhere / "gate.json").stat().st_size
+        ),
+    )
+    assert verified(elsewhere) == 1
+    shown = capsys.readouterr()
+    assert "gate.json: does not follow from its sweeps: " in shown.out and "1 faults in" in shown.err
 
 
 def test_a_refusal_is_replayed_too(tmp_path, base):  # noqa: F811

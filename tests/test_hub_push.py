@@ -1,4 +1,4 @@
-"""`posgap hub push`, by huggingface_hub's own client, to a hub on this machine."""
+"""`posgap push`, by huggingface_hub's own client, to a hub on this machine."""
 
 import json
 import shutil
@@ -45,7 +45,7 @@ def swept(model, tmp_path):
 
 def push(*arguments) -> int:
     with pytest.raises(SystemExit) as end:
-        main(["hub", "push", *map(str, arguments)])
+        main(["push", *map(str, arguments)])
     return end.value.code
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from posgap.data.animals import YOUNG, animal_examples
-from posgap.data.config import MakeChoiceConfig
+from posgap.data.config import MakeConfig
 from posgap.data.expectations import check, describe, expectations
-from posgap.data.verbs import make_choice
+from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.sweeps import read_predictions, read_sweep
@@ -51,8 +51,8 @@ def test_examples_have_as_many_items_as_are_asked_for_and_the_right_one_once_who
 
 
 def test_made_questions_are_repeatable_and_never_alike_and_their_lengths_say_nothing(tmp_path):
-    make_choice(MakeChoiceConfig(n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "a.jsonl"))
-    make_choice(MakeChoiceConfig(n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "b.jsonl"))
+    make(MakeConfig(kind="choice", n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "a.jsonl"))
+    make(MakeConfig(kind="choice", n_examples=200, n_docs=3, hard=0.25, seed=3, out=tmp_path / "b.jsonl"))
     assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     examples = read_examples(tmp_path / "a.jsonl")
     assert len({content(example) for example in examples}) == 200

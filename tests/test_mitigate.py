@@ -26,7 +26,7 @@ from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.loading import save_model
-from posgap.stages.apply import apply
+from posgap.stages.apply import _best, apply
 from posgap.stages.mitigate import mitigate
 from posgap.stages.sweep import sweep
 from posgap.tasks.content import contents
@@ -231,6 +231,11 @@ def test_advice_names_only_what_is_for_certain_better(config):
     assert taken["the highest mean"].name == "lpes" and taken["the smallest gap"].name == ""
     assert "(lpes, reversed) nothing has for certain a smaller gap" in taken["the smallest gap"].why
     assert "(reversed) nothing is for certain better" in taken["an endpoint that only takes prompts"].why
+    # A model gets what is not for certain better only where that is asked for.
+    unsure = with_gain("lpes", 1.0, (-2.0, 4.0), 0.0, (-5.0, 5.0))
+    assert _best([unsure], "", "run", certain=False) is unsure and _best([gains], "", "run", certain=True) is gains
+    with pytest.raises(PosgapError, match="--no-certain"):
+        _best([unsure], "", "run", certain=True)
 
 
 def test_the_best_for_every_purpose_is_a_finalist():

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.data.config import ImportConfig, MakeTwoHopConfig
+from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.multihop_readers import read_hotpotqa, read_musique
 from posgap.data.two_hop import two_hop_examples
-from posgap.data.verbs import import_examples, make_two_hop
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.tasks.metrics import sub_exact_match
@@ -214,7 +214,7 @@ def test_made_facts_are_one_cycle_and_the_answer_takes_two_hops(seed, n_docs):
 
 def test_made_two_hop_examples_are_repeatable_and_never_alike(tmp_path):
     files = (tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz")
-    made = [make_two_hop(MakeTwoHopConfig(out=file, n_examples=50, seed=3)) for file in files]
+    made = [make(MakeConfig(kind="two-hop", out=file, n_examples=50, seed=3)) for file in files]
     assert made[0].read_bytes() == made[1].read_bytes()
     examples = read_examples(made[0])
     assert len(examples) == 50 and all(len(e.distractors) == 18 for e in examples)

@@ -7,11 +7,11 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.data.config import ImportConfig, MakeNeedleConfig, MakeQAConfig
+from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.distractors import with_distractors
 from posgap.data.needles import needle_examples
 from posgap.data.passage_readers import read_dpr, read_own
-from posgap.data.verbs import import_examples, make_needle, make_qa
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
 from posgap.tasks.examples import Document, Example
@@ -159,10 +159,10 @@ def test_drawn_distractors_never_hold_an_answer(pairs, n_docs, seed):
 
 def test_twenty_documents_are_made_of_the_public_oracle_file(tmp_path, nq_file):
     imported = ImportConfig(format="litm-qa", input=nq_file, out=tmp_path / "oracle.jsonl", last=60)
-    config = MakeQAConfig(examples=import_examples(imported), out=tmp_path / "qa.jsonl", seed=1)
-    made = read_examples(make_qa(config))
+    config = MakeConfig(kind="qa", examples=import_examples(imported), out=tmp_path / "qa.jsonl", seed=1)
+    made = read_examples(make(config))
     assert len(made) == 60 and all(len(e.distractors) == 19 and len(e.gold) == 1 for e in made)
-    other = read_examples(make_qa(config.model_copy(update={"out": tmp_path / "other.jsonl", "seed": 2})))
+    other = read_examples(make(config.model_copy(update={"out": tmp_path / "other.jsonl", "seed": 2})))
     assert [e.gold for e in other] == [e.gold for e in made]
     assert [e.distractors for e in other] != [e.distractors for e in made]
 
@@ -171,13 +171,13 @@ def test_questions_without_enough_passages_are_left_out(tmp_path, caplog):
     caplog.set_level("INFO", "posgap")
     # "T" is in every passage, as it is in every response.
     write_examples(tmp_path / "e.jsonl", [example(i, f"text {i}", "T" if i == 2 else "answer") for i in range(4)])
-    config = MakeQAConfig(examples=tmp_path / "e.jsonl", out=tmp_path / "qa.jsonl", n_docs=4)
-    assert [e.id for e in read_examples(make_qa(config))] == ["e-0", "e-1", "e-3"]
+    config = MakeConfig(kind="qa", examples=tmp_path / "e.jsonl", out=tmp_path / "qa.jsonl", n_docs=4)
+    assert [e.id for e in read_examples(make(config))] == ["e-0", "e-1", "e-3"]
     assert "left out 1: too few passages without their answer" in caplog.text
     with pytest.raises(
         PosgapError, match="e.jsonl: for no question are there 4 passages of other questions without its answer; lower"
     ):
-        make_qa(config.model_copy(update={"n_docs": 5, "out": tmp_path / "other.jsonl"}))
+        make(config.model_copy(update={"n_docs": 5, "out": tmp_path / "other.jsonl"}))
     assert not (tmp_path / "other.jsonl").exists()
 
 
@@ -196,8 +196,8 @@ def test_one_document_alone_states_the_needle(seed, n_docs, facts, digits):
 
 def test_needle_files_are_equal_for_equal_seeds(tmp_path):
     files = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
-    made = [make_needle(MakeNeedleConfig(out=file, n_examples=3, n_docs=5, seed=4)) for file in files]
+    made = [make(MakeConfig(kind="needle", out=file, n_examples=3, n_docs=5, seed=4)) for file in files]
     assert made[0].read_bytes() == made[1].read_bytes()
     with pytest.raises(PosgapError, match="digits=1: too few numbers"):
-        make_needle(MakeNeedleConfig(out=tmp_path / "c.jsonl", digits=1))
+        list(needle_examples(1, 20, facts=3, digits=1, seed=0))
     assert len({json.dumps(e.model_dump()) for e in read_examples(made[0])}) == 3

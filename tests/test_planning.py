@@ -202,6 +202,8 @@ def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
     eight = plan_distill(config.model_copy(update={"gpus": 8}))
     assert [way["way"]["strategy"] for way in eight["ways"]] == ["data parallel", "zero2", "zero3", "fsdp"]
     assert eight["hours"] == pytest.approx(plan["hours"] / 8)
+    quicker = plan_distill(config.model_copy(update={"gpu_tflops": 3 * config.gpu_tflops, "mfu": config.mfu / 2}))
+    assert quicker["hours"] == pytest.approx(plan["hours"] / 1.5)
 
 
 def test_operations_are_counted_once_of_the_way_that_is_suggested(config, monkeypatch):

@@ -2,22 +2,25 @@
 
 import os
 import re
+from functools import partial
 
 import mlflow
 import pytest
-from test_gate import base, decide, promotion, write_sweep  # noqa: F401  `base` is a fixture
+from test_gate import base, decide, write_sweep  # noqa: F401  `base` is a fixture
+from test_gate import promotion as promotion_of
 
 from posgap.cli.main import main
 from posgap.foundation.errors import NotEnoughEvidence, PosgapError
 from posgap.foundation.files import digest, digest_of, read_json
 from posgap.foundation.redaction import redacted
-from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.policy import MOST_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replayed
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
 from posgap.tracking.version_record import record_of
+
+promotion = partial(promotion_of, gated_for="")  # of what a gate without the name's policy admitted
 
 
 def policy_file(folder, text):
@@ -28,7 +31,7 @@ def policy_file(folder, text):
 
 def test_the_default_policy_is_printed_as_a_file_to_begin_with(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(["policy", "default"])
+        main(["policy"])
     assert stopped.value.code == 0
     assert read_policy(policy_file(tmp_path, capsys.readouterr().out)) == Policy()
 
@@ -155,34 +158,31 @@ def posgap(*arguments):
 
 def registered(tmp_path, text, name="tiny"):
     """Gives a registered model a policy."""
-    assert posgap("policy", "set", name, policy_file(tmp_path, text)) == 0
+    assert posgap("policy", name, policy_file(tmp_path, text)) == 0
 
 
 def test_a_registered_model_has_a_policy_of_its_own(tmp_path, capsys):
-    assert posgap("policy", "show", "tiny") == 2
-    assert "tiny: has no policy in MLflow; `posgap policy set tiny FILE` gives it one" in capsys.readouterr().err
+    assert posgap("policy", "tiny") == 2
+    assert "tiny: has no policy in MLflow; `posgap policy tiny FILE` gives it one" in capsys.readouterr().err
     registered(tmp_path, "version: 1\nmax_gap: 3")
     registered(tmp_path, "version: 2\nmax_gap: 4")
-    assert posgap("policy", "show", "tiny") == 0
+    assert posgap("policy", "tiny") == 0
     assert parsed_policy(capsys.readouterr().out.encode(), "shown") == Policy(version="2", max_gap=4)
 
 
 @pytest.mark.parametrize("name", ["x' or name like '%", "a/b", "", " x", "x" * 201])
 def test_no_name_says_something_else_to_mlflow(tmp_path, name, capsys):
-    assert posgap("policy", "set", name, policy_file(tmp_path, "max_gap: 3")) == 2
-    assert posgap("policy", "show", name) == 2
-    with pytest.raises(ValueError, match="write at most 200 letters"):
-        GateConfig(out=tmp_path, candidate=tmp_path, base=tmp_path, policy=f"registry:{name}")
+    assert posgap("policy", name, policy_file(tmp_path, "max_gap: 3")) == 2
+    complaint = "write at most 200 letters" if name else "name the registered model that gets this policy"
+    assert complaint in capsys.readouterr().err
+    assert posgap("policy", name) == (2 if name else 0)  # without a name it is that of a gate without options
 
 
 def test_the_gate_of_a_registered_model_judges_by_its_policy(tmp_path, base):  # noqa: F811
     registered(tmp_path, "version: strict\nmax_gap: 1")
     new = write_sweep(tmp_path / "new", [0.995] * 5)
-    by_name, by_registry = (
-        decide(tmp_path, new, base, **options, force=True)[0]
-        for options in ({"name": "tiny"}, {"policy": "registry:tiny"})
-    )
-    assert by_name == by_registry and by_name.outcome == "not enough evidence" and by_name.policy.version == "strict"
+    by_name = decide(tmp_path, new, base, name="tiny")[0]
+    assert by_name.outcome == "not enough evidence" and by_name.policy.version == "strict"
     # Another name has none: the options decide.
     assert decide(tmp_path, new, base, name="other")[0].policy == Policy()
     # The policy is asked for again each time.
@@ -196,11 +196,6 @@ def test_neither_option_nor_file_loosens_a_registered_policy(tmp_path, base):  #
         decide(tmp_path, base, base, name="tiny", max_gap=100)
     with pytest.raises(PosgapError, match="--policy .*: tiny has a policy of its own, without a version .*, which no"):
         decide(tmp_path, base, base, name="tiny", policy=policy_file(tmp_path, "max_gap: 100"))
-    registered(tmp_path, "max_gap: 100", name="lax")
-    with pytest.raises(PosgapError, match="--policy registry:lax: tiny has a policy of its own"):
-        decide(tmp_path, base, base, name="tiny", policy="registry:lax")
-    with pytest.raises(PosgapError, match="none: has no policy in MLflow"):
-        decide(tmp_path, base, base, policy="registry:none")
 
 
 def test_what_a_lax_gate_admitted_is_not_promoted_to_a_strict_name(tmp_path, base, model_folder):  # noqa: F811
@@ -245,7 +240,7 @@ def test_a_version_says_by_which_policy_and_evidence_it_was_admitted(tmp_path, b
 @pytest.fixture
 def signed(tmp_path, monkeypatch, capsys):
     """A name whose policy asks for a signature, with the key for it in the environment; its public part."""
-    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 0
+    assert posgap("policy", "--keygen", tmp_path / "key") == 0
     line = capsys.readouterr().out
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
     registered(tmp_path, line)
@@ -275,7 +270,7 @@ def test_only_a_signed_verdict_promotes(tmp_path, base, model_folder, signed):  
 
 
 def test_the_signature_of_another_promotes_nothing(tmp_path, base, model_folder, signed, monkeypatch):  # noqa: F811
-    posgap("policy", "keygen", "--out", tmp_path / "stranger")
+    posgap("policy", "--keygen", tmp_path / "stranger")
     monkeypatch.setenv("POSGAP_SIGNING_KEY", (tmp_path / "stranger").read_text())
     with pytest.raises(PosgapError, match="not the signature of this verdict by"):
         promote(promotion(tmp_path, "other", model_folder, base))
@@ -299,20 +294,26 @@ def test_what_is_no_key_is_refused_and_not_shown(tmp_path, base, monkeypatch, ke
     monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
     with pytest.raises(PosgapError) as refused:
         decide(tmp_path, base, base)
-    assert str(refused.value) == "POSGAP_SIGNING_KEY: not a private key as `posgap policy keygen` writes it"
+    assert str(refused.value) == "POSGAP_SIGNING_KEY: not a private key as `posgap policy --keygen` writes it"
+
+
+def test_a_key_is_of_no_name(tmp_path, capsys):
+    assert posgap("policy", "tiny", "--keygen", tmp_path / "key") == 2
+    assert "`keygen` makes a key for any policy; leave the name out" in capsys.readouterr().err
+    assert not (tmp_path / "key").exists()
 
 
 def test_a_private_key_is_never_replaced_nor_taken_for_a_public_one(tmp_path, capsys):
-    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 0
+    assert posgap("policy", "--keygen", tmp_path / "key") == 0
     key = (tmp_path / "key").read_text().strip()
-    assert posgap("policy", "keygen", "--out", tmp_path / "key") == 2
+    assert posgap("policy", "--keygen", tmp_path / "key") == 2
     assert "a key is never replaced" in capsys.readouterr().err
     with pytest.raises(PosgapError, match="field `signed_by`"):
         parsed_policy(f"signed_by: {key}".encode(), "p")
 
 
 def test_a_signing_key_is_shown_nowhere(tmp_path, monkeypatch):
-    posgap("policy", "keygen", "--out", tmp_path / "key")
+    posgap("policy", "--keygen", tmp_path / "key")
     key = (tmp_path / "key").read_text().strip()
     monkeypatch.setenv("POSGAP_SIGNING_KEY", key)
     assert redacted(f"it is {key}!") == "it is ***!"

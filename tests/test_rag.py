@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import posgap
 from posgap.cli.main import main as command_line
-from posgap.data.config import MakeQAConfig, ValidateConfig
+from posgap.data.config import MakeConfig, ValidateConfig
 from posgap.data.expectations import answering_distractors, expectations
-from posgap.data.verbs import make_qa
+from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.files import read_json
 from posgap.measurement.reading import reading
@@ -134,8 +134,10 @@ def questions() -> list[Example]:
 
 def test_bm25_ranks_similar_passages_first_and_none_that_answers(tmp_path):
     write_examples(tmp_path / "q.jsonl", questions())
-    config = MakeQAConfig(examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25")
-    make_qa(config)
+    config = MakeConfig(
+        kind="qa", examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25"
+    )
+    make(config)
     made = read_examples(tmp_path / "e.jsonl")
     fidelio = next(example for example in made if example.id == "q0")
     assert {d.text.split()[0] for d in fidelio.distractors} == {"Carmen", "Aida"}
@@ -145,7 +147,7 @@ def test_bm25_ranks_similar_passages_first_and_none_that_answers(tmp_path):
         scores = [passage.score for passage in example.passages]
         assert scores == sorted(scores, reverse=True)
     # Made of what was made, they are the same: own distractors do not count.
-    make_qa(config.model_copy(update={"out": tmp_path / "again.jsonl", "examples": tmp_path / "e.jsonl"}))
+    make(config.model_copy(update={"out": tmp_path / "again.jsonl", "examples": tmp_path / "e.jsonl"}))
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "e.jsonl").read_bytes()
 
 
@@ -153,7 +155,7 @@ def test_a_question_of_stop_words_alone_and_one_with_two_gold_documents(tmp_path
     two = questions()[0].model_copy(update={"gold": [questions()[i].gold[0] for i in (1, 0)], "id": "two"})
     of_stop_words = questions()[3].model_copy(update={"question": "Which is it?", "id": "stop"})
     write_examples(tmp_path / "q.jsonl", [*questions(), two, of_stop_words])
-    make_qa(MakeQAConfig(examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25"))
+    make(MakeConfig(kind="qa", examples=tmp_path / "q.jsonl", out=tmp_path / "e.jsonl", n_docs=3, distractors="bm25"))
     made = {example.id: example for example in read_examples(tmp_path / "e.jsonl")}
     assert isinstance(made["two"], Example) and made["two"].gold == two.gold
     assert len(made["stop"].passages) == 3

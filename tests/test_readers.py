@@ -9,10 +9,10 @@ from conftest import kv_example, qa_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.data.config import ImportConfig, MakeKVConfig
+from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.readers import read_litm_kv, read_litm_qa
 from posgap.data.uuids import uuid_records
-from posgap.data.verbs import import_examples, make_kv
+from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.tasks.reading import read_examples, write_examples
@@ -68,8 +68,8 @@ def test_generated_records_can_always_be_cut_to_twenty(seed, n_keys):
 
 
 def test_made_files_have_the_public_form_and_are_equal_for_equal_seeds(tmp_path, kv_file):
-    first = make_kv(MakeKVConfig(out=tmp_path / "a.jsonl.gz", n_examples=3, seed=7))
-    again = make_kv(MakeKVConfig(out=tmp_path / "b.jsonl.gz", n_examples=3, seed=7))
+    first = make(MakeConfig(kind="kv", out=tmp_path / "a.jsonl.gz", n_examples=3, seed=7))
+    again = make(MakeConfig(kind="kv", out=tmp_path / "b.jsonl.gz", n_examples=3, seed=7))
     assert first.read_bytes() == again.read_bytes()
     _, public = next(read_jsonl(kv_file))
     _, made = next(read_jsonl(first))
@@ -102,7 +102,7 @@ def test_examples_survive_a_round_trip(tmp_path):
 
 
 def test_lines_are_chosen_by_number(tmp_path):
-    make_kv(MakeKVConfig(out=tmp_path / "kv.jsonl", n_examples=5))
+    make(MakeConfig(kind="kv", out=tmp_path / "kv.jsonl", n_examples=5))
     import_examples(ImportConfig(input=tmp_path / "kv.jsonl", out=tmp_path / "e.jsonl", first=2, last=3))
     assert [e.id for e in read_examples(tmp_path / "e.jsonl")] == ["kv-00002-0", "kv-00003-0"]
 
@@ -154,7 +154,7 @@ def test_an_id_that_two_examples_have_is_refused_with_both_lines(tmp_path):
 
 def test_importing_keeps_no_more_in_memory_however_long_the_file_is(tmp_path):
     def peak(n_examples):
-        file = make_kv(MakeKVConfig(out=tmp_path / f"kv-{n_examples}.jsonl", n_examples=n_examples))
+        file = make(MakeConfig(kind="kv", out=tmp_path / f"kv-{n_examples}.jsonl", n_examples=n_examples))
         tracemalloc.start()
         import_examples(ImportConfig(input=file, out=file.with_name(f"e-{file.name}")))
         highest = tracemalloc.get_traced_memory()[1]

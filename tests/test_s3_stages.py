@@ -256,7 +256,7 @@ def test_data_verbs_read_and_write_s3(bucket, tmp_path, capsys):
     assert run("data", "import", "--input", f"{bucket}/raw.jsonl.gz", "--out", imported) == 0
     assert f"imported 5 examples from {bucket}/raw.jsonl.gz to {imported}" in capsys.readouterr().err
     assert len(read_examples(fetch(imported))) == 5
-    assert run("data", "newest", f"{bucket}/data/train-") == 0
+    assert run("data", "version", f"{bucket}/data/train-") == 0
     assert capsys.readouterr().out.strip() == imported
 
 

@@ -19,7 +19,6 @@ from posgap.models import CONFIG_KEY
 from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
 from posgap.models.layout import reading
 from posgap.models.loading import save_model
-from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.serve_check import serve_check
 
 
@@ -210,10 +209,9 @@ def test_what_cannot_be_scaled_by_heads_is_refused(ids):  # noqa: F811
 )
 def test_what_a_model_applies_is_read_off_its_tables(family, factors, tokenizer, tmp_path, capsys, monkeypatch):
     save_model(scale_model(families.build(family), factors), tokenizer, tmp_path / "model")
-    config = ServeCheckConfig(model=str(tmp_path / "model"), backend="transformers")
-    serve_check(config)
+    serve_check(tmp_path / "model", "transformers")
     applied = " ".join(f"{factor:.4f}" for factor in factors[3]) if family == "llama" else "1.5000"
     assert f"layer   3  config {applied}  applied {applied}" in capsys.readouterr().out
     monkeypatch.setattr(posgap.models.in_force, "apply_configured", lambda model: model)
     with pytest.raises(PosgapError, match="does not apply the factors of its config"):
-        serve_check(config)
+        serve_check(tmp_path / "model", "transformers")

@@ -7,10 +7,10 @@ import pytest
 from endpoint import Endpoint, served
 
 import posgap
-from posgap.data.config import MakeNeedleConfig, MakeSpansConfig
+from posgap.data.config import MakeConfig
 from posgap.data.made import made_examples
 from posgap.data.multihop_readers import read_hotpotqa
-from posgap.data.verbs import make_needle, make_spans
+from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import lacking
@@ -57,7 +57,7 @@ def test_all_and_share_of_the_answers():
 
 @pytest.mark.parametrize("needles", [2, 3, 4])
 def test_made_examples_ask_for_a_number_of_each_gold_document(tmp_path, needles):
-    make_spans(MakeSpansConfig(out=tmp_path / "s.jsonl", n_examples=5, n_docs=8, needles=needles))
+    make(MakeConfig(kind="spans", out=tmp_path / "s.jsonl", n_examples=5, n_docs=8, needles=needles))
     for example in read_examples(tmp_path / "s.jsonl"):
         assert len(example.gold) == len(example.answers) == needles and len(example.distractors) == 8 - needles
         for document, answer in zip(example.gold, example.answers):
@@ -69,7 +69,7 @@ def test_made_examples_ask_for_a_number_of_each_gold_document(tmp_path, needles)
 
 
 def test_one_needle_is_what_it_was(tmp_path):
-    make_needle(MakeNeedleConfig(out=tmp_path / "n.jsonl", n_examples=1, n_docs=3, facts=2))
+    make(MakeConfig(kind="needle", out=tmp_path / "n.jsonl", n_examples=1, n_docs=3))
     (example,) = read_examples(tmp_path / "n.jsonl")
     assert example.question.startswith("What is the ") and len(example.answers) == len(example.gold) == 1
 

@@ -4,11 +4,13 @@ import sys
 
 import pytest
 import yaml
+from conftest import kv_example, qa_example
 
 from posgap.cli import init as start
 from posgap.cli.main import main
+from posgap.foundation.files import read_json
 from posgap.measurement.config import SweepConfig
-from posgap.tasks.reading import read_examples
+from posgap.tasks.reading import read_examples, write_examples
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,7 @@ def test_flags_answer_everything_and_the_file_is_what_a_sweep_takes(folder, caps
 
 
 def test_questions_are_asked_where_there_is_a_terminal(folder, monkeypatch, capsys):
-    (folder / "mine.jsonl").write_text("{}\n")
+    write_examples(folder / "mine.jsonl", [qa_example(0, 19)])
     answers = iter(["tiny", "mine.jsonl", "kvv", "qa", "none"])  # the third is no task, and is asked for again
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: next(answers))
@@ -54,6 +56,31 @@ def test_questions_are_asked_where_there_is_a_terminal(folder, monkeypatch, caps
     }
     assert "# Nothing is tracked; for runs in MLflow: tracking: sqlite:///mlflow.db" in text
     assert files(folder) == {"posgap.yaml", "mine.jsonl"}
+
+
+def test_the_sweep_has_no_more_documents_than_the_examples(folder, capsys):
+    write_examples(folder / "mine.jsonl", [qa_example(0, 19), qa_example(1, 4)])
+    assert init(model="tiny", examples="mine.jsonl", task="qa", tracking="none") == 0
+    assert yaml.safe_load((folder / "posgap.yaml").read_text())["sweep"]["n-docs"] == 5
+
+
+@pytest.mark.parametrize(("task", "said"), [("multihop-cot", "gold"), ("kv", "mine.jsonl:1: ")])
+def test_examples_that_no_sweep_could_ask_about_are_refused(folder, capsys, task, said):
+    (folder / "mine.jsonl").write_text("{}\n")
+    if task != "kv":
+        write_examples(folder / "mine.jsonl", [qa_example(0, 19)])
+    assert init(model="tiny", examples="mine.jsonl", task=task, tracking="none") == 2
+    assert said in capsys.readouterr().err and files(folder) == {"mine.jsonl"}
+
+
+def test_the_next_command_works_as_it_is_printed(folder, capsys, model_folder):
+    write_examples(folder / "mine.jsonl", [kv_example(i) for i in range(2)])
+    assert init(model=model_folder, examples="mine.jsonl", task="kv", tracking="none") == 0
+    command = capsys.readouterr().out.splitlines()[-1].removeprefix("next:").split()
+    assert command[0] == "posgap"
+    with pytest.raises(SystemExit) as ended:
+        main(command[1:])
+    assert ended.value.code == 0 and read_json(folder / "runs" / "sweep" / "sweep.json")["n_docs"] == 6
 
 
 def test_without_a_terminal_what_is_not_answered_is_named(folder, capsys):

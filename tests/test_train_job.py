@@ -146,7 +146,7 @@ def test_the_name_tells_what_the_job_makes(config, cluster, tmp_path):
 
 def posgap(config: TrainJobConfig, **environment: str) -> subprocess.Popen:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in config if value not in ("", None, [])]
-    command = [sys.executable, "-c", "from posgap.cli import main; main()", "train", "job", *words]
+    command = [sys.executable, "-c", "from posgap.cli.main import main; main()", "train-job", *words]
     quiet = os.environ | {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", **environment}
     return subprocess.Popen(command, env=quiet, stderr=subprocess.PIPE, text=True)
 
@@ -200,7 +200,7 @@ def test_the_sdk_s_local_backend_runs_it_in_processes(config, monkeypatch, tmp_p
         sys.exit(subprocess.run(parameters["command"]).returncode)
 
     def create(client: TrainerClient, job: Job) -> None:
-        python = [sys.executable, "-c", "from posgap.cli import main; main()"]
+        python = [sys.executable, "-c", "from posgap.cli.main import main; main()"]
         command = [*torchrun, *python, "distill", *job.arguments]
         runtime = client.get_runtime("torch-distributed")
         runtime.trainer.framework = "python"  # else the job's own venv must have torch for torchrun

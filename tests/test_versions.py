@@ -112,9 +112,9 @@ def test_what_leaves_open_which_is_newest_is_refused(tmp_path, names, complaint)
 def test_the_verb_prints_where_it_is(bucket, capsys):
     fill(bucket, "data/v1.9.0/_SUCCESS", "data/v1.10.0/_SUCCESS")
     with pytest.raises(SystemExit) as ended:
-        main(["data", "newest", f"{bucket}/data/"])
+        main(["data", "version", f"{bucket}/data/"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"{bucket}/data/v1.10.0\n"
     with pytest.raises(SystemExit) as ended:
-        main(["data", "newest", "s3://no-such-bucket/data/"])
+        main(["data", "version", "s3://no-such-bucket/data/"])
     assert ended.value.code == 2
     assert "error: s3://no-such-bucket/data/: there is no such bucket" in capsys.readouterr().err

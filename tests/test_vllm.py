@@ -1,4 +1,4 @@
-"""vLLM against transformers: log-probabilities of scaled models, sweeps, and what `serve-check` says.
+"""vLLM against transformers: log-probabilities of scaled models, sweeps, and what `doctor --model` says.
 
 vLLM wants an older transformers than the other tests run with. tests/vllm_environment.py says how to name or
 make an environment for it.
@@ -93,7 +93,7 @@ def test_vllm_gives_the_log_probabilities_of_transformers(vllm_python, tmp_path,
     for row, log_probabilities in zip(json.loads((tmp_path / "out.json").read_text()), expected):
         for token, value in row.items():
             assert value == pytest.approx(float(log_probabilities[int(token)]), abs=1e-4)
-    said = in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "serve-check", "--model", tmp_path / "scaled")
+    said = in_vllm(vllm_python, Path(vllm_python).with_name("posgap"), "doctor", "--model", tmp_path / "scaled")
     assert [line.split()[-1] for line in said.splitlines() if line.startswith("layer")] == [
         "1.0000",
         "1.3000",
@@ -192,7 +192,7 @@ if __name__ == "__main__":
 def test_what_vllm_cannot_scale_it_does_not_serve(vllm_python, tmp_path, tokenizer):
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     save_model(scale_model(model("olmo2", rope_parameters=dynamic), FACTORS), tokenizer, tmp_path / "scaled")
-    command = [Path(vllm_python).with_name("posgap"), "serve-check", "--model", tmp_path / "scaled"]
+    command = [Path(vllm_python).with_name("posgap"), "doctor", "--model", tmp_path / "scaled"]
     done = subprocess.run(command, env=os.environ | QUIET, capture_output=True, text=True)
     (complaint,) = [line for line in done.stderr.splitlines() if line.startswith("posgap: error")]
     assert done.returncode == 2 and "its RoPE follows the longest prompt of a batch" in complaint
@@ -204,7 +204,7 @@ def test_serve_check_reads_the_factors_off_the_loaded_model(capsys, tmp_path, to
     save_model(
         scale_model(model("llama", **({"rope_parameters": rope} if rope else {})), FACTORS), tokenizer, tmp_path / "m"
     )
-    words = ["serve-check", "--model", tmp_path / "m", "--backend", "transformers"]
+    words = ["doctor", "--model", tmp_path / "m", "--backend", "transformers"]
     with pytest.raises(SystemExit) as stopped:
         main([str(word) for word in words])
     assert not stopped.value.code

@@ -8,13 +8,22 @@ from posgap.foundation.config import Config
 from posgap.foundation.fields import (
     POSITIONAL,
     WORDS_OF_VERB,
+    OptionalInputPath,
 )
 from posgap.tasks.fields import OptionalTaskName
 
 
 class DoctorConfig(Config):
     """Says what this machine can do, and for what is missing how to mend it. Exit code 1: something that is configured
-    does not work."""
+    does not work.
+
+    With --model it prints instead the RoPE factors that a loaded model applies, layer by layer, beside its config's.
+    """
+
+    model: OptionalInputPath = Field(None, description="Hugging Face model folder, to load and look at")
+    backend: Literal["auto", "vllm", "transformers"] = Field(
+        "auto", description="what loads the model; auto: vllm if it is installed, else transformers"
+    )
 
 
 class ConfigFileConfig(Config):
@@ -23,18 +32,6 @@ class ConfigFileConfig(Config):
     verb: Annotated[list[str], POSITIONAL, WORDS_OF_VERB] = Field(
         min_length=1, description="the verb, like `scale search`"
     )
-
-
-class CompletionConfig(Config):
-    """Prints a script that has a shell complete verbs, options, their values and files.
-
-    \b
-    bash:  posgap completion bash > ~/.posgap-completion.bash, and `. ~/.posgap-completion.bash` in ~/.bashrc
-    zsh:   posgap completion zsh > "${fpath[1]}/_posgap"
-    fish:  posgap completion fish > ~/.config/fish/completions/posgap.fish
-    """
-
-    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL] = Field(description="the shell")
 
 
 class InitConfig(Config):

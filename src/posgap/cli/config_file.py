@@ -7,7 +7,7 @@ key `tracking` beside the sections says where runs go, unless MLFLOW_TRACKING_UR
 import difflib
 import json
 import os
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -21,7 +21,7 @@ TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
 PREFIX = "POSGAP"  # of the variables that stand for options
 MOST_BYTES = 2**20  # of a file
-_UNSAID = ("config", "help")  # which no section has
+_UNSAID = ("config", "help", "help_all")  # which no section has
 
 
 class Text(click.ParamType):
@@ -134,16 +134,13 @@ def _shown(name: str | None) -> str:
 
 
 def _verbs(command: click.Command, above: str = "") -> dict[str, click.Command]:
-    """Every verb by what is typed for it, also those that stand below another, as `gate replay` does."""
-    found = {} if isinstance(command, click.Group) else {above: command}
-    for name, each in below(command).items():
+    """Every verb by what is typed for it."""
+    if not isinstance(command, click.Group):
+        return {above: command}
+    found: dict[str, click.Command] = {}
+    for name, each in command.commands.items():
         found |= _verbs(each, f"{above} {name}".strip())
     return found
-
-
-def below(command: Any) -> MutableMapping[str, click.Command]:
-    """The commands of a group, or those below a verb."""
-    return command.commands if isinstance(command, click.Group) else command.below
 
 
 def show(config: ConfigFileConfig) -> None:

@@ -24,6 +24,7 @@ from posgap.foundation.errors import Findings
 from posgap.foundation.extras import how_to_install
 from posgap.foundation.printing import coloured, show
 from posgap.foundation.redaction import redacted, without_user
+from posgap.storage.inputs import with_local_paths
 from posgap.tracking.server import HOW_TO_TRACK
 
 SECONDS = 4.0  # that what is configured has to answer
@@ -41,8 +42,15 @@ class Finding(NamedTuple):
     mend: str = ""
 
 
+@with_local_paths
 def doctor(config: DoctorConfig) -> None:
-    """Prints what this machine can do. Raises `Findings` where something configured does not work."""
+    """Prints what this machine can do, or of a model what it applies. Raises `Findings` where something configured does
+    not work, and `PosgapError` where a model does not apply what its config says."""
+    if config.model:
+        from posgap.scaling.serve_check import serve_check
+
+        serve_check(config.model, config.backend)
+        return
     found = list(findings())
     width = max(len(each.part) for each in found)
     lines = [

@@ -16,8 +16,9 @@ from posgap.foundation.errors import PosgapError, first_fault
 from posgap.foundation.locations import is_address, is_uri
 from posgap.foundation.printing import show
 from posgap.measurement.config import SweepConfig
-from posgap.tasks.reading import write_examples
+from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.registry import TASKS
+from posgap.tasks.task import Task
 
 CONFIG_FILE = "posgap.yaml"
 MADE, NOWHERE = "made", "none"
@@ -34,7 +35,8 @@ def init(config: InitConfig) -> None:
     """Writes `posgap.yaml` into the current folder, and examples where none are given; prints the next command.
 
     Raises `PosgapError` where a file is there already, where an answer is missing and there is no terminal to ask at,
-    and where an answer is none that a sweep takes; nothing is written then.
+    and where an answer is none that a sweep takes, or examples that the task cannot ask about; nothing is written
+    then. Examples on this machine are read: a sweep has at most as many documents in a prompt as all of them have.
     """
     _require_free(Path(CONFIG_FILE), config.force)
     answers = _answers(config)
@@ -51,8 +53,11 @@ def init(config: InitConfig) -> None:
         raise PosgapError(f"init: {first_fault(error)}") from None
     if made:
         write_examples(MADE_FILE, list(made_examples(TASKS[answers["task"]], N_EXAMPLES, n_docs, SEED)))
-    elif not (is_uri(checked.examples) or is_address(checked.examples) or checked.examples.exists()):
-        raise PosgapError(f"--examples: {checked.examples}: no such file or folder")
+    elif not (is_uri(checked.examples) or is_address(checked.examples)):
+        if not checked.examples.exists():
+            raise PosgapError(f"--examples: {checked.examples}: no such file or folder")
+        if (n_docs := _documents_of_all(TASKS[checked.task], checked.examples)) < checked.n_docs:
+            swept["n_docs"] = n_docs
     section = yaml.safe_dump(
         {"sweep": {name.replace("_", "-"): value for name, value in swept.items()}}, sort_keys=False
     )
@@ -60,6 +65,15 @@ def init(config: InitConfig) -> None:
         partial.write_text(f"{_HEAD}{_tracking(answers['tracking'])}{section}", encoding="utf-8")
     written, command = [CONFIG_FILE, *([str(MADE_FILE)] if made else [])], f"posgap sweep --config {CONFIG_FILE}"
     show(f"written: {', '.join(written)}\nnext:    {command}", {"written": written, "next": command})
+
+
+def _documents_of_all(task: Task, file: Path) -> int:
+    """How many documents every example of a file has; `PosgapError` where the task cannot ask about one of them."""
+    examples = read_examples(file)
+    n_docs = min(len(example.gold) + len(example.distractors) for example in examples)
+    for example in examples:
+        task.prompt(example, task.placements(n_docs)[0])
+    return n_docs
 
 
 def _require_free(file: Path, force: bool) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, get_args, get_origin
 
 import click
-from click.shell_completion import CompletionItem
+from click.core import ParameterSource
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
@@ -37,7 +37,7 @@ from posgap.foundation.errors import (
     shortened,
 )
 from posgap.foundation.extras import how_to_install
-from posgap.foundation.fields import ON_HUB, POSITIONAL, WORDS_OF_VERB, choices_of, plain_type, role
+from posgap.foundation.fields import ON_HUB, POSITIONAL, RARE, WORDS_OF_VERB, choices_of, plain_type, role
 from posgap.foundation.internal_errors import told
 from posgap.foundation.interruption import stop_on_termination
 from posgap.foundation.launch import end, end_together, is_main_process
@@ -73,23 +73,48 @@ def is_argument(field: FieldInfo) -> bool:
     return POSITIONAL in field.metadata
 
 
+class _Argument(click.Argument):
+    """An argument that help describes."""
+
+    def __init__(self, *names: Any, description: str | None, **more: Any):
+        super().__init__(*names, **more)
+        self.help = description
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        return self.make_metavar(ctx), self.help or ""
+
+
+class _Option(click.Option):
+    """An option that a long help may leave to `--help-all`."""
+
+    def __init__(self, *names: Any, rare: bool = False, **more: Any):
+        super().__init__(*names, **more)
+        self.rare = rare
+
+
 class _Verb(click.Command):
     """A command whose flags may be given a value too, after an equals sign: `--force=false`. MLproject and other
     programs that write command lines have no way to leave an option out.
 
-    Another verb may stand `below` it, like `gate replay`, which then takes what follows.
+    Its help has at most `MAX_SHOWN` options: where it has more, the rare ones are left to `--help-all`.
     """
 
-    def __init__(self, *arguments: Any, **options: Any):
-        super().__init__(*arguments, **options)
-        self.below: dict[str, click.Command] = {}
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), _HELP_ALL]
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        if args[:1] and args[0] in self.below:
-            return self.below[args[0]].make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
-        return super().make_context(info_name, args, parent, **extra)
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        parts = [(p, r) for p in self.get_params(ctx) if (r := p.get_help_record(ctx)) is not None]
+        options = [(p, r) for p, r in parts if isinstance(p, click.Option)]
+        in_full = ctx.meta.get(_IN_FULL) or len(options) <= MAX_SHOWN
+        shown = [r for p, r in options if in_full or not getattr(p, "rare", False)]
+        if arguments := [r for p, r in parts if isinstance(p, click.Argument)]:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        with formatter.section("Options"):
+            formatter.write_dl(shown)
+        if left := len(options) - len(shown):
+            formatter.write_paragraph()
+            formatter.write_text(f"{left} more options: {ctx.command_path} --help-all")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         flags = {
@@ -108,17 +133,25 @@ class _Verb(click.Command):
 
         return super().parse_args(ctx, [word for arg in args for word in words(arg)])
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        if self.below:
-            with formatter.section("Below it"):
-                formatter.write_dl(
-                    [(f"{self.name} {name}", verb.get_short_help_str(200)) for name, verb in self.below.items()]
-                )
-        super().format_epilog(ctx, formatter)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        below = [CompletionItem(word) for word in self.below if word.startswith(incomplete)]
-        return below + super().shell_complete(ctx, incomplete)
+def _help_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_IN_FULL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+MAX_SHOWN = 30  # options of a verb in its help
+_IN_FULL = "posgap.help_all"
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    allow_from_autoenv=False,
+    callback=_help_all,
+    help="Show all options and exit.",
+)
 
 
 def command(words: str, verb: Verb) -> click.Command:
@@ -130,27 +163,31 @@ def command(words: str, verb: Verb) -> click.Command:
     for field, info in config_type.model_fields.items():
         if is_argument(info):
             several: dict[str, Any] = {"nargs": -1} if get_origin(info.annotation) is list else {}
-            options.append(click.Argument([field], required=info.is_required(), **several, **_kind(info)))
+            options.append(
+                _Argument([field], description=info.description, required=info.is_required(), **several, **_kind(info))
+            )
             continue
         shown = json.dumps(info.default) if isinstance(info.default, dict | list) else info.default
         default = {} if info.default in (None, "", [], {}) else {"default": shown}
         word = field.replace("_", "-")
         options.append(
-            click.Option(
+            _Option(
                 [f"--{word}/--no-{word}" if info.default is True else f"--{word}"],
                 help=info.description,
+                rare=RARE in info.metadata,
                 show_default=config_type.shown_defaults().get(field, info.default is not False),
                 **_kind(info),
                 **({"required": True} if info.is_required() else default),
             )
         )
         if ON_HUB in info.metadata:
-            options.append(click.Option(["--revision"], help=f"commit, tag or branch of a {word} on the hub"))
+            options.append(_Option(["--revision"], rare=True, help=f"commit, tag or branch of a {word} on the hub"))
 
     def run(**given: Any) -> None:
         # Of a model that is read it is part of its name; a verb that pushes has a field of its own for it.
         revision = None if "revision" in config_type.model_fields else given.pop("revision", None)
-        values = {k: v for k, v in given.items() if v is not None and v != ()}
+        source_of = click.get_current_context().get_parameter_source
+        values = {k: v for k, v in given.items() if v not in (None, ()) and source_of(k) is not ParameterSource.DEFAULT}
         try:
             parsed = config_type(**values)
             if revision:
@@ -176,7 +213,7 @@ def example(words: str) -> str:
 def _work(verb: Verb, parsed: Config) -> None:
     """Does a verb's work. The file in its folder that is its result is kept to be printed as JSON, also that of a
     refusal, which is then raised."""
-    place = str(getattr(parsed, "out", ""))
+    place = str(getattr(parsed, "out", None) or "")
     with printing.result_alone():
         try:
             _function(verb)(parsed)
@@ -187,7 +224,7 @@ def _work(verb: Verb, parsed: Config) -> None:
             with suppress(PosgapError):  # nothing was written
                 _keep_result(verb, f"{place}.rejected")
             raise
-        if not getattr(parsed, "estimate", False):
+        if place and not getattr(parsed, "estimate", False):
             _keep_result(verb, place)
 
 
@@ -255,12 +292,12 @@ def build() -> click.Group:
     click.version_option(__version__, allow_from_autoenv=False)(root)
     for words, verb in VERBS.items():
         place: Any = root
-        *above, word = words.split()
+        above = words.split()[:-1]
         for depth, name in enumerate(above, start=1):
-            if name not in config_file.below(place):
+            if name not in place.commands:
                 place.add_command(_Group(name, help=GROUPS[" ".join(above[:depth])]))
-            place = config_file.below(place)[name]
-        config_file.below(place)[word] = command(words, verb)
+            place = place.commands[name]
+        place.add_command(command(words, verb))
     return root
 
 

@@ -3,18 +3,12 @@
 from enum import Enum
 from typing import NamedTuple
 
-from posgap.cli.config import CompletionConfig, ConfigFileConfig, DoctorConfig, InitConfig
+from posgap.cli.config import ConfigFileConfig, DoctorConfig, InitConfig
 from posgap.data.config import (
     DataVersionConfig,
     FetchConfig,
     ImportConfig,
-    MakeChoiceConfig,
-    MakeKVConfig,
-    MakeNeedleConfig,
-    MakeQAConfig,
-    MakeSpansConfig,
-    MakeTwoHopConfig,
-    NewestConfig,
+    MakeConfig,
     ReleaseConfig,
     ValidateConfig,
 )
@@ -24,12 +18,8 @@ from posgap.foundation.config import Config
 from posgap.gating.config import (
     CheckConfig,
     GateConfig,
-    GateReplayConfig,
     PlanGateConfig,
-    PolicyDefaultConfig,
-    PolicyKeygenConfig,
-    PolicySetConfig,
-    PolicyShowConfig,
+    PolicyConfig,
 )
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigating.config import ApplyConfig, MitigateConfig
@@ -48,7 +38,7 @@ from posgap.rollout.config import (
     RolloutMeasureConfig,
     RolloutPredictConfig,
 )
-from posgap.scaling.config import ScaleSearchConfig, ServeCheckConfig
+from posgap.scaling.config import ScaleSearchConfig
 from posgap.storage.config import VerifyConfig
 from posgap.tracking.config import (
     ApproveConfig,
@@ -85,33 +75,19 @@ class Verb(NamedTuple):
 SECTIONS: dict[str, dict[str, Verb]] = {
     "Measure": {
         "data fetch": Verb(FetchConfig, "posgap.data.verbs:fetch", "nq-20"),
-        "data make kv": Verb(MakeKVConfig, "posgap.data.verbs:make_kv", "--n-examples 40 --out made.jsonl.gz"),
-        "data make qa": Verb(
-            MakeQAConfig,
-            "posgap.data.verbs:make_qa",
-            "--examples questions.jsonl.gz --n-docs 20 --out qa.jsonl.gz",
-        ),
-        "data make needle": Verb(
-            MakeNeedleConfig, "posgap.data.verbs:make_needle", "--n-examples 100 --out needle.jsonl.gz"
-        ),
-        "data make spans": Verb(MakeSpansConfig, "posgap.data.verbs:make_spans", "--needles 2 --out spans.jsonl.gz"),
-        "data make two-hop": Verb(
-            MakeTwoHopConfig, "posgap.data.verbs:make_two_hop", "--n-examples 100 --out two-hop.jsonl.gz"
-        ),
-        "data make choice": Verb(MakeChoiceConfig, "posgap.data.verbs:make_choice", "--n-docs 4 --out choice.jsonl.gz"),
+        "data make": Verb(MakeConfig, "posgap.data.verbs:make", "kv --n-examples 40 --out made.jsonl.gz"),
         "data import": Verb(
             ImportConfig,
             "posgap.data.verbs:import_examples",
             "--format litm-kv --input made.jsonl.gz --out kv.jsonl.gz",
         ),
-        "data newest": Verb(NewestConfig, "posgap.data.verbs:newest", "s3://bucket/data/train-"),
         "data release": Verb(ReleaseConfig, "posgap.data.verbs:release", "s3://bucket/data/train-2026-11-20"),
         "data version": Verb(
             DataVersionConfig,
-            "posgap.stages.data_version:data_version",
-            "--data s3://bucket/data/train- --model s3://bucket/model --out run/version",
+            "posgap.stages.data_version:version",
+            "s3://bucket/data/train-",
             ("version.json",),
-            Kind.STAGE,
+            Kind.MORE,
         ),
         "validate": Verb(
             ValidateConfig,
@@ -177,7 +153,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             ("manifest.json",),
             Kind.STAGE,
         ),
-        "train job": Verb(
+        "train-job": Verb(
             TrainJobConfig,
             "posgap.stages.train_job:train_job",
             "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
@@ -261,11 +237,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             ("gate.json",),
             Kind.MORE,
         ),
-        "gate replay": Verb(GateReplayConfig, "posgap.gating.replay:replay", "run/gate"),
-        "policy default": Verb(PolicyDefaultConfig, "posgap.gating.policy:show_default", ""),
-        "policy set": Verb(PolicySetConfig, "posgap.gating.policy:set_policy", "my-model policy.yaml"),
-        "policy show": Verb(PolicyShowConfig, "posgap.gating.policy:show_policy", "my-model"),
-        "policy keygen": Verb(PolicyKeygenConfig, "posgap.gating.signature:keygen", "--out signing.key"),
+        "policy": Verb(PolicyConfig, "posgap.gating.policy:policy", "my-model policy.yaml"),
         "promote": Verb(
             PromoteConfig,
             "posgap.workflows.admission:promote",
@@ -308,18 +280,12 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         ),
         "pipeline lint": Verb(PipelineLintConfig, "posgap.pipelines.lint:lint", "--smoke"),
         "pipeline schedule": Verb(ScheduleConfig, "posgap.pipelines.schedules:schedule", 'weekly --cron "0 6 * * mon"'),
-        "hub push": Verb(
+        "push": Verb(
             HubPushConfig,
             "posgap.peers.hub:push",
             "run/after --model run/candidate --to someone/model --dry-run",
         ),
-        "serve-check": Verb(
-            ServeCheckConfig,
-            "posgap.scaling.serve_check:serve_check",
-            "--model run/scaled",
-            kind=Kind.READER,
-        ),
-        "verify": Verb(VerifyConfig, "posgap.storage.verification:verify", "run/after"),
+        "verify": Verb(VerifyConfig, "posgap.gating.replay:verify", "run/after"),
         "sync": Verb(SyncConfig, "posgap.tracking.sync:sync", "run"),
         "gc": Verb(GcConfig, "posgap.tracking.garbage:collect", "--older-than 48"),
     },
@@ -330,25 +296,20 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         ),
         "doctor": Verb(DoctorConfig, "posgap.cli.doctor:doctor", ""),
         "config": Verb(ConfigFileConfig, "posgap.cli.config_file:show", "sweep"),
-        "completion": Verb(CompletionConfig, "posgap.cli.completion:completion", "bash"),
     },
 }
 VERBS = {words: verb for section in SECTIONS.values() for words, verb in section.items()}
 GROUPS = {
     "data": "Fetch, import or make examples, and say or pick which version of them is taken.",
-    "data make": "Write synthetic data, or draw distractors for questions.",
     "plan": "How many examples, how much memory and how many hours it takes.",
-    "train": "Training on a cluster.",
     "scale": "Search RoPE factors for a model, which `posgap apply` puts in force.",
     "rollout": "Why a model is biased: what of each position reaches the last token.",
-    "policy": "What the gate demands, in a file, or of a registered model.",
     "pipeline": "The Kubeflow pipeline: compile, run here or on a cluster, schedule, check.",
-    "hub": "The Hugging Face hub.",
 }
-# What is also a KFP component, by the name that it has there.
-STAGES = {words.replace(" ", "_"): verb for words, verb in VERBS.items() if verb.kind in (Kind.STAGE, Kind.MORE)}
-
-
-def words(stage: str) -> list[str]:
-    """What is typed for a stage: `scale_search` is `posgap scale search`."""
-    return stage.split("_")
+# What is typed for each stage, by the name that it has as a KFP component.
+TYPED = {
+    words.replace(" ", "_").replace("-", "_"): words
+    for words, verb in VERBS.items()
+    if verb.kind in (Kind.STAGE, Kind.MORE)
+}
+STAGES = {stage: VERBS[words] for stage, words in TYPED.items()}

@@ -1,15 +1,18 @@
 """Parameters of the data verbs and stages: making, importing, fetching and checking examples, and their versions."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
+from posgap.data.generators import GENERATORS
 from posgap.data.sources import SOURCES
+from posgap.foundation.choices import WholeNumber
 from posgap.foundation.config import Config, FileConfig, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
     InputPath,
     OptionalInputPath,
+    OptionalOutputPath,
     OutputPath,
     Place,
     RegisteredName,
@@ -30,9 +33,15 @@ class ValidateConfig(PromptConfig):
 
 
 class DataVersionConfig(StageConfig):
-    """Picks the newest data version, and says whether data, base model or recipe are those of the champion."""
+    """Picks the newest data version: the highest date or number among names with a prefix, or the one released.
 
-    data: Place = Field(
+    It prints its location; with --out it also says whether data, base model or recipe are those of the champion.
+    """
+
+    out: OptionalOutputPath = Field(  # type: ignore[assignment]  # without it there is no stage to run
+        None, description="folder to write; empty: only print the location"
+    )
+    data: Annotated[Place, POSITIONAL] = Field(
         min_length=1,
         description="beginning of the data versions' names, like s3://bucket/data/ or s3://bucket/data/train-; or a "
         "single file or folder",
@@ -52,71 +61,38 @@ class DataVersionConfig(StageConfig):
     )
 
 
-class MakeKVConfig(FileConfig):
-    """Writes synthetic UUID records in the format of the public lost-in-the-middle file."""
+class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy needs named base classes
+    """Writes synthetic data of a kind, or gives questions distractors."""
 
     out: OutputPath = Field(description="file to write, .jsonl or .jsonl.gz")
-    n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_keys: int = Field(75, ge=1, le=MOST_DOCS, description="records in an example")
-    seed: int = Field(0, ge=0, description="equal seeds write equal files")
-
-
-class MakeQAConfig(FileConfig):
-    """Gives each question distractors: passages of other questions that contain none of its answers, drawn at random
-    or the most similar ones."""
-
-    examples: InputPath = Field(description="imported examples, .jsonl or .jsonl.gz; their own distractors are dropped")
-    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in an example, the gold ones included")
-    distractors: Literal["random", "bm25"] = Field(
-        "random",
-        description="random: drawn by the seed; bm25: those that BM25 ranks highest for the question, in its order",
+    kind: Annotated[str, POSITIONAL, GENERATORS, AfterValidator(GENERATORS.checked)] = Field(
+        description=GENERATORS.described()
     )
-    seed: int = Field(0, ge=0, description="equal seeds draw equal distractors")
-
-
-class MakeNeedleConfig(FileConfig):
-    """Writes synthetic needle questions for the task qa: each asks for one number among invented facts."""
-
-    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_docs: int = Field(20, ge=1, le=5000, description="documents in an example")
-    facts: int = Field(3, ge=1, le=12, description="facts in a document, the needle among them")
-    digits: int = Field(7, ge=1, le=18, description="number of digits of each number")
-    seed: int = Field(0, ge=0, description="equal seeds write equal files")
-
-
-class MakeSpansConfig(FileConfig):
-    """Writes synthetic questions for the task spans: each asks for several numbers, stated in as many documents."""
-
-    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_docs: int = Field(20, ge=2, le=5000, description="documents in an example")
-    needles: int = Field(2, ge=2, le=4, description="numbers asked for, each in a document of its own")
-    facts: int = Field(3, ge=1, le=12, description="facts in a document, the needle among them")
-    digits: int = Field(7, ge=1, le=18, description="number of digits of each number")
-    seed: int = Field(0, ge=0, description="equal seeds write equal files")
-
-
-class MakeTwoHopConfig(FileConfig):
-    """Writes synthetic two-hop questions about people and their contacts, as examples."""
-
-    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_docs: int = Field(20, ge=3, le=24, description="documents in an example, the two gold ones included")
-    seed: int = Field(0, ge=0, description="equal seeds write equal files")
-
-
-class MakeChoiceConfig(FileConfig):
-    """Writes synthetic questions for the tasks options and judge: which of some sentences is about an animal?"""
-
-    out: OutputPath = Field(description="examples to write, .jsonl or .jsonl.gz")
-    n_examples: int = Field(300, ge=1, description="examples, one a line")
-    n_docs: int = Field(4, ge=2, le=16, description="items to choose from")
-    hard: float = Field(
-        0.5, ge=0, le=1, description="share of hard examples, which name an animal by its young, like foal for horse"
+    n_examples: int = Field(300, ge=1, description="examples, one a line; all kinds but qa")
+    n_docs: WholeNumber = Field(
+        None,
+        ge=1,
+        le=MOST_DOCS,
+        description="documents in an example, the gold ones included, or items to choose from; all kinds but kv",
     )
     seed: int = Field(0, ge=0, description="equal seeds write equal files")
+
+    @classmethod
+    def shown_defaults(cls) -> dict[str, str]:
+        usual = {kind.name: kind.usual for kind in GENERATORS if kind.size == "n_docs"}
+        most = max(usual.values(), key=list(usual.values()).count)
+        return {"n_docs": ", ".join([str(most), *(f"{name}: {n}" for name, n in usual.items() if n != most)])}
+
+    @model_validator(mode="after")
+    def _takes_what_is_given(self) -> Self:
+        kind, common = GENERATORS[self.kind], ("kind", *FileConfig.model_fields)
+        for name in sorted(self.model_fields_set - {*common, *kind.takes()}):
+            taking = [each.name for each in GENERATORS if name in each.takes()]
+            raise ValueError(f"`{name}` is an option of {', '.join(taking)}, not of {kind.name}")
+        n_docs = self.n_docs
+        if n_docs is not None and not kind.least <= n_docs <= kind.most:
+            raise ValueError(f"`n_docs` of {kind.name} must lie in {kind.least} to {kind.most}, got {n_docs}")
+        return self
 
 
 class ImportConfig(FileConfig):
@@ -175,14 +151,6 @@ class FetchConfig(Config):
     """Downloads a public data file into the cache (POSGAP_CACHE, else ~/.cache/posgap) and prints its path."""
 
     name: Annotated[Literal[tuple(SOURCES)], POSITIONAL] = Field(description="name of the file")  # type: ignore[valid-type]
-
-
-class NewestConfig(Config):
-    """Prints the location of the newest complete data version: the highest date or number among names with a prefix."""
-
-    prefix: Annotated[str, POSITIONAL] = Field(
-        min_length=1, description="a folder, or the beginning of names in it: s3://bucket/data/, data/train-"
-    )
 
 
 class ReleaseConfig(Config):

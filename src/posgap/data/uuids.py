@@ -4,6 +4,8 @@ import random
 from collections.abc import Iterator
 from uuid import UUID
 
+from posgap.tasks.examples import KVExample
+
 
 def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
     """Yields `{"ordered_kv_records": [[key, value], ...], "key": ..., "value": ...}`.
@@ -22,3 +24,10 @@ def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
             records[uuid4()] = uuid4()
         key = rng.choice(list(records))
         yield {"ordered_kv_records": [list(r) for r in records.items()], "key": key, "value": records[key]}
+
+
+def uuid_examples(n_examples: int, n_keys: int, seed: int) -> Iterator[KVExample]:
+    """Yields the same records as examples."""
+    for number, row in enumerate(uuid_records(n_examples, n_keys, seed), start=1):
+        key, value, records = row["key"], row["value"], row["ordered_kv_records"]
+        yield KVExample(id=f"kv-{number:05d}", question=key, answers=[value], key=key, value=value, records=records)

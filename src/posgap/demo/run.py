@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import posgap
-from posgap.data.config import ImportConfig, MakeKVConfig
-from posgap.data.verbs import import_examples, make_kv
+from posgap.data.config import ImportConfig, MakeConfig
+from posgap.data.verbs import import_examples, make
 from posgap.demo import tiny_model
 from posgap.demo.config import DemoConfig
 from posgap.demo.summary import steps, summarize, table
@@ -79,7 +79,7 @@ def _demo(config: DemoConfig, output: RunFolder) -> None:
 
 def examples(config: DemoConfig, work: Path) -> tuple[Path, Path]:
     """Training and evaluation examples from different lines of the data file."""
-    source = config.data or Path(make_kv(MakeKVConfig(out=work / "kv.jsonl.gz", seed=config.seed)))
+    source = config.data or Path(make(MakeConfig(kind="kv", out=work / "kv.jsonl.gz", seed=config.seed)))
     if not source.is_file():
         raise PosgapError(f"{source}: no such file")
     version = files.digest(source)[:8]

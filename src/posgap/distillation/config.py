@@ -8,7 +8,7 @@ from posgap.distillation.methods import METHODS
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation.choices import Number, WholeNumber
 from posgap.foundation.config import Config, StageConfig
-from posgap.foundation.fields import InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
+from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, Role, WorkPath, in_s3
 from posgap.foundation.locations import Location, as_location
 from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.tasks.config import QUESTION, SHUFFLE, WORDED, Framed
@@ -50,8 +50,8 @@ class _Distilled(StageConfig):
         "the student starts from it"
     )
     task: TaskName = Field("kv", description=WORDED)
-    question: QuestionPlace = Field("after", description=QUESTION)
-    shuffle: int = Field(0, ge=0, description=SHUFFLE)
+    question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
+    shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
     method: Annotated[str, TRAINING_METHODS, AfterValidator(TRAINING_METHODS.checked)] = Field(
         "r1", description=f"training method; {TRAINING_METHODS.described()}"
     )
@@ -89,12 +89,12 @@ class _ByRecipe(Config):
 class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  # type: ignore[misc]  # registered choices' parameters
     """Distils the model's own answers at its best position into the other positions (Pos2Distill)."""
 
-    mix: Literal["", "examples", "prompts"] = Field(
+    mix: Annotated[Literal["", "examples", "prompts"], RARE] = Field(
         "",
         description="what is shuffled into steps; examples: whole examples, with all their prompts; prompts: "
         "single prompts; empty: the recipe's",
     )
-    distractors: Literal["", "kept", "reshuffled"] = Field(
+    distractors: Annotated[Literal["", "kept", "reshuffled"], RARE] = Field(
         "",
         description="order of a student's distractors; kept: as the teacher read them; reshuffled: one for each prompt",
     )
@@ -102,32 +102,38 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         8192, ge=1, description="tokens that a process reads at once in training; a longer prompt is read by itself"
     )
     learning_rate: Number = Field(None, gt=0, description="peak learning rate of AdamW")
-    schedule: Literal["", "linear", "cosine", "constant"] = Field(
+    schedule: Annotated[Literal["", "linear", "cosine", "constant"], RARE] = Field(
         "", description="how the learning rate falls from its peak to final_rate"
     )
-    warmup_steps: Number = Field(
+    warmup_steps: Annotated[Number, RARE] = Field(
         None, ge=0, description="steps in which the learning rate rises to its peak; below 1: a share of all steps"
     )
-    final_rate: Number = Field(None, ge=0, le=1, description="learning rate at the end, as a share of the peak")
-    adam_beta1: Number = Field(None, ge=0, lt=1, description="AdamW's decay of the mean of gradients")
-    adam_beta2: Number = Field(None, ge=0, lt=1, description="AdamW's decay of the mean of squared gradients")
-    adam_epsilon: Number = Field(None, gt=0, description="AdamW's least divisor")
-    weight_decay: Number = Field(None, ge=0, description="AdamW's weight decay, of matrices alone")
-    max_grad_norm: Number = Field(None, gt=0, description="largest gradient norm; longer gradients are clipped")
+    final_rate: Annotated[Number, RARE] = Field(
+        None, ge=0, le=1, description="learning rate at the end, as a share of the peak"
+    )
+    adam_beta1: Annotated[Number, RARE] = Field(None, ge=0, lt=1, description="AdamW's decay of the mean of gradients")
+    adam_beta2: Annotated[Number, RARE] = Field(
+        None, ge=0, lt=1, description="AdamW's decay of the mean of squared gradients"
+    )
+    adam_epsilon: Annotated[Number, RARE] = Field(None, gt=0, description="AdamW's least divisor")
+    weight_decay: Annotated[Number, RARE] = Field(None, ge=0, description="AdamW's weight decay, of matrices alone")
+    max_grad_norm: Annotated[Number, RARE] = Field(
+        None, gt=0, description="largest gradient norm; longer gradients are clipped"
+    )
     lora_rank: int = Field(0, ge=0, description="rank of LoRA adapters; 0: train all parameters")
-    lora_alpha: int = Field(
+    lora_alpha: Annotated[int, RARE] = Field(
         16, ge=1, description="scale of LoRA adapters (alpha): their product is multiplied by alpha / rank"
     )
-    lora_export: Literal["merged", "adapter"] = Field(
+    lora_export: Annotated[Literal["merged", "adapter"], RARE] = Field(
         "merged",
         description="what a run with lora_rank writes; merged: the whole model; adapter: the adapters alone, in peft's "
         "format, which are read with the model they were trained on",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    export_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    export_dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], RARE] = Field(
         "auto", description="precision in which the model is stored; auto: that of the model it came from"
     )
-    export_rounding: Literal["auto", "nearest", "stochastic"] = Field(
+    export_rounding: Annotated[Literal["auto", "nearest", "stochastic"], RARE] = Field(
         "auto",
         description="rounding of the stored weights; nearest loses steps smaller than the precision, stochastic keeps "
         "them on average; auto: nearest where that keeps what training did",
@@ -139,7 +145,7 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
     fsdp: bool = Field(
         False, description="spread parameters, gradients and optimizer over the processes by torch's FSDP2"
     )
-    save_steps: int = Field(
+    save_steps: Annotated[int, RARE] = Field(
         10, ge=0, description="steps between checkpoints, beside the one at the end; 0: only one at SIGTERM"
     )
     work: WorkPath = Field(
@@ -151,11 +157,11 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         description="held-out examples by which training is watched, neither trained on nor the gate's; the model of "
         "the best step is written; empty: none",
     )
-    watch_last: int = Field(
+    watch_last: Annotated[int, RARE] = Field(
         0, ge=0, description="number of `examples`, the last ones, that are watched and not trained on; 0: none"
     )
-    watch_every: int = Field(10, ge=1, description="steps between two sweeps of the held-out examples")
-    watch_placements: Placements = Field(
+    watch_every: Annotated[int, RARE] = Field(10, ge=1, description="steps between two sweeps of the held-out examples")
+    watch_placements: Annotated[Placements, RARE] = Field(
         [], description="placements to watch beside the teacher's, like 5,10,20; empty: five that are spread evenly"
     )
     stop_gap: float = Field(
@@ -165,7 +171,9 @@ class DistillConfig(_ByRecipe, *TRAINING_METHODS.bases(), Framed, _Distilled):  
         description="held-out gap in points at which training ends early; it then also ends early where accuracy at "
         "the teacher's placement falls; 0: it goes on to its last step",
     )
-    max_hours: float = Field(0.0, ge=0, description="hours after which training ends early; 0: no limit")
+    max_hours: Annotated[float, RARE] = Field(
+        0.0, ge=0, description="hours after which training ends early; 0: no limit"
+    )
 
     @model_validator(mode="after")
     def _watches_by_one_set(self) -> Self:
@@ -222,14 +230,22 @@ class TrainJobConfig(DistillConfig):
     deepspeed: str = Field("zero3", pattern="^(zero2|zero3|)$", description="zero2 or zero3; empty: none")
     nodes: int = Field(1, ge=1, description="number of machines")
     gpus_per_node: int = Field(1, ge=1, description="GPUs of each machine, with one process each")
-    cpus_per_node: int = Field(0, ge=0, description="CPU cores of each machine; 0: as many as the runtime says")
-    memory_per_node: str = Field(
+    cpus_per_node: Annotated[int, RARE] = Field(
+        0, ge=0, description="CPU cores of each machine; 0: as many as the runtime says"
+    )
+    memory_per_node: Annotated[str, RARE] = Field(
         "",
         pattern="^([0-9]+[KMGT]i?)?$",
         description="memory of each machine, like 256Gi; empty: as much as the runtime says",
     )
-    runtime: str = Field("posgap-deepspeed", min_length=1, description="training runtime of Kubeflow Trainer")
-    image: str = Field("", description="container image; empty: the runtime's")
-    queue: str = Field("posgap-gpu", description="local queue of Kueue; empty: none")
-    namespace: str = Field("", description="Kubernetes namespace; empty: that of this pod, or of the kubeconfig")
-    timeout: int = Field(86400, ge=60, description="seconds until the job is stopped, the wait for GPUs included")
+    runtime: Annotated[str, RARE] = Field(
+        "posgap-deepspeed", min_length=1, description="training runtime of Kubeflow Trainer"
+    )
+    image: Annotated[str, RARE] = Field("", description="container image; empty: the runtime's")
+    queue: Annotated[str, RARE] = Field("posgap-gpu", description="local queue of Kueue; empty: none")
+    namespace: Annotated[str, RARE] = Field(
+        "", description="Kubernetes namespace; empty: that of this pod, or of the kubeconfig"
+    )
+    timeout: Annotated[int, RARE] = Field(
+        86400, ge=60, description="seconds until the job is stopped, the wait for GPUs included"
+    )

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from posgap.foundation.choices import Choices, Number, Parameters
+from posgap.foundation.fields import RARE
 from posgap.storage.inputs import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -48,12 +49,14 @@ class Method:
 
 
 class R1Parameters(Parameters):
-    alignment: Literal["", "none", "paper", "balanced", "authors"] = Field(
+    alignment: Annotated[Literal["", "none", "paper", "balanced", "authors"], RARE] = Field(
         "",
         description="r1: how placements are weighed; paper: Pos2Distill's alpha; balanced: alpha, but independent of "
         "how often a placement was drawn; authors: as their code does; none: equally; empty: the recipe's",
     )
-    anchoring: Number = Field(None, ge=0, description="r1: weight of the anchoring loss (lambda); empty: the recipe's")
+    anchoring: Annotated[Number, RARE] = Field(
+        None, ge=0, description="r1: weight of the anchoring loss (lambda); empty: the recipe's"
+    )
 
 
 class _R1(Method):

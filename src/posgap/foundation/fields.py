@@ -27,9 +27,9 @@ class Role(Enum):
 
 VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
 MOST_SETTINGS = 65_536  # bytes; a chat template may be among them
-REGISTRY = "registry:"  # before the name of a registered model, where a path could stand
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
+RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
 WORDS_OF_VERB = "words of a verb"  # marks a field that is a verb, as it is typed
 ON_HUB = "on the hub"  # marks a field that may name a model on the hub, and so takes a revision of it
 
@@ -62,7 +62,7 @@ def _written(location: Location | None) -> Location | None:
     return location
 
 
-def _below_bucket(location: Location) -> Location:
+def _below_bucket(location: Location | None) -> Location | None:
     if is_uri(location) and not split_uri(location)[1]:
         raise ValueError("names only a bucket: write s3://bucket/folder")
     return location
@@ -138,18 +138,6 @@ def registered_name(text: str) -> str:
     return text
 
 
-def registered(location: Location | None) -> str:
-    """The name in `registry:NAME`; empty for a place of files."""
-    text = str(location or "")
-    return text.removeprefix(REGISTRY) if text.startswith(REGISTRY) else ""
-
-
-def _registered_if_so(location: Location | None) -> Location | None:
-    if str(location or "").startswith(REGISTRY):
-        registered_name(registered(location))
-    return location
-
-
 def _registered_name_if_any(text: str) -> str:
     return registered_name(text) if text else text
 
@@ -181,6 +169,9 @@ HubName = Annotated[str, AfterValidator(_hub_name)]  # of a model that need not 
 Place = Annotated[str, Role.PLACE]
 _Written = AfterValidator(_written)
 OutputPath = Annotated[Local, Role.OUTPUT, BeforeValidator(as_location), AfterValidator(_below_bucket), _Written]
+OptionalOutputPath = Annotated[
+    Local | None, Role.OUTPUT, BeforeValidator(location_if_any), AfterValidator(_below_bucket), _Written
+]
 WorkPath = Annotated[Location | None, Role.WORK, BeforeValidator(location_if_any), _Written]
 OnThisMachine = AfterValidator(_on_this_machine)
 OptionalReport = Annotated[Local | None, BeforeValidator(location_if_any), OnThisMachine]
@@ -219,9 +210,6 @@ def plain_type(field: FieldInfo) -> type:
 
 RegisteredName = Annotated[str, AfterValidator(registered_name)]
 OptionalRegisteredName = Annotated[str, AfterValidator(_registered_name_if_any)]
-OptionalInputOrRegistered = Annotated[
-    Local | None, Role.INPUT, BeforeValidator(location_if_any), AfterValidator(_registered_if_so)
-]
 RunId = Annotated[str, StringConstraints(pattern=r"^[\w.-]*$")]
 
 

@@ -7,15 +7,12 @@ from pydantic import AfterValidator, Field, model_validator
 from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.fields import (
     POSITIONAL,
+    RARE,
     InputPath,
     ModelName,
-    OnThisMachine,
-    OptionalInputOrRegistered,
     OptionalInputPath,
     OptionalRegisteredName,
     OptionalReport,
-    OutputPath,
-    RegisteredName,
 )
 from posgap.gating.demands import PUBLIC_KEY, Demands, Enough
 from posgap.gating.rules import CHECK_RULES, GATE_RULES
@@ -26,17 +23,17 @@ from posgap.measurement.config import MODEL, ExpectedConfig, Judging, Mitigating
 class _Judged(StageConfig):
     candidate: InputPath = Field(description="sweep of the candidate, the model to be admitted")
     base: InputPath = Field(description="sweep of the base, the model that the candidate was made from")
-    champion: OptionalInputOrRegistered = Field(
+    champion: OptionalInputPath = Field(
         None,
-        description="sweep of the current champion, to compare with, or registry:NAME, which is swept if need be; "
-        "empty: the champion of --name, else the base",
+        description="sweep of the current champion, to compare with; empty: the champion of --name, which is swept if "
+        "need be, else the base",
     )
     examples: OptionalInputPath = Field(
         None, description="examples to sweep the registry's champion on; empty: those of the candidate's sweep"
     )
-    policy: OptionalInputOrRegistered = Field(
+    policy: OptionalInputPath = Field(
         None,
-        description="file of the policy, or registry:NAME; it then alone decides; empty: the options below",
+        description="file of the policy, which then alone decides; empty: that of --name, else the options below",
     )
     name: OptionalRegisteredName = Field(
         "",
@@ -90,7 +87,9 @@ class CheckConfig(
     markdown: OptionalReport = Field(
         None, description="Markdown file to write, with the curve as text; $GITHUB_STEP_SUMMARY is added to"
     )
-    reuse: bool = Field(False, description="in CI too: use what an endpoint answered in an earlier check")
+    reuse: Annotated[bool, RARE] = Field(
+        False, description="in CI too: use what an endpoint answered in an earlier check"
+    )
 
     @property
     def answered_by(self) -> str:
@@ -103,35 +102,31 @@ class CheckConfig(
         return self
 
 
-class GateReplayConfig(Config):
-    """Judges again from what the gate kept beside its verdict, and says where the two differ, if they do."""
+class PolicyConfig(Config):
+    """Prints the policy of a gate without options as YAML, to begin a file with, or that of a registered model.
 
-    folder: Annotated[InputPath, POSITIONAL] = Field(description="folder `gate` wrote, or a copy of it")
-
-
-class PolicyDefaultConfig(Config):
-    """Prints the policy of a gate without options as YAML, to begin a policy file with."""
-
-
-class PolicyShowConfig(Config):
-    """Prints the policy of a registered model as YAML."""
-
-    name: Annotated[RegisteredName, POSITIONAL] = Field(description="name of the registered model in MLflow")
-
-
-class PolicySetConfig(PolicyShowConfig):
-    """Gives a registered model a policy: `promote` admits to it only what this policy does."""
-
-    file: Annotated[InputPath, POSITIONAL] = Field(description="file of the policy, in YAML")
-
-
-class PolicyKeygenConfig(Config):
-    """Makes a pair of keys: the private one signs verdicts, and a policy can ask for the public one's signature.
-
-    Put the file's content into POSGAP_SIGNING_KEY where `posgap gate` runs, and the printed line into the policy.
+    With a file it gives the model that policy: `promote` admits to it only what the policy does.
     """
 
-    out: Annotated[OutputPath, OnThisMachine] = Field(description="file to write the private key to")
+    name: Annotated[OptionalRegisteredName, POSITIONAL] = Field(
+        "", description="name of the registered model in MLflow"
+    )
+    file: Annotated[OptionalInputPath, POSITIONAL] = Field(
+        None, description="file of the policy, in YAML, that the model gets"
+    )
+    keygen: OptionalReport = Field(
+        None,
+        description="file to write a new private key to, which signs verdicts: its content belongs into "
+        "POSGAP_SIGNING_KEY where `posgap gate` runs, and the printed line into the policy",
+    )
+
+    @model_validator(mode="after")
+    def _a_key_or_a_policy(self) -> Self:
+        if self.keygen and self.name:
+            raise ValueError("`keygen` makes a key for any policy; leave the name out")
+        if self.file and not self.name:
+            raise ValueError("name the registered model that gets this policy")
+        return self
 
 
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters

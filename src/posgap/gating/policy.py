@@ -4,16 +4,15 @@ import json
 import logging
 from pathlib import Path
 
-from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import REGISTRY, registered
 from posgap.foundation.files import atomic, digest_of, parsed
 from posgap.foundation.json_text import opened
 from posgap.foundation.locations import Location, cache_folder
 from posgap.foundation.printing import RESULT, keep, show
 from posgap.foundation.yaml_text import parse
-from posgap.gating.config import CheckConfig, GateConfig, PolicySetConfig, PolicyShowConfig
+from posgap.gating.config import CheckConfig, GateConfig, PolicyConfig
 from posgap.gating.demands import Policy
+from posgap.gating.signature import keygen
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking import registry
 
@@ -32,7 +31,7 @@ def parsed_policy(data: bytes, where: str) -> Policy:
     """The policy of a YAML text; `PosgapError` begins with `where`."""
     values = parse(data, where, "a policy", MOST_BYTES)
     if not isinstance(values, dict):
-        raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy default` prints all")
+        raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")
     if unknown := [str(name) for name in values if name not in Policy.model_fields]:
         raise PosgapError(
             f"{where}: {unknown[0][:60]!r} is nothing that a policy says; there are {', '.join(Policy.model_fields)}"
@@ -80,7 +79,7 @@ def required_policy(name: str) -> Policy:
     """The same; `PosgapError` where it has none."""
     if policy := registered_policy(name):
         return policy
-    raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy set {name} FILE` gives it one")
+    raise PosgapError(f"{name}: has no policy in MLflow; `posgap policy {name} FILE` gives it one")
 
 
 def policy_file(config: GateConfig) -> Location | None:
@@ -90,14 +89,14 @@ def policy_file(config: GateConfig) -> Location | None:
     another is given beside it.
     """
     own = registered_policy(config.name) if config.name else None
-    if own and config.policy not in (None, Path(REGISTRY + config.name)):
+    if own is None:
+        return config.policy
+    if config.policy is not None:
         raise PosgapError(
             f"--policy {config.policy}: {config.name} has a policy of its own, {described(own)}, which no other "
             "replaces; leave --policy out"
         )
-    if name := registered(config.policy):
-        own = required_policy(name)
-    return config.policy if own is None else as_file(own)
+    return as_file(own)
 
 
 def as_file(policy: Policy) -> Path:
@@ -109,25 +108,21 @@ def as_file(policy: Policy) -> Path:
 
 
 @with_local_paths
-def set_policy(config: PolicySetConfig) -> None:
-    """Gives a registered model the policy of a file. What the file leaves out is kept with the defaults of today."""
-    policy = read_policy(config.file)
-    registry.set_policy(config.name, policy.model_dump_json())
-    keep({"name": config.name, "version": policy.version, "digest": policy_digest(policy)})
-    log.log(RESULT, "%s: policy %s", config.name, described(policy))
-
-
-def show_policy(config: PolicyShowConfig) -> None:
-    """Prints the policy of a registered model."""
-    policy = required_policy(config.name)
-    show(policy_text(policy), policy.model_dump(mode="json"))
+def policy(config: PolicyConfig) -> None:
+    """Makes a key, gives a registered model the policy of a file, or prints its policy, or that of a gate without
+    options. What a file leaves out is kept with the defaults of today."""
+    if config.keygen:
+        keygen(config.keygen)
+    elif config.file:
+        given = read_policy(config.file)
+        registry.set_policy(config.name, given.model_dump_json())
+        keep({"name": config.name, "version": given.version, "digest": policy_digest(given)})
+        log.log(RESULT, "%s: policy %s", config.name, described(given))
+    else:
+        shown = required_policy(config.name) if config.name else Policy()
+        show(policy_text(shown), shown.model_dump(mode="json"))
 
 
 def described(policy: Policy) -> str:
     """The policy by its version and digest, in a line."""
     return f"{policy.version or 'without a version'} ({policy_digest(policy)[:12]})"
-
-
-def show_default(config: Config) -> None:
-    """Prints the policy of a gate without options, to begin a file with."""
-    show(policy_text(Policy()), Policy().model_dump(mode="json"))

@@ -1,21 +1,18 @@
 """A verdict judged again, offline and wherever it lies, from the copies of the sweeps that the gate kept beside it."""
 
-import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json
-from posgap.foundation.printing import RESULT
-from posgap.foundation.printing import keep as keep_result
-from posgap.gating.config import GateReplayConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
-from posgap.storage.inputs import with_local_paths
+from posgap.storage import verification
+from posgap.storage.config import VerifyConfig
+from posgap.storage.inputs import Source
 
-log = logging.getLogger(__name__)
 ROLES = ("candidate", "base", "champion")
 
 
@@ -61,9 +58,14 @@ def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:
     return judge(folder / "candidate", folder / "base", champion, policy)
 
 
-@with_local_paths
-def replay(config: GateReplayConfig) -> None:
-    """Says that the verdict in `config.folder` follows from what lies beside it; `PosgapError` where it does not."""
-    verdict = replayed(config.folder)
-    keep_result({"outcome": verdict.outcome, "evidence": list(verdict.evidence)})
-    log.log(RESULT, "equal: %s, of %s", verdict.outcome, ", ".join(verdict.evidence))
+def verify(config: VerifyConfig) -> None:
+    """Verifies folders as `storage.verification` does, and judges again where a folder is of a gate."""
+    verification.verify(config, _replayed_if_judged)
+
+
+def _replayed_if_judged(folder: Source) -> str:
+    """The outcome of a gate's folder, judged again; empty for another folder. Raises as `replayed` does."""
+    if GATE_FILE not in folder.sizes():
+        return ""
+    verdict = replayed(Path(folder.fetch()))
+    return f"{verdict.outcome}, of {', '.join(verdict.evidence)}"

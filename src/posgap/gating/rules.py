@@ -8,12 +8,13 @@ stands in docs/statistics.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, computed_field
 
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import RARE
 from posgap.foundation.files import Record
 from posgap.tasks.positions import format_positions
 
@@ -226,7 +227,7 @@ class MinMean(Parameters):
         lt=100,
         description="points that the mean must reach, or the task's chance level if that is higher; 0: none",
     )
-    closed_book: float = Field(
+    closed_book: Annotated[float, RARE] = Field(
         0.0,
         ge=0,
         le=100,
@@ -291,7 +292,7 @@ def _worst_rate(parameters: MinWorst, assumed: "Assumed", n: int) -> float:
 
 
 class MaxRegionGap(Parameters):
-    max_region_gap: float = Field(
+    max_region_gap: Annotated[float, RARE] = Field(
         100.0,
         ge=0,
         le=100,
@@ -325,7 +326,7 @@ def _regions_rate(parameters: MaxRegionGap, assumed: "Assumed", n: int) -> float
 
 
 class MinConsistency(Parameters):
-    min_consistency: float = Field(
+    min_consistency: Annotated[float, RARE] = Field(
         0.0,
         ge=0,
         le=100,

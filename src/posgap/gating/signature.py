@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
-from posgap.gating.config import PolicyKeygenConfig
 
 VARIABLE = "POSGAP_SIGNING_KEY"
 PUBLIC, PRIVATE = "ed25519:", "ed25519-private:"  # before the 32 bytes of a key in base64
@@ -25,7 +24,7 @@ def signing_key() -> Ed25519PrivateKey | None:
     try:
         return Ed25519PrivateKey.from_private_bytes(_bytes(text, PRIVATE))
     except ValueError:
-        raise PosgapError(f"{VARIABLE}: not a private key as `posgap policy keygen` writes it") from None
+        raise PosgapError(f"{VARIABLE}: not a private key as `posgap policy --keygen` writes it") from None
 
 
 def public_key(key: Ed25519PrivateKey) -> str:
@@ -65,13 +64,13 @@ def _bytes(text: str, kind: str) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def keygen(config: PolicyKeygenConfig) -> None:
+def keygen(out: Path) -> None:
     """Writes a new private key to the file, which only its owner can read, and prints the line that a policy needs."""
     key = Ed25519PrivateKey.generate()
     try:
-        opened = os.open(config.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        opened = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise PosgapError(f"{config.out}: is there already; a key is never replaced, name another file") from None
+        raise PosgapError(f"{out}: is there already; a key is never replaced, name another file") from None
     with open(opened, "w", encoding="ascii") as file:
         file.write(PRIVATE + base64.b64encode(key.private_bytes_raw()).decode() + "\n")
-    show(f"signed_by: {public_key(key)}", {"signed_by": public_key(key), "private_key": str(config.out)})
+    show(f"signed_by: {public_key(key)}", {"signed_by": public_key(key), "private_key": str(out)})

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from posgap.foundation.choices import WITHOUT_EFFECT, Choices, Parameters
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import RARE
 from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
 from posgap.generation.setup import builder_of, order_of
@@ -75,7 +76,7 @@ class Backend:
 
 
 class TransformersParameters(Parameters):
-    processes: Annotated[int, WITHOUT_EFFECT] = Field(
+    processes: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         0, ge=0, description="transformers: number of processes that share the examples; 0: one per GPU, or one"
     )
 

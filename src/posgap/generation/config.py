@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from posgap.foundation.choices import WITHOUT_EFFECT
-from posgap.foundation.fields import StopStrings
+from posgap.foundation.fields import RARE, StopStrings
 from posgap.tasks.config import PromptConfig
 from posgap.tasks.fields import OptionalMetricName
 from posgap.tasks.metrics import METRICS
@@ -15,18 +15,18 @@ class GenerationConfig(PromptConfig):
     metric: OptionalMetricName = Field(
         "", description=f"metric that scores responses; {METRICS.described()}; empty: the task's own"
     )
-    max_thinking_tokens: int = Field(
+    max_thinking_tokens: Annotated[int, RARE] = Field(
         0,
         ge=0,
         description="longest thoughts of a reasoning model, in tokens, beside max_new_tokens of the answer; 0: "
         "max_new_tokens has both",
     )
-    stop: StopStrings = Field(
+    stop: Annotated[StopStrings, RARE] = Field(
         [],
         description="strings that end a response, as a JSON list, or one as it is; empty: without a chat template the "
         "metric's own, which change no score",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on a GPU, else float32")
-    batch_tokens: Annotated[int, WITHOUT_EFFECT] = Field(
+    batch_tokens: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         32768, ge=1, description="transformers: tokens in a batch, padding included"
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from posgap.foundation.choices import SECRET, WITHOUT_EFFECT, Parameters
-from posgap.foundation.fields import from_json, pairs
+from posgap.foundation.fields import RARE, from_json, pairs
 
 _SENT_BY_US = {  # by the parameter that sets it
     "messages": "",
@@ -23,22 +23,22 @@ class RequestParameters(Parameters):
 
     named_by: ClassVar[str] = "model"
 
-    endpoint: Literal["chat", "completions"] = Field(
+    endpoint: Annotated[Literal["chat", "completions"], RARE] = Field(
         "chat",
         description="openai: chat: the endpoint applies the model's chat template; completions: it completes the bare "
         "prompt (base models)",
     )
-    body: Annotated[dict[str, Any], BeforeValidator(from_json)] = Field(
+    body: Annotated[dict[str, Any], BeforeValidator(from_json), RARE] = Field(
         {},
         description='openai: more fields of each request as JSON, like {"reasoning_effort": "low"}; a null leaves out '
         "what is sent otherwise",
     )
-    header: Annotated[dict[str, str], BeforeValidator(pairs), SECRET, WITHOUT_EFFECT] = Field(
+    header: Annotated[dict[str, str], BeforeValidator(pairs), SECRET, WITHOUT_EFFECT, RARE] = Field(
         {},
         description="openai: header of each request, in which $NAME stands for a variable of the environment; its "
         "value is written down nowhere",
     )
-    identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT] = Field(
+    identity: Annotated[Literal["fingerprint", "model", "any"], WITHOUT_EFFECT, RARE] = Field(
         "fingerprint",
         description="openai: what the endpoint must stay throughout a sweep; fingerprint: the same model with the same "
         "fingerprint; model: the same model; any: whatever it says",
@@ -46,10 +46,10 @@ class RequestParameters(Parameters):
     concurrency: Annotated[int, WITHOUT_EFFECT] = Field(
         8, ge=1, description="openai: number of requests at the same time"
     )
-    timeout: Annotated[float, WITHOUT_EFFECT] = Field(
+    timeout: Annotated[float, WITHOUT_EFFECT, RARE] = Field(
         120.0, gt=0, description="openai: seconds to wait for a whole response"
     )
-    retries: Annotated[int, WITHOUT_EFFECT] = Field(
+    retries: Annotated[int, WITHOUT_EFFECT, RARE] = Field(
         8, ge=0, description="openai: number of retries of a request before its prompt counts as failed"
     )
 

@@ -1,17 +1,18 @@
 """The parameter that bounds how many prompts may go without an answer."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from posgap.foundation.choices import Parameters
+from posgap.foundation.fields import RARE
 
 if TYPE_CHECKING:
     pass
 
 
 class MaxUnanswered(Parameters):
-    max_unanswered: float = Field(
+    max_unanswered: Annotated[float, RARE] = Field(
         2.0,
         ge=0,
         le=100,

@@ -9,6 +9,7 @@ from posgap.foundation.config import Config, StageConfig
 from posgap.foundation.errors import first_fault
 from posgap.foundation.fields import (
     POSITIONAL,
+    RARE,
     Allowed,
     InputPath,
     InputPaths,
@@ -56,7 +57,7 @@ class Filling(Parameters):
         description="with lengths, the shares of the other documents before the gold one: how many, spread evenly, or "
         "percents like 0,25,50",
     )
-    most_gap: float = Field(
+    most_gap: Annotated[float, RARE] = Field(
         10.0, ge=0, le=100, description="with lengths, gap in points up to which a length counts as effective"
     )
 
@@ -64,8 +65,10 @@ class Filling(Parameters):
 class Sampled(Parameters):
     """How many responses to a prompt are drawn, and how."""
 
-    samples: int = Field(1, ge=1, le=1000, description="responses to each prompt, whose mean score counts")
-    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
+    samples: Annotated[int, RARE] = Field(
+        1, ge=1, le=1000, description="responses to each prompt, whose mean score counts"
+    )
+    temperature: Annotated[float, RARE] = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
@@ -82,7 +85,7 @@ class Mitigating(Parameters):
         description="mitigation of prompts, by which every example is asked; a position is where the gold document "
         f"stands before the mitigation; {PROMPT_MITIGATIONS.described()}; empty: none",
     )
-    mitigation_settings: Values = Field(
+    mitigation_settings: Annotated[Values, RARE] = Field(
         {}, description='with `mitigation`, its settings as JSON, like {"orders": 5}; empty: its own'
     )
 
@@ -175,15 +178,15 @@ class MergeConfig(StageConfig):
 class Judging(Parameters):
     """How a model judges responses."""
 
-    judge_url: str = Field(
+    judge_url: Annotated[str, RARE] = Field(
         "",
         description="address of the judge's OpenAI-compatible endpoint, like http://localhost:8000/v1, with the key in "
         "OPENAI_API_KEY; empty: the judge runs on this machine",
     )
-    judge_prompt: JudgePromptText = Field(
+    judge_prompt: Annotated[JudgePromptText, RARE] = Field(
         "", description="prompt of the judge: a file, or its text (docs/sweep.md); empty: posgap's own"
     )
-    controls: int = Field(
+    controls: Annotated[int, RARE] = Field(
         20,
         ge=0,
         description="number of examples on which the judge is tried with answers that are right or wrong for certain; "

@@ -1,4 +1,4 @@
-"""`posgap hub push`: a model with the sweeps of it, on the Hugging Face hub."""
+"""`posgap push`: a model with the sweeps of it, on the Hugging Face hub."""
 
 import logging
 import re
@@ -23,7 +23,7 @@ from posgap.storage.inputs import OnDisk, source
 
 log = logging.getLogger(__name__)
 CARD = "README.md"
-_BEGIN, _END = "<!-- posgap: what follows is replaced by `posgap hub push` -->", "<!-- posgap: end -->"
+_BEGIN, _END = "<!-- posgap: what follows is replaced by `posgap push` -->", "<!-- posgap: end -->"
 _OURS = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}\n?", re.DOTALL)
 _PICTURE, _REPORT = "sweep.png", "sweep.html"  # which shows prompts and responses
 

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from posgap.foundation.choices import Numbers, NumbersOrRows, PositiveNumbers, split_commas
 from posgap.foundation.config import StageConfig
-from posgap.foundation.fields import InputPath, ModelName, OptionalInputPath, WorkPath
+from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, WorkPath
 from posgap.generation.config import GenerationConfig
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
 from posgap.tasks.fields import MOST_DOCS, OptionalTaskName, Placements
@@ -35,11 +35,11 @@ class _Described(StageConfig):
         "causal", description="which tokens a token sees; measured: causal, with the measured model's windows"
     )
     window: int = Field(0, ge=0, description="window: number of tokens seen, the token itself included (w)")
-    windows: TokenCounts = Field(
+    windows: Annotated[TokenCounts, RARE] = Field(
         [],
         description="window: one for each layer, separated by commas, in place of `window`; 0: all tokens before it",
     )
-    prefix: int = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
+    prefix: Annotated[int, RARE] = Field(0, ge=0, description="prefix: number of first tokens that all tokens see (K)")
     encoding: Annotated[str, POSITION_ENCODINGS, AfterValidator(POSITION_ENCODINGS.checked)] = Field(
         "none", description=f"position encoding; {POSITION_ENCODINGS.described()}"
     )
@@ -59,7 +59,7 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
     residual_strength: float = Field(
         0.5, ge=0, le=1, description="lambda: share of attention in a layer, R = (1 - lambda) I + lambda A"
     )
-    residual_strengths: Numbers = Field(
+    residual_strengths: Annotated[Numbers, RARE] = Field(
         [], description="lambda of each layer, from the first, separated by commas, in place of `residual`"
     )
     residual_power: float = Field(1.0, ge=0, description="residual power: exponent of the decay with depth")
@@ -69,12 +69,12 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         "the measurement's of each layer and head",
     )
     content_score: float = Field(0.0, description="content constant: the extra score of a token on itself")
-    content_scores: NumbersOrRows = Field(
+    content_scores: Annotated[NumbersOrRows, RARE] = Field(
         [],
         description="extra scores of a token on itself, in place of `content`: one for each layer, separated by "
         "commas; or, by head, a row for each layer, separated by semicolons",
     )
-    head_weights: PositiveNumbers = Field(
+    head_weights: Annotated[PositiveNumbers, RARE] = Field(
         [], description="one positive weight per head for the average over heads; empty: uniform"
     )
     temperature: float = Field(1.0, gt=0, description="divides all scores")

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from posgap.foundation.choices import Choices, Numbers, NumbersOrRows, Parameters, PositiveNumbers
 from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import RARE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +49,7 @@ class PositionEncoding:
 
 class Slope(Parameters):
     slope: float = Field(0.223, ge=0, description="decay: how much the score falls per token of distance (m)")
-    slopes: NumbersOrRows = Field(
+    slopes: Annotated[NumbersOrRows, RARE] = Field(
         [],
         description="decay: one for each head, separated by commas; or a row of those for each layer, separated by "
         "semicolons; empty: `slope` for all",
@@ -57,12 +58,14 @@ class Slope(Parameters):
 
 class Rotation(Parameters):
     rope_theta: float = Field(10000.0, gt=0, description="rope: base of RoPE's angles (theta)")
-    rope_thetas: Numbers = Field(
+    rope_thetas: Annotated[Numbers, RARE] = Field(
         [], description="rope: the base of each layer, separated by commas; 0: a layer without positions"
     )
     head_size: int = Field(64, ge=2, multiple_of=2, description="rope: size of a head (d)")
-    rope_angle: float = Field(0.0, description="rope: angle of query and key before rotation, in radians")
-    rope_strength: float = Field(
+    rope_angle: Annotated[float, RARE] = Field(
+        0.0, description="rope: angle of query and key before rotation, in radians"
+    )
+    rope_strength: Annotated[float, RARE] = Field(
         1.0, ge=0, description="rope: |query| |key| / sqrt(d), the score of a parallel query and key"
     )
     rope_factors: PositiveNumbers = Field(

@@ -6,7 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from posgap.foundation.config import Config
 from posgap.foundation.errors import faults
-from posgap.foundation.fields import ModelPath, OptionalInputPath, Values
+from posgap.foundation.fields import RARE, ModelPath, OptionalInputPath, Values
 from posgap.generation.config import GenerationConfig
 from posgap.mitigations.curve_kinds import CURVES
 from posgap.tasks.fields import Placements
@@ -49,14 +49,16 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
     )
     population: int = Field(16, ge=2, description="candidates in a generation")
     generations: int = Field(10, ge=1, description="largest number of generations")
-    patience: int = Field(4, ge=0, description="stop after this many generations without improvement; 0: never")
-    genetic: Annotated[Values, AfterValidator(_checked)] = Field(
+    patience: Annotated[int, RARE] = Field(
+        4, ge=0, description="stop after this many generations without improvement; 0: never"
+    )
+    genetic: Annotated[Values, RARE, AfterValidator(_checked)] = Field(
         {}, description='the genetic algorithm\'s own settings as JSON, like {"mutation": 0.1, "elite": 1}'
     )
     objective: Literal["mean", "worst", "mean_minus_gap"] = Field(
         "mean", description="what is maximised: mean accuracy over positions, the worst position's, or mean minus gap"
     )
-    weights: Literal["middle", "uniform"] = Field(
+    weights: Annotated[Literal["middle", "uniform"], RARE] = Field(
         "middle", description="weights of positions in the mean; middle: in the middle twice as high as at the ends"
     )
     evaluation: Literal["auto", "teacher_forced", "generation"] = Field(

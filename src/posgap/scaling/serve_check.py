@@ -1,4 +1,4 @@
-"""`posgap serve-check`: the factors that a loaded model really applies, beside those in its config."""
+"""`posgap doctor --model`: the factors that a loaded model really applies, beside those in its config."""
 
 import functools
 import importlib.util
@@ -12,28 +12,24 @@ from posgap.foundation.files import read_object
 from posgap.foundation.printing import show
 from posgap.mitigations.in_force import load_model
 from posgap.models import CONFIG_KEY
-from posgap.scaling.config import ServeCheckConfig
 from posgap.scaling.vllm_plugin import applied
-from posgap.storage.inputs import with_local_paths
 
 
-@with_local_paths
-def serve_check(config: ServeCheckConfig) -> None:
+def serve_check(model: str | Path, backend: str = "auto") -> None:
     """Loads the model and prints one line per layer; raises `PosgapError` if config and model disagree."""
-    configured = read_object(Path(config.model) / "config.json").get(CONFIG_KEY)
-    backend = config.backend
+    configured, model = read_object(Path(model) / "config.json").get(CONFIG_KEY), str(model)
     if backend == "auto":
         backend = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    real = (_in_vllm if backend == "vllm" else _in_transformers)(config.model)
+    real = (_in_vllm if backend == "vllm" else _in_transformers)(model)
     wanted = configured or [1.0] * len(real)
     said = "is not set" if configured is None else json.dumps(configured)
-    lines = [f"{config.model} in {backend}: {CONFIG_KEY} {said}"]
+    lines = [f"{model} in {backend}: {CONFIG_KEY} {said}"]
     for layer, (factor, applied_factor) in enumerate(zip(wanted, real)):
         lines.append(f"layer {layer:3d}  config {_written(factor)}  applied {_written(applied_factor)}")
-    show("\n".join(lines), {"model": config.model, "backend": backend, "config": configured, "applied": real})
+    show("\n".join(lines), {"model": model, "backend": backend, "config": configured, "applied": real})
     unseen = all(factor is None for factor in real)
     if unseen or len(wanted) != len(real) or not all(map(_agree, wanted, real)):
-        raise PosgapError(f"{config.model}: {backend} does not apply the factors of its config; do not serve it")
+        raise PosgapError(f"{model}: {backend} does not apply the factors of its config; do not serve it")
 
 
 def _written(factor: float | list[float] | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from posgap.data.config import DataVersionConfig
 from posgap.foundation.files import digest_of, read_json, write_json
 from posgap.foundation.locations import Location
-from posgap.foundation.printing import RESULT
+from posgap.foundation.printing import RESULT, show
 from posgap.stages.frame import stage
 from posgap.storage.inputs import source
 from posgap.storage.versions import Version, newest
@@ -68,6 +68,16 @@ def data_version(config: DataVersionConfig, out: Path, run: Run) -> None:
     )
     run.artifact(out)
     log.log(RESULT, "data version %s, %s: %s", version.name, version.location, note)
+
+
+def version(config: DataVersionConfig) -> None:
+    """`posgap data version`: without a folder to write, prints the location of the newest complete data version."""
+    if config.out:
+        data_version(config)
+        return
+    found = newest(config.data)
+    log.info("version %s", found.name)
+    show(str(found.location), {"version": found.name, "location": str(found.location)})
 
 
 def read_data_version(folder: Location) -> dict:

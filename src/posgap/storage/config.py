@@ -12,6 +12,7 @@ from posgap.foundation.fields import (
 
 
 class VerifyConfig(Config):
-    """Compares outputs, and what they were made from, with their manifests, by sha256. Exit code 1: they differ."""
+    """Compares outputs, and what they were made from, with their manifests, by sha256, and judges again where a
+    folder is of `gate`. Exit code 1: something differs."""
 
     folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")

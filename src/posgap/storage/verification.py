@@ -1,7 +1,7 @@
 """verify: whether outputs, and what they were made from, are still what their manifests say."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from posgap.foundation import files
@@ -16,27 +16,35 @@ from posgap.storage.manifests import listed, read_record
 log = logging.getLogger(__name__)
 
 
-def verify(config: VerifyConfig) -> None:
+def verify(config: VerifyConfig, judged: Callable[[Source], str] = lambda folder: "") -> None:
     """Prints a line for each fault; raises `Findings` where there is one.
 
     Every file of the folders is hashed, once, and compared with the manifest; so are the inputs that the manifest
-    names, as far as they are at hand, and what those were made from in turn.
+    names, as far as they are at hand, and what those were made from in turn. `judged` says what more was found right of
+    a folder, or raises `PosgapError`, which is a fault.
     """
-    verification = Verification()
+    verification, again = Verification(), dict[str, str]()
     for folder in config.folders:
         there = source(folder)
         if not listed(manifest := read_record(there.read(MANIFEST))):
             raise PosgapError(f"{folder}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
         verification.check(there, manifest)
+        try:
+            again[str(folder)] = judged(there)
+        except PosgapError as error:
+            verification.faults.append(str(error))
+    verdicts = {place: verdict for place, verdict in again.items() if verdict}
     counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
     result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
-    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach}
+    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach, "verdicts": verdicts}
     for place, reason in verification.out_of_reach.items():
         log.info("%s: not verified: %s", place, reason)
     if verification.faults:
         show("\n".join(verification.faults), result)
         raise Findings(f"{len(verification.faults)} faults in {counted}")
     keep(result)
+    for place, verdict in verdicts.items():
+        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, verdict)
     log.log(RESULT, "%s: all as their manifests say", counted)
 
 

@@ -1,12 +1,12 @@
 """The parameters of everything that makes prompts: the task, and what stands around its text."""
 
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field
 
 from posgap.foundation.choices import Parameters
 from posgap.foundation.config import StageConfig
-from posgap.foundation.fields import Day, InputPath, ModelName, Values
+from posgap.foundation.fields import RARE, Day, InputPath, ModelName, Values
 from posgap.tasks.fields import MOST_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
@@ -28,14 +28,16 @@ DATE = "2024-07-26"  # the day on which Llama 3.2's template falls back where it
 class Framed(Parameters):
     """What stands around a task's text when a model is asked."""
 
-    system: str = Field("", description="system message; empty: none")
-    template: ChatTemplateText = Field(
+    system: Annotated[str, RARE] = Field("", description="system message; empty: none")
+    template: Annotated[ChatTemplateText, RARE] = Field(
         "", description="chat template in jinja: a file, or its text; empty: the model's own, if it has one"
     )
-    template_args: Values = Field(
+    template_args: Annotated[Values, RARE] = Field(
         {}, description='what the chat template is called with, like {"enable_thinking": false}'
     )
-    date: Day = Field(DATE, description="today's date for chat templates that ask for it, so that it stays the same")
+    date: Annotated[Day, RARE] = Field(
+        DATE, description="today's date for chat templates that ask for it, so that it stays the same"
+    )
 
 
 class Prompting(Protocol):
@@ -66,8 +68,8 @@ class _Prompt(StageConfig):
     task: TaskName = Field("kv", description=WORDED)
     n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
-    question: QuestionPlace = Field("after", description=QUESTION)
-    shuffle: int = Field(0, ge=0, description=SHUFFLE)
+    question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
+    shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)
 
 
 class PromptConfig(Framed, _Prompt):

@@ -3,7 +3,6 @@ examples."""
 
 import logging
 
-from posgap.foundation.fields import registered
 from posgap.foundation.locations import Location
 from posgap.gating.config import GateConfig
 from posgap.gating.policy import as_file, registered_policy
@@ -25,11 +24,11 @@ def admit(config: GateConfig) -> Location:
     Without a champion there it says so, and the base is what the candidate is compared with; so where `champion` has
     written that there is none.
     """
-    name = registered(config.champion) or ("" if config.champion else config.name)
-    if not name and config.champion and says_there_is_none(config.champion):
+    if config.champion and says_there_is_none(config.champion):
         log.info("%s says that there is no champion: the candidate is judged against the base", config.champion)
         return gate_stage.gate(config.model_copy(update={"champion": None}))
-    if not name:
+    name = config.name
+    if config.champion or not name:
         return gate_stage.gate(config)
     version = registry.to_beat(name)
     if version is None:

@@ -1,0 +1,171 @@
+"""What `posgap data make` makes: each kind of synthetic data, and distractors for questions that have none."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from posgap.data.animals import animal_examples
+from posgap.data.needles import needle_examples
+from posgap.data.two_hop import two_hop_examples
+from posgap.data.uuids import uuid_examples, uuid_records
+from posgap.foundation.choices import Choices, Parameters
+from posgap.foundation.errors import PosgapError
+from posgap.foundation.fields import OptionalInputPath
+from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
+from posgap.tasks.fields import MOST_DOCS
+from posgap.tasks.reading import read_examples
+
+log = logging.getLogger(__name__)
+_needles = partial(needle_examples, facts=3, digits=7)
+
+
+class KVParameters(Parameters):
+    n_keys: int = Field(75, ge=1, le=MOST_DOCS, description="kv: records in an example")
+
+
+class QAParameters(Parameters):
+    examples: OptionalInputPath = Field(
+        None, description="qa: imported examples, .jsonl or .jsonl.gz; their own distractors are dropped"
+    )
+    distractors: Literal["random", "bm25"] = Field(
+        "random",
+        description="qa: random: drawn by the seed; bm25: those that BM25 ranks highest for the question, in its order",
+    )
+
+
+class SpansParameters(Parameters):
+    needles: int = Field(2, ge=2, le=4, description="spans: numbers asked for, each in a document of its own")
+
+
+class ChoiceParameters(Parameters):
+    hard: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="choice: share of hard examples, which name an animal by its young, like foal for horse",
+    )
+
+
+@dataclass(frozen=True)
+class Generator:
+    """One kind of data that `data make` writes, a choice as foundation/choices.py describes.
+
+    `make` yields examples, or raises `PosgapError`. It is called with the options that the kind takes, by name: those
+    of `parameters`, `seed`, the option `size`, which says how many `items` an example has, and
+    `n_examples`, unless not `counted`. Equal options make equal examples. `usual`, `least` and `most` say how many
+    documents are made where `n_docs` is not given, and may be. `rows` yields what is written instead of examples,
+    where a kind has the layout of a public file.
+    """
+
+    name: str
+    help: str
+    make: Callable[..., Iterator[AnyExample]]
+    parameters: type[Parameters] = Parameters
+    size: str = "n_docs"
+    items: str = "documents"
+    usual: int = 20
+    least: int = 1
+    most: int = MOST_DOCS
+    counted: bool = True
+    rows: Callable[..., Iterator[dict]] | None = None
+
+    def takes(self) -> list[str]:
+        """The names of the options that this kind takes, beside those that say where its file goes."""
+        shared = ["seed", self.size] + ["n_examples"] * self.counted
+        return list(dict.fromkeys([*shared, *self.parameters.model_fields]))
+
+    def options(self, config: Any) -> dict[str, Any]:
+        """The values by name with which `make` is called."""
+        given = {name: getattr(config, name) for name in self.takes()}
+        return given | ({"n_docs": self.usual} if given.get("n_docs", 0) is None else {})
+
+
+def _questions_with_distractors(
+    examples: Path | None, n_docs: int, distractors: str, seed: int
+) -> Iterator[AnyExample]:
+    """Yields the examples of a file with distractors from each other's gold documents."""
+    from posgap.data.bm25 import with_ranked_distractors
+    from posgap.data.distractors import with_distractors
+
+    if not examples:
+        raise PosgapError("data make qa: give the questions by --examples")
+    questions = read_examples(examples)
+    plain = [_without_distractors(e) for e in questions if not isinstance(e, KVExample)]
+    if len(plain) < len(questions):
+        raise PosgapError(
+            f"{examples}: holds key-value records, but distractors are drawn from passages; make key-value data "
+            "with `data make kv`"
+        )
+    drawn = with_ranked_distractors(plain, n_docs) if distractors == "bm25" else with_distractors(plain, n_docs, seed)
+    made = [example for example in drawn if example is not None]
+    if not made:
+        raise PosgapError(
+            f"{examples}: for no question are there {n_docs - 1} passages of other questions without its "
+            "answer; lower n_docs or give more questions"
+        )
+    if len(made) < len(plain):
+        log.info("left out %d: too few passages without their answer", len(plain) - len(made))
+    return iter(made)
+
+
+def _without_distractors(example: Example | RankedExample) -> Example:
+    """The question with its gold documents alone."""
+    return Example(id=example.id, question=example.question, answers=example.answers, gold=example.gold, distractors=[])
+
+
+GENERATORS: Choices[Generator] = Choices(
+    "kind of data",
+    "posgap.generators",
+    Generator(
+        "kv",
+        "synthetic UUID records in the format of the public lost-in-the-middle file",
+        uuid_examples,
+        KVParameters,
+        size="n_keys",
+        items="records",
+        rows=uuid_records,
+    ),
+    Generator(
+        "qa",
+        "gives each question of `examples` distractors, passages of other questions that contain none of its answers",
+        _questions_with_distractors,
+        QAParameters,
+        counted=False,
+    ),
+    Generator(
+        "needle",
+        "questions for the task qa, each for one number among invented facts",
+        _needles,
+        most=5000,
+    ),
+    Generator(
+        "spans",
+        "questions for the tasks spans, each for several numbers in as many documents",
+        _needles,
+        SpansParameters,
+        least=2,
+        most=5000,
+    ),
+    Generator(
+        "two-hop",
+        "two-hop questions about people and their contacts",
+        two_hop_examples,
+        least=3,
+        most=24,
+    ),
+    Generator(
+        "choice",
+        "questions for the tasks options and judge: which of some sentences is about an animal?",
+        animal_examples,
+        ChoiceParameters,
+        items="items",
+        usual=4,
+        least=2,
+        most=16,
+    ),
+)
