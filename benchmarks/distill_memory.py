@@ -34,17 +34,17 @@ QUICK = [{"rows": 1, "prompt_tokens": 512, "arithmetic": "float32"}]
 
 def expected(of: dict) -> float:
     """The bytes that the plan expects."""
-    from posgap.distillation.footprint import Micro, size_of, working
+    from posgap.distillation.footprint import MicroBatchShape, activation_bytes, size_of
     from posgap.distillation.planning import Way, standing
 
-    micro = Micro(
+    micro = MicroBatchShape(
         of["rows"], of["prompt_tokens"] + MODEL["response_tokens"], MODEL["response_tokens"], of["arithmetic"],
         of.get("checkpointing", False), of.get("lora_rank", 0),
     )  # fmt: skip
     way = Way("alone", micro.checkpointing, micro.lora_rank)
     config = _model_config(of)
     # On a CPU torch's AdamW takes one parameter after the other, and holds no number for each of them beside its means.
-    return standing(way, size_of(config, micro.lora_rank), 1) + working(config, micro)
+    return standing(way, size_of(config, micro.lora_rank), 1) + activation_bytes(config, micro)
 
 
 def _model_config(of: dict):

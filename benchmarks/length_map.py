@@ -24,7 +24,7 @@ from posgap.measurement.sweeps import read_sweep
 from posgap.stages.sweep import sweep
 
 DOCUMENTS = (10, 20, 30, 40, 60)
-MOST_GAP = 20  # points
+MAX_GAP = 20  # points
 TRAINED = 20  # documents in a prompt of the model's training
 RECORD, AROUND = 4, 6  # tokens of a record, and of all else in a prompt
 
@@ -33,7 +33,7 @@ def mapped(bench: Bench, model: Path, name: str) -> Path:
     """The folder of a model's sweeps at all lengths."""
     lengths = [RECORD * n + AROUND + bench.max_new_tokens for n in DOCUMENTS]
     asked = {"examples": bench.held_out, "max_new_tokens": bench.max_new_tokens, "lengths": lengths, "label": name}
-    asked["most_gap"] = MOST_GAP
+    asked["most_gap"] = MAX_GAP
     return sweep(SweepConfig(model=str(model), out=bench.folder / f"lengths-{name}", **asked))
 
 

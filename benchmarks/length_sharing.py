@@ -27,7 +27,7 @@ from sweep import llama, ours, theirs, timed, words
 
 from posgap.foundation.tables import markdown
 from posgap.measurement.filling import at_lengths
-from posgap.measurement.lengths import share_read
+from posgap.measurement.lengths import prefill_share
 from posgap.tasks.examples import Document, Example
 from posgap.tasks.prompts import Prompt, PromptBuilder
 from posgap.tasks.registry import TASKS
@@ -64,7 +64,7 @@ def compare(model, tokenizer, build: PromptBuilder, asked: list[Example], option
     n = len(asked) * len(build.fill.placements)
     rates = {side: n / min(spent) for side, spent in seconds.items()}
     figures = {"speed_ratio": round(rates[ours] / rates[theirs], 2), "identical": results[ours] == results[theirs]}
-    read = share_read([[prompt.token_ids for prompt in group] for group in groups])
+    read = prefill_share([[prompt.token_ids for prompt in group] for group in groups])
     cells = [f"{build.fill.tokens:,}", f"{100 * read:.0f} %", f"{1 / read:.2f}", f"{rates[theirs]:.2f}"]
     return figures, [*cells, f"{rates[ours]:.2f}", str(figures["speed_ratio"])]
 

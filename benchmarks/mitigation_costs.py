@@ -22,7 +22,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 
 VOCABULARY, DOCUMENTS, BEFORE, BEHIND, DECODED = 1000, 20, 24, 40, 24
 
@@ -40,7 +40,7 @@ def once(of: PreTrainedModel, ids: torch.Tensor) -> tuple[float, float]:
     length = ids.shape[1]
     size = (length - BEFORE - BEHIND) // DOCUMENTS
     spans = [(BEFORE + at * size, BEFORE + (at + 1) * size) for at in range(DOCUMENTS)]
-    with reading(of, spans, length):
+    with during_forward(of, spans, length):
         started = time.perf_counter()
         out = of(input_ids=ids, use_cache=True, logits_to_keep=1)
         read, steps = time.perf_counter() - started, []

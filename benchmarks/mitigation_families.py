@@ -35,7 +35,7 @@ from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 from posgap.models.loading import save_model
 
 OF_MODELS = [each for each in MITIGATIONS if isinstance(each, ModelMitigation)]
@@ -87,7 +87,7 @@ class Cell:
 
 @torch.inference_mode()
 def logits(model: PreTrainedModel) -> torch.Tensor:
-    with reading(model, SPANS, LENGTH):
+    with during_forward(model, SPANS, LENGTH):
         return model(input_ids=IDS, **_uncached(model)).logits
 
 
@@ -99,7 +99,7 @@ def _uncached(model: PreTrainedModel) -> dict[str, bool]:
 def decoded(model: PreTrainedModel) -> torch.Tensor:
     """The logits of the response's tokens: the prompt is read, then one token after the other, as `generate` does."""
     seen: dict = {}
-    with reading(model, SPANS, LENGTH):
+    with during_forward(model, SPANS, LENGTH):
         rows = []
         for end in range(LENGTH, LENGTH + RESPONSE):
             given = model.prepare_inputs_for_generation(

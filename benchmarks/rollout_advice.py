@@ -98,7 +98,7 @@ def seen(kind: str, seed: int, n_docs: int, data: Path, limit: int) -> Seen:
     decoder, (rows, n) = Decoder(load_model(folder, "float32")), ids.shape
     attention = torch.zeros(decoder.n_layers, rows, decoder.n_heads, n, n)
     strengths = torch.zeros(decoder.n_layers, rows)
-    with decoder.reading():
+    with decoder.capturing():
         for at in range(0, rows, 10):
             calls = decoder.read(ids[at : at + 10])
             for layer in reversed(range(decoder.n_layers)):

@@ -82,8 +82,8 @@ def figure(out: Path, preset: str, networks: int) -> None:
     text = FIGURE.format(
         date=date.today(), preset=preset, title=TITLES[preset],
         networks=networks or chosen.seeds, of=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
-        tests=f"{chosen.training.tests:,}", reading=experiment["reading"],
-        gaps=gap_table(experiment["summary"]), sinks=sink_table(experiment["summary"]),
+        tests=f"{chosen.training.tests:,}", summary=experiment["means"],
+        gaps=gap_table(experiment["means"]), sinks=sink_table(experiment["means"]),
     )  # fmt: skip
     write_section("results", f"rollout-{preset}", text)
 

@@ -19,7 +19,7 @@ from report import ROOT, write_section
 from torch import Tensor
 
 from posgap.demo import tiny_model
-from posgap.distillation.export import FILE, LEAST_KEPT
+from posgap.distillation.export import FILE, MIN_KEPT
 from posgap.foundation import files
 from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
@@ -127,7 +127,7 @@ def main() -> None:
         rate=TRAINING["learning_rate"],
         epochs=TRAINING["epochs"],
         examples=EXAMPLES,
-        least=f"{100 * LEAST_KEPT:.0f}",
+        least=f"{100 * MIN_KEPT:.0f}",
         most=OFFSETS[-1],
         base=base,
         nearest=nearest,

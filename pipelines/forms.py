@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 from posgap.foundation import yaml_text
 from posgap.foundation.config import Config
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.fields import IN_SETTINGS, MOST_SETTINGS, plain_type, settings_of, settings_text
+from posgap.foundation.fields import IN_SETTINGS, MAX_SETTINGS, plain_type, settings_of, settings_text
 from posgap.pipelines.config import WatchFormConfig
 from posgap.preflight.config import PreflightConfig
 from posgap.preflight.form import settable
@@ -95,7 +95,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return yaml_text.parse(value.encode("utf-8", "replace"), "text", "settings", MOST_SETTINGS, typed=True)
+        return yaml_text.parse(value.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
     except PosgapError:
         return value
 

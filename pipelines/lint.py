@@ -18,7 +18,7 @@ from posgap.pipelines.resources import Resources, most_accelerators, resources, 
 from posgap.pipelines.steps import Group, Step, tree
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
-_MOST_FIELDS = 12
+_MAX_FIELDS = 12
 _IMAGE = re.compile(r"(?P<name>[^@]+?)(:(?P<tag>[^:/@]+))?(@(?P<digest>.+))?")
 
 
@@ -42,8 +42,8 @@ def form_complaints(parameters: Mapping[str, dict[str, Any]]) -> list[str]:
     required = [name for name in names if "defaultValue" not in parameters[name]]
     if behind := [name for name in required if name not in names[: len(required)]]:
         faults.append(f"{', '.join(behind)}: without a default, but not among the first in the alphabet's order")
-    if len(names) > _MOST_FIELDS:
-        faults.append(f"{len(names)} fields, which are more than {_MOST_FIELDS}: one of YAML could take the rest")
+    if len(names) > _MAX_FIELDS:
+        faults.append(f"{len(names)} fields, which are more than {_MAX_FIELDS}: one of YAML could take the rest")
     if raw := [name for name in names if parameters[name].get("parameterType") in ("LIST", "STRUCT")]:
         faults.append(f"{', '.join(raw)}: to be written as JSON, where a text could be read as YAML")
     if silent := [name for name in names if not parameters[name].get("description")]:

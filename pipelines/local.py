@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import is_quiet, show
 from posgap.pipelines.config import PipelineRunConfig
 from posgap.pipelines.forked_steps import forked_steps
@@ -73,7 +73,7 @@ class _Digest:
             self.show(f"         {match[1]}: {match[2]}")
 
 
-@goes_on()
+@resumable()
 def run(config: PipelineRunConfig) -> None:
     """Runs a pipeline in `config.out`, and prints its report and the folder of its steps."""
     from posgap.pipelines.arguments import arguments

@@ -11,13 +11,13 @@ import urllib3
 from kfp_server_api import rest
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 from posgap.pipelines.config import KfpConfig
 
 T = TypeVar("T")
 HOST_VARIABLES = ("KFP_HOST", "KF_PIPELINES_ENDPOINT")
-FIRST_WAIT = Patience.first_wait  # seconds
-PASSING = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
+FIRST_WAIT = RetryPolicy.first_wait  # seconds
+TRANSIENT = {408, 429, 500, 502, 503, 504}  # statuses of failures that may pass
 
 
 class Refused(PosgapError):
@@ -42,9 +42,9 @@ def address(config: KfpConfig) -> str:
     return host
 
 
-def patience(retries: int) -> Patience:
+def retry_policy(retries: int) -> RetryPolicy:
     """How often KFP is asked again."""
-    return Patience(tries=retries + 1, first_wait=FIRST_WAIT)
+    return RetryPolicy(tries=retries + 1, first_wait=FIRST_WAIT)
 
 
 def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int) -> T:
@@ -67,15 +67,15 @@ def once(create: Callable[[], T], find: Callable[[], dict[str, T]], retries: int
             return create()
         except Unanswered as error:
             lost = error
-            raise Passing(str(error)) from None
+            raise TransientError(str(error)) from None
         except Refused as error:
             if error.status != 409:
                 raise
             lost = error
             raise _Taken from None
 
-    with suppress(Passing, _Taken):
-        return retrying(patience(retries), Waits("KFP"))(attempt)
+    with suppress(TransientError, _Taken):
+        return retrying(retry_policy(retries), Waits("KFP"))(attempt)
     if new := created():
         return new
     assert lost is not None  # at least one try has failed
@@ -111,7 +111,7 @@ class Transport(rest.RESTClientObject):
                 raise
 
         try:
-            return retrying(patience(self.config.retries), self.waits)(send)
+            return retrying(retry_policy(self.config.retries), self.waits)(send)
         except _Again as again:
             raise Unanswered(str(again)) from None
 
@@ -140,7 +140,7 @@ class Transport(rest.RESTClientObject):
         status = error.status or 0
         answer = f"{status or ''} {_short(error.reason)}".strip()
         message = ": ".join(filter(None, [self.host, answer, _server_message(error.body)]))
-        if status in PASSING:
+        if status in TRANSIENT:
             return _Again(message, may_have_worked=status != 429)
         if status == 401 or 300 <= status < 400:
             where = f"KFP does not accept the token in {self.token_source}" if self.token_source else "set KFP_TOKEN"
@@ -150,7 +150,7 @@ class Transport(rest.RESTClientObject):
         return Refused(message, status)
 
 
-class _Again(Passing):
+class _Again(TransientError):
     """A failure worth a retry, and whether the server may have carried out the request."""
 
     def __init__(self, complaint: str, may_have_worked: bool = True):

@@ -21,7 +21,7 @@ from posgap.foundation import tables
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "tables" / "chaos.md"
 FUZZ_SECONDS = 60  # of a round, for each of the two fuzzers
-LONGEST = 1800  # seconds of a round
+MAX_SHOWN = 1800  # seconds of a round
 HEALED = "the next command heals it: the same bytes, nothing left beside them, no run left RUNNING"
 REFUSED = "a documented exit code and at most one line; no traceback, no secret"
 # What is tried, by the test that does it, what is expected, and the unit of what is counted where that is not the test.
@@ -88,7 +88,7 @@ def results(seed: int, folder: Path) -> Iterator[tuple[str, str, dict[str, str],
         "POSGAP_CHAOS_SECONDS": str(FUZZ_SECONDS),
         "OMP_NUM_THREADS": "1",
     }
-    subprocess.run([*command, *FILES], cwd=ROOT / "tests", env=environment, timeout=LONGEST)
+    subprocess.run([*command, *FILES], cwd=ROOT / "tests", env=environment, timeout=MAX_SHOWN)
     for case in ElementTree.parse(report).iter("testcase"):
         name, _, parameter = case.get("name", "").rstrip("]").partition("[")
         counted = {each.get("name", ""): each.get("value", "") for each in case.iter("property")}

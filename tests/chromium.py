@@ -95,7 +95,7 @@ class Page:
             assert time.monotonic() < until, f"still not so: {condition}"
             time.sleep(0.02)
 
-    def settle(self) -> None:
+    def await_inflight(self) -> None:
         """Waits until what a script asked to be drawn is drawn."""
         self.js("new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 30))")
 
@@ -109,14 +109,14 @@ class Page:
         x, y = self.js(box)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-        self.settle()
+        self.await_inflight()
 
     def press(self, key: str, modifiers: int = 0) -> None:
         """Presses a key."""
         code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": modifiers}
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **code)
-        self.settle()
+        self.await_inflight()
 
     def choose(self, label: str, value: str) -> None:
         """Chooses a value of the `select` with a label, or writes it into the input, as a user does."""
@@ -125,7 +125,7 @@ class Page:
             f"(() => {{ const field = {field}; field.value = {value!r}; for (const kind of ['input', 'change']) "
             "field.dispatchEvent(new Event(kind, { bubbles: true })); })()"
         )
-        self.settle()
+        self.await_inflight()
 
     def screenshot(self, file: Path, whole: bool = False) -> None:
         """Writes what is seen, or the whole page, as PNG."""

@@ -102,7 +102,7 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
     one = registry.numbered(NAME, "1")
     model_id = one.source.rpartition("/")[2]
     ask(lambda client: client.create_model_version(NAME, one.source, one.run_id, model_id=model_id))
-    champions.in_turn(NAME, lambda lease, _: champions.move(lease, "2", "promoted", "1"))
+    champions.in_turn(NAME, lambda lease, _: champions.set_champion(lease, "2", "promoted", "1"))
 
     made, said = posgap(access.PIPELINE, "rollback", NAME, "--reason", "worse")
     assert not made and refused in said, said
@@ -146,4 +146,4 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
 
 def aliases():
     model = registry.registered_model(NAME)
-    return champions.under(model, champions.CHAMPION), champions.under(model, champions.PREVIOUS)
+    return champions.alias_version(model, champions.CHAMPION), champions.alias_version(model, champions.PREVIOUS)

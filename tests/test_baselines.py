@@ -12,7 +12,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
 from posgap.measurement.config import MergeConfig, SweepConfig
-from posgap.measurement.reading import reading
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, read_predictions, read_sweep, swept_rows
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
@@ -92,7 +92,7 @@ def test_a_sweep_with_baselines_has_the_figures_of_one_without(swept):
     assert len(rows) == 6 * 3 and all(row["placement"] == [] for row in rows)
     assert with_them.baselines["oracle"].outcomes.prompts == 6
     assert "closed-book" in (beside / "sweep.html").read_text() and "oracle" in (beside / "model_card.md").read_text()
-    assert f"closed-book {with_them.baselines['closed-book'].accuracy:.1f} (" in " ".join(reading(with_them))
+    assert f"closed-book {with_them.baselines['closed-book'].accuracy:.1f} (" in " ".join(summary_text(with_them))
 
 
 def test_parts_are_merged_into_the_sweep_that_would_have_been_at_once(swept, tmp_path):

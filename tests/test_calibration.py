@@ -13,7 +13,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.calibration import CALIBRATION, TEMPERATURES
 from posgap.mitigations.in_force import apply
 from posgap.mitigations.mitigation import TriedOn
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
 SPANS, DUMMY = [(1, 3), (3, 6), (7, 10)], 20
@@ -51,7 +51,7 @@ def test_attention_is_shared_out_as_the_paper_writes_it(implementation):
     layer = model.model.layers[-1].self_attn
     caught: list[tuple[torch.Tensor, torch.Tensor]] = []
     layer.register_forward_hook(lambda _, a, k, o: caught.append((k["hidden_states"][0], o[0][0])), with_kwargs=True)
-    with torch.inference_mode(), reading(model, SPANS):
+    with torch.inference_mode(), during_forward(model, SPANS):
         model(input_ids=IDS)
         apply(model, "calibration", SETTINGS)
         model(input_ids=IDS)
@@ -73,7 +73,7 @@ def test_attention_is_shared_out_as_the_paper_writes_it(implementation):
 
 def test_only_the_last_layers_and_what_is_answered_change():
     model = families.build("llama")
-    with torch.inference_mode(), reading(model, SPANS, 11):
+    with torch.inference_mode(), during_forward(model, SPANS, 11):
         before = model(input_ids=IDS, output_hidden_states=True)
         apply(model, "calibration", {**SETTINGS, "last_layers": 2})
         after = model(input_ids=IDS, output_hidden_states=True)
@@ -86,7 +86,7 @@ def test_only_the_last_layers_and_what_is_answered_change():
 @pytest.mark.parametrize("spans", [[], [(1, 6)]])
 def test_with_one_document_it_is_the_model_itself(spans):
     model = families.build("llama")
-    with torch.inference_mode(), reading(model, spans):
+    with torch.inference_mode(), during_forward(model, spans):
         before = model(input_ids=IDS).logits
         apply(model, "calibration", SETTINGS)
         assert torch.equal(model(input_ids=IDS).logits, before)
@@ -95,7 +95,7 @@ def test_with_one_document_it_is_the_model_itself(spans):
 def test_each_prompt_has_shares_of_its_own():
     model, other = families.build("llama"), IDS.flip(1)
     apply(model, "calibration", SETTINGS)
-    with torch.inference_mode(), reading(model, SPANS):
+    with torch.inference_mode(), during_forward(model, SPANS):
         alone = model(input_ids=other).logits
         model(input_ids=IDS)
         assert torch.equal(model(input_ids=other).logits, alone)
@@ -113,7 +113,7 @@ def test_what_the_model_has_not_is_refused(settings, reason):
 def test_a_prompt_is_read_whole_and_alone():
     model = families.build("llama")
     apply(model, "calibration", SETTINGS)
-    with torch.inference_mode(), reading(model, SPANS, 12):
+    with torch.inference_mode(), during_forward(model, SPANS, 12):
         with pytest.raises(PosgapError, match="each in a batch of its own"):
             model(input_ids=IDS.repeat(2, 1))
         with pytest.raises(PosgapError, match="read in pieces"):

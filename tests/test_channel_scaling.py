@@ -13,7 +13,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.mitigations.channel_scaling import CHANNEL_SCALING, middle_layers, positional_channels
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import TriedOn
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 3, 11, 4, 8, 6, 1, 12]])
 FLIPPED = {"channel": 3, "factor": -1.0, "layers": [1, 2]}
@@ -45,7 +45,7 @@ def test_only_the_attention_of_what_is_answered_changes(family):
     assert (after[:, -1] - before[:, -1]).abs().max() > 0.01
     # Of one token all attention falls on itself, so that queries and keys do not matter: values are as they were.
     torch.testing.assert_close(logits(model, IDS[:, :1]), alone, rtol=1e-5, atol=1e-5)
-    with reading(model, length=7):
+    with during_forward(model, length=7):
         torch.testing.assert_close(decoded(model, 7), logits(model), rtol=1e-4, atol=1e-4)
         assert torch.equal(logits(model)[:, :6], before[:, :6])
     remove(model, "channel-scaling")
@@ -109,7 +109,7 @@ def test_a_family_whose_projections_are_not_known_is_refused():
 def test_a_prompt_in_pieces_is_refused():
     model = families.build("llama")
     apply(model, "channel-scaling", FLIPPED)
-    with torch.inference_mode(), reading(model, length=8):
+    with torch.inference_mode(), during_forward(model, length=8):
         cached = model(input_ids=IDS[:, :4], use_cache=True).past_key_values
         with pytest.raises(PosgapError, match="read in pieces"):
             model(input_ids=IDS[:, 4:8], past_key_values=cached)

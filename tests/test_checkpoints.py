@@ -30,7 +30,7 @@ from posgap.distillation.sharding import Sharded
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_object
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 from posgap.storage.manifests import recorded
 
 # Of the first process; the other kinds of tensors are in files like them.
@@ -179,22 +179,22 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_last_good_one(damage, check
 
 
 def test_a_damaged_checkpoint_is_fetched_again_where_s3_has_it_whole(remote):
-    training = Training(Checkpoints(Kept(remote)), 3)
+    training = Training(Checkpoints(ResumableFolder(remote)), 3)
     training.save(3)
     expected = training.go_on(2)
     flip(training.checkpoints.folder / "step-3" / PARAMETERS)
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
 
 
 def test_what_is_damaged_in_s3_too_is_deleted_there_and_training_goes_on_from_the_one_before(remote):
-    checkpoints = Checkpoints(Kept(remote))
+    checkpoints = Checkpoints(ResumableFolder(remote))
     at_nine = two_steps(checkpoints)
     file = checkpoints.folder / "step-10" / PARAMETERS
     flip(file)
     put(f"{remote}/step-10/{PARAMETERS}", file.read_bytes())
     put(f"{remote}/step-2/history.jsonl")
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.load() == HISTORY[:1] and torch.equal(again.go_on(0), at_nine)
     assert in_s3(remote) == ["step-2/history.jsonl"]
 
@@ -277,10 +277,10 @@ def test_a_checkpoint_is_on_the_disk_before_it_counts(checkpoints, monkeypatch):
 
 
 def test_a_checkpoint_has_what_was_saved_though_training_went_on_while_it_was_written(checkpoints, monkeypatch):
-    write, goes_on = dcp.save, Event()
+    write, resumable = dcp.save, Event()
 
     def later(*arguments, **named):
-        assert goes_on.wait(20)
+        assert resumable.wait(20)
         write(*arguments, **named)
 
     monkeypatch.setattr("torch.distributed.checkpoint.save", later)
@@ -288,7 +288,7 @@ def test_a_checkpoint_has_what_was_saved_though_training_went_on_while_it_was_wr
     checkpoints.save(3, training.accelerator, training.model, training.optimizer, HISTORY)
     expected = training.go_on(4)
     assert checkpoints.latest() == 0
-    goes_on.set()
+    resumable.set()
     checkpoints.wait()
     again = Training(checkpoints)
     assert again.load() == HISTORY and torch.equal(again.go_on(4), expected)
@@ -321,13 +321,13 @@ def in_s3(uri: str) -> list[str]:
 
 
 def test_on_another_machine_training_goes_on_from_s3(remote, tmp_path, monkeypatch, caplog):
-    training = Training(Checkpoints(Kept(remote)), 3)
+    training = Training(Checkpoints(ResumableFolder(remote)), 3)
     for step in (3, 5):
         training.save(step)
         assert in_s3(remote) == [f"step-{step}/{n}" for n in (FILES, "history.jsonl", "random-0.pt", *STATE)]
     expected = training.go_on(2)
     elsewhere(tmp_path, monkeypatch)
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.checkpoints.latest() == 0
     with caplog.at_level(logging.INFO, logger="posgap"):
         assert again.load() == HISTORY
@@ -338,26 +338,26 @@ def test_on_another_machine_training_goes_on_from_s3(remote, tmp_path, monkeypat
 
 
 def test_what_is_here_is_not_fetched(remote, s3_calls):
-    training = Training(Checkpoints(Kept(remote)), 3)
+    training = Training(Checkpoints(ResumableFolder(remote)), 3)
     training.save(3)
     expected = training.go_on(2)
     s3_calls.clear()
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.load() == HISTORY and torch.equal(again.go_on(2), expected)
     assert s3_calls.keys("GetObject") == []
 
 
 def test_of_two_states_the_newer_counts(remote, tmp_path, monkeypatch):
-    first = Training(Checkpoints(Kept(remote)), 1)
+    first = Training(Checkpoints(ResumableFolder(remote)), 1)
     first.save(1)
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "another"))
-    second = Training(Checkpoints(Kept(remote)))
+    second = Training(Checkpoints(ResumableFolder(remote)))
     second.load()
     second.go_on(1)
     second.save(2)
     expected = second.go_on(0)
     monkeypatch.setenv("POSGAP_CACHE", str(tmp_path / "cache"))
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.checkpoints.latest() == 1
     again.load()
     assert torch.equal(again.go_on(0), expected)
@@ -365,7 +365,7 @@ def test_of_two_states_the_newer_counts(remote, tmp_path, monkeypatch):
 
 def test_the_newest_that_s3_has_whole_is_fetched(remote, tmp_path, monkeypatch):
     """Of step 5 the upload broke off; that of step 3 could not be deleted when step 4 was there."""
-    folder = Checkpoints(Kept(remote)).folder
+    folder = Checkpoints(ResumableFolder(remote)).folder
     states = {}
     for step in (3, 4, 5):
         training = Training(Checkpoints(folder), step)
@@ -375,7 +375,7 @@ def test_the_newest_that_s3_has_whole_is_fetched(remote, tmp_path, monkeypatch):
             if (step, file.name) != (5, FILES):
                 put(f"{remote}/step-{step}/{file.name}", file.read_bytes())
     elsewhere(tmp_path, monkeypatch)
-    again = Training(Checkpoints(Kept(remote)))
+    again = Training(Checkpoints(ResumableFolder(remote)))
     assert again.load() == HISTORY and torch.equal(again.go_on(0), states[4])
 
 
@@ -385,7 +385,7 @@ def refused(*_) -> ClientError:
 
 @pytest.mark.parametrize("name", [PARAMETERS, FILES])
 def test_what_cannot_be_uploaded_is_told_and_the_older_one_in_s3_stays(name, remote, s3_calls, caplog):
-    training = Training(Checkpoints(Kept(remote)), 1)
+    training = Training(Checkpoints(ResumableFolder(remote)), 1)
     training.save(1)
     s3_calls.fail = lambda op, key: refused() if op == "PutObject" and key.endswith(f"step-2/{name}") else None
     training.save(2)
@@ -398,7 +398,7 @@ def test_what_cannot_be_uploaded_is_told_and_the_older_one_in_s3_stays(name, rem
 
 
 def test_a_checkpoint_that_is_made_again_is_not_whole_in_s3_until_all_of_it_is_there(remote, s3_calls):
-    training = Training(Checkpoints(Kept(remote)), 1)
+    training = Training(Checkpoints(ResumableFolder(remote)), 1)
     training.save(1)
     shutil.rmtree(training.checkpoints.folder)
     s3_calls.clear()
@@ -462,7 +462,7 @@ def slow_down() -> None:
     torch.save = slowly(torch.save)
 
 
-def goes_on(training: Training, rank: int) -> None:
+def resumable(training: Training, rank: int) -> None:
     """Asserts that this process's random numbers and parameters are those of the checkpoint."""
     torch.manual_seed(rank)
     drawn = torch.randn(3)
@@ -487,7 +487,7 @@ def test_processes_that_share_a_disk_write_one_checkpoint(apart, slow, tmp_path)
         for step in (2, 4):
             saves(training, rank, step)
             assert training.checkpoints.latest() == step
-        goes_on(training, rank)
+        resumable(training, rank)
 
     two_processes(tmp_path, body, apart, slow)
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"step-2", "step-4"}
@@ -509,7 +509,7 @@ def test_each_file_is_hashed_by_one_process(tmp_path):
         files.digest = noted
         training = Training(Checkpoints(tmp_path / "c"))
         saves(training, rank, 2)
-        goes_on(training, rank)
+        resumable(training, rank)
 
     two_processes(tmp_path, body)
     hashed = [(tmp_path / f"hashed-{rank}").read_text().split() for rank in (0, 1)]
@@ -519,14 +519,14 @@ def test_each_file_is_hashed_by_one_process(tmp_path):
 
 def test_machines_without_a_shared_disk_put_theirs_together_in_s3(remote, tmp_path):
     def save(rank):
-        training = Training(Checkpoints(Kept(remote)))
+        training = Training(Checkpoints(ResumableFolder(remote)))
         for step in (2, 4):
             saves(training, rank, step)
         assert training.checkpoints.latest() == 0  # neither has all of it
 
     def load(rank):
-        training = Training(Checkpoints(Kept(remote)))
-        goes_on(training, rank)
+        training = Training(Checkpoints(ResumableFolder(remote)))
+        resumable(training, rank)
         assert training.checkpoints.latest() == 4
 
     two_processes(tmp_path, save, apart=True)
@@ -583,14 +583,14 @@ def test_any_number_of_processes_goes_on_from_pieces(tmp_path):
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_one_process_of_a_machine_fetches_for_the_others(slow, remote, tmp_path, monkeypatch):
-    two_processes(tmp_path, lambda rank: saves(Training(Checkpoints(Kept(remote))), rank, 2))
+    two_processes(tmp_path, lambda rank: saves(Training(Checkpoints(ResumableFolder(remote))), rank, 2))
     elsewhere(tmp_path, monkeypatch)
-    two_processes(tmp_path, lambda rank: goes_on(Training(Checkpoints(Kept(remote))), rank), slow=slow)
+    two_processes(tmp_path, lambda rank: resumable(Training(Checkpoints(ResumableFolder(remote))), rank), slow=slow)
 
 
 def test_the_first_process_alone_asks_s3_what_it_has(remote, tmp_path):
     def body(rank):
-        assert Training(Checkpoints(Kept("s3://nowhere/work" if rank else remote))).load() == []
+        assert Training(Checkpoints(ResumableFolder("s3://nowhere/work" if rank else remote))).load() == []
 
     two_processes(tmp_path, body, apart=True)
 
@@ -625,7 +625,7 @@ def test_processes_go_on_from_what_all_of_them_have(tmp_path):
 
 def test_an_upload_that_fails_in_one_process_is_told_by_the_first(remote, tmp_path):
     def body(rank):
-        training, heard = Training(Checkpoints(Kept(remote if rank == 0 else "s3://nowhere/work"))), []
+        training, heard = Training(Checkpoints(ResumableFolder(remote if rank == 0 else "s3://nowhere/work"))), []
         handler = logging.Handler()
         handler.emit = lambda record: heard.append(record.getMessage())
         logging.getLogger("posgap.distillation.checkpoints").addHandler(handler)

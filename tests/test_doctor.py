@@ -109,7 +109,7 @@ def test_a_version_beyond_the_bounds_of_the_package_is_of_no_use(found, monkeypa
 
 
 def test_a_full_disk_is_said(monkeypatch, tmp_path):
-    usage = type("Usage", (), {"free": doctor.LEAST_DISK - 1})
+    usage = type("Usage", (), {"free": doctor.MIN_DISK - 1})
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: usage)
     assert doctor._disk(tmp_path).state == "broken"
     usage.free += 1

@@ -8,7 +8,7 @@ from test_generation import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from posgap.generation.endings import Reading, before_stop
+from posgap.generation.endings import ResponseStream, before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.openai import OpenAIGenerator
@@ -35,9 +35,9 @@ def pieces() -> PreTrainedTokenizerFast:
 
 
 def completion(tokenizer, written: list[str], **sampling):
-    reading = Reading(tokenizer, {END}, Sampling(**{"max_new_tokens": 8} | sampling))
-    reading.read(tokenizer.convert_tokens_to_ids(written))
-    return reading.completion()
+    stream = ResponseStream(tokenizer, {END}, Sampling(**{"max_new_tokens": 8} | sampling))
+    stream.read(tokenizer.convert_tokens_to_ids(written))
+    return stream.completion()
 
 
 @given(st.lists(ALPHABET).map("".join), st.lists(ALPHABET, min_size=1, max_size=4).map("".join))

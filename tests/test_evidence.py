@@ -12,7 +12,7 @@ from test_gate import ASKED, N, write_sweep
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, digest_of, read_json, write_json
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import case_of, first_difference, folder_of, lacking, record_of, wrong_figure
+from posgap.gating.evidence import case_of, evidence_gaps, first_difference, folder_of, record_of, wrong_figure
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.lineage import write_training_examples
 
@@ -20,7 +20,7 @@ CURVE = [0.9, 0.6, 0.3, 0.6, 0.9]
 
 
 def swept(placements, n_docs, **more) -> SimpleNamespace:
-    """What `lacking` reads of a sweep."""
+    """What `evidence_gaps` reads of a sweep."""
     described = {"task": "kv", "examples_digest": "e" * 64, "n_examples": 200, "grid": None} | more
     return SimpleNamespace(**described, placements=placements, n_docs=n_docs)
 
@@ -28,7 +28,7 @@ def swept(placements, n_docs, **more) -> SimpleNamespace:
 @given(st.integers(1, 24), st.data())
 def test_no_quarter_of_the_documents_may_lie_between_two_positions(n_docs, data):
     positions = data.draw(st.sets(st.integers(1, n_docs), min_size=1))
-    complaints = lacking(swept([[p] for p in positions], n_docs), Policy(least_placements=2))
+    complaints = evidence_gaps(swept([[p] for p in positions], n_docs), Policy(least_placements=2))
     holes = [complaint for complaint in complaints if complaint.startswith("nothing is known")]
     # A step from each document to the next position leads over at most a quarter of the documents, rounded up.
     step = max(1, -(-n_docs // 4))
@@ -46,25 +46,28 @@ def test_holes_are_named_by_their_ends_and_the_first_one_alone():
         (1, 6, 11, 16): "nothing is known between positions 16 and 20 of 20",
         (1, 6, 12, 20): "nothing is known between positions 6 and 12 of 20",
     }.items():
-        assert lacking(swept([[p] for p in positions], 20), few) == [said]
+        assert evidence_gaps(swept([[p] for p in positions], 20), few) == [said]
     pairs = [[1, 20], [20, 1], [6, 15], [11, 10], [16, 5]]
-    assert lacking(swept(pairs, 20), few) == []
+    assert evidence_gaps(swept(pairs, 20), few) == []
     # The second document's positions leave holes, though the first one's do not.
-    assert lacking(swept([[1, 2], [6, 5], [11, 10], [16, 15], [20, 19]], 20), few) == [
+    assert evidence_gaps(swept([[1, 2], [6, 5], [11, 10], [16, 15], [20, 19]], 20), few) == [
         "nothing is known between positions 1 and 2 of 20"
     ]
 
 
 def test_a_policy_may_want_more_and_every_want_is_named():
     positions = [[1], [2], [3]]
-    assert lacking(swept(positions, 3), Policy()) == []  # five placements of three documents there cannot be
-    assert lacking(swept(positions, 3), Policy(least_placements=2, least_examples=200, task="kv", data="e" * 64)) == []
-    assert lacking(swept([[1], [2], [3], [4]], 4, n_examples=9), Policy(task="qa", data="f" * 64)) == [
+    assert evidence_gaps(swept(positions, 3), Policy()) == []  # five placements of three documents there cannot be
+    assert (
+        evidence_gaps(swept(positions, 3), Policy(least_placements=2, least_examples=200, task="kv", data="e" * 64))
+        == []
+    )
+    assert evidence_gaps(swept([[1], [2], [3], [4]], 4, n_examples=9), Policy(task="qa", data="f" * 64)) == [
         "task kv, and the policy asks for qa",
         "examples eeeeeeeeeeee, and the policy asks for ffffffffffff",
         "9 examples, and the gate asks for 100",
     ]
-    assert lacking(swept([[1], [3], [5], [6]], 6), Policy()) == ["4 placements, and the gate asks for 5"]
+    assert evidence_gaps(swept([[1], [3], [5], [6]], 6), Policy()) == ["4 placements, and the gate asks for 5"]
 
 
 def test_the_record_of_a_sweep_has_the_digests_of_all_that_was_judged(tmp_path):

@@ -96,14 +96,14 @@ def test_what_does_not_fit_is_left_out_those_that_depend_on_the_position_last(tm
     folder = swept_folder(tmp_path / "a", examples, 4, [0.9, 0.5, 0.5, 0.9], "a", said=lambda at, _: answers[at])
     sweep, rows = read_sweep(folder), read_predictions(folder)
     mixed = {e.id for e in examples if len({row["correct"] for row in rows if row["id"] == e.id}) == 2}
-    monkeypatch.setattr(module, "MOST", 200_000)
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", 200_000)
     some = explored_sweep(sweep, rows, examples)
     assert 15 < some.n_answers < len(mixed)
     packed = zlib.decompress(base64.b64decode(some.answers), wbits=31)
     assert 180_000 < len(packed) <= 200_000
     write_page([sweep], folder / "sweep.html", "some", some)
     assert mixed > read_texts(folder).keys() and f"responses of {some.n_answers}" in (folder / "sweep.html").read_text()
-    monkeypatch.setattr(module, "MOST", 1000)
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", 1000)
     assert explored_sweep(sweep, rows, examples).n_answers == 0
 
 
@@ -138,7 +138,7 @@ def page(chromium):
 def explore(page, file, **options):
     page.open(f"{file.as_uri()}#examples", **options)
     page.wait("document.getElementById('explorer').dataset.ready === 'yes'")
-    page.settle()
+    page.await_inflight()
 
 
 COUNT = "document.querySelector('.count').innerText"
@@ -322,7 +322,7 @@ def test_the_gate_s_page_has_the_examples_as_a_tab(page, tmp_path):
     page.press("ArrowRight")
     assert page.js(visible) == ["part-examples"]
     assert page.js("document.activeElement.getAttribute('aria-selected')") == "true"
-    page.settle()
+    page.await_inflight()
     titles = page.js("[...document.querySelectorAll('.panel-title')].map((x) => x.innerText)")
     assert titles == ["base", "new (candidate)", "difference"]
     page.press("End")
@@ -428,7 +428,7 @@ def test_in_a_sandbox_as_mlflow_and_kfp_show_it_nothing_complains(page, tmp_path
     (tmp_path / "frame.html").write_text(frame)
     page.open(f"{(tmp_path / 'frame.html').as_uri()}#examples")
     page.wait("window.heard === 32")
-    page.settle()
+    page.await_inflight()
 
 
 def test_what_was_not_answered_is_its_own_outcome(page, tmp_path):

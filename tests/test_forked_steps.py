@@ -39,7 +39,8 @@ def test_a_step_sees_the_environment_and_the_folder_of_its_run_and_the_libraries
     monkeypatch.setenv("LONG", "x" * 100_000)
     imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.data.config' in sys.modules)"
     ended, shown = run(
-        f"import os, sys; print(len(os.environ['LONG']), os.environ['MORE'], os.getcwd()); {imported}", MORE="ü"
+        f"import os, sys; print(len(os.environ['LONG']), os.environ['MORE'], os.getcwd()); {imported}",
+        STAGE_WITH_CHECKS="ü",
     )
     assert ended == 0 and f"100000 ü {tmp_path}\n{[True] * len(LIBRARIES)} False\n" in shown
 

@@ -27,7 +27,7 @@ from posgap.tasks.reading import write_examples
 
 SECONDS = float(os.environ.get("POSGAP_CHAOS_SECONDS", "0"))
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
-LONGEST = 120  # seconds of a command; the slowest takes ten on a busy machine
+MAX_SHOWN = 120  # seconds of a command; the slowest takes ten on a busy machine
 SECRET = "hunter22"
 # What trains for minutes or asks other machines once its options are right: one option is always wrong.
 NEVER_RIGHT = {"demo", "rollout experiment", "pipeline run", "pipeline submit", "data fetch", "train-job"}
@@ -152,7 +152,7 @@ def ends_well(words: list) -> int:
     """Types a command, which must end as the head of cli.py says: with a code it knows, and one line where it fails.
     Returns the code."""
     command = " ".join(repr(str(word))[:200] for word in words)
-    with limited(LONGEST, command):
+    with limited(MAX_SHOWN, command):
         code, shown = typed(words)
     errors = [line for line in shown.splitlines() if line.startswith("posgap: ")]
     account = f"{command} ended with {code}:\n{shown[-3000:]}"

@@ -76,7 +76,7 @@ def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, caps
     assert models == {ids["used"], ids["foreign"]}
     assert client.get_run(ids["dead"]).info.status == "KILLED"
     model = client.get_registered_model("tiny")
-    assert not leases.holders(model) and champions.under(model, "champion") == "3"
+    assert not leases.holders(model) and champions.alias_version(model, "champion") == "3"
     assert gc(capsys, "--older-than", "0") == "nothing was left behind\n"
 
 

@@ -51,7 +51,7 @@ def test_a_random_model_does_not_dethrone_a_champion(tmp_path, base):  # noqa: F
 def test_too_little_is_no_evidence(tmp_path, options, n_docs, complaint):
     base, new = (write_sweep(tmp_path / f, FLAT, n_docs=n_docs, **options) for f in ("old", "new"))  # noqa: F811
     verdict, _ = decide(tmp_path, new, base, max_gap=100, mean_tolerance=100, advantageous_tolerance=100)
-    assert not verdict.passed and complaint in verdict.lacking
+    assert not verdict.passed and complaint in verdict.evidence_gaps
 
 
 @pytest.mark.parametrize("who", ["candidate", "champion"])

@@ -203,9 +203,9 @@ def test_what_was_not_answered_is_counted_where_it_is_most(tmp_path):
         assert (ruling.outcome, ruling.estimate, ruling.interval) == (outcome, share, (share, share))
     # What base or champion did not answer would flatter the candidate.
     answered = write_sweep(tmp_path / "answered", wrong(5, 5, 5, 5, 5))
-    assert judge(answered, at_most, at_most, Policy(max_unanswered=2)).lacking == []
+    assert judge(answered, at_most, at_most, Policy(max_unanswered=2)).evidence_gaps == []
     for sweeps, role in (((more, at_most), "base"), ((at_most, more), "champion"), ((more, None), "base")):
-        (complaint,) = judge(answered, *sweeps, Policy(max_unanswered=2)).lacking
+        (complaint,) = judge(answered, *sweeps, Policy(max_unanswered=2)).evidence_gaps
         assert complaint == (
             f"{role}: 7 of 1000 prompts were not answered (empty 7), at most 2.5 % at a placement (3), and the gate "
             "allows 2 %"
@@ -220,11 +220,16 @@ def test_regions_of_pairs_are_their_categories(tmp_path):
     assert "connected, disconnected, reversed" in ruling.meaning
 
 
-def verdict(*outcomes: str, lacking=None) -> Verdict:
+def verdict(*outcomes: str, evidence_gaps=None) -> Verdict:
     limits = {"pass": 9, "unsure": 5, "fail": 1}
     rules = [ruling("at most", limits[outcome], needs=100 * i or None) for i, outcome in enumerate(outcomes)]
     return Verdict(
-        model_digest="", lacking=lacking or [], asked_otherwise=[], policy=Policy(), evidence={}, rules=rules
+        model_digest="",
+        evidence_gaps=evidence_gaps or [],
+        asked_otherwise=[],
+        policy=Policy(),
+        evidence={},
+        rules=rules,
     )
 
 
@@ -232,8 +237,8 @@ def test_a_verdict_has_three_outcomes():
     assert verdict("pass", "pass").outcome == "admitted"
     assert verdict("pass", "unsure").outcome == "not enough evidence"
     assert verdict("fail", "unsure").outcome == "refused"
-    assert verdict("pass", lacking=["9 examples"]).outcome == "not enough evidence"
-    assert verdict("fail", lacking=["9 examples"]).outcome == "refused"
+    assert verdict("pass", evidence_gaps=["9 examples"]).outcome == "not enough evidence"
+    assert verdict("fail", evidence_gaps=["9 examples"]).outcome == "refused"
     assert verdict().outcome == "not enough evidence"  # who asks for nothing has shown nothing
     assert [v.passed for v in (verdict("pass"), verdict("unsure"), verdict("fail"), verdict())] == [True, *[False] * 3]
     assert [verdict(*v).error("m").exit_code for v in (["fail"], ["unsure"], [])] == [3, 7, 7]

@@ -29,7 +29,7 @@ from posgap.rollout.advice import (
     changes,
     first_pull,
     predicted,
-    reading,
+    summary_text,
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
@@ -199,10 +199,10 @@ def test_what_is_advised_is_flatter_for_certain_and_has_no_lower_mean():
     ]
     agreed = agreement(rows)
     assert agreed == {"mean": pytest.approx(-1.0), "gap": pytest.approx(-0.5)}
-    said = reading(rows, pull, agreed, accuracy)
+    said = summary_text(rows, pull, agreed, accuracy)
     assert "layer 1 head 2 pulls most" in said
     assert said.endswith("the flattest is good: gap 60.0 to 30.0 points, mean 60.0 to 64.0")
-    assert reading([rows[0], rows[2]], pull, agreed, accuracy).endswith("flatter without a lower mean")
+    assert summary_text([rows[0], rows[2]], pull, agreed, accuracy).endswith("flatter without a lower mean")
     assert agreement(rows[:2]) == {"mean": None, "gap": None}
     assert to_check(rows, 0) == [] and to_check(rows * 4, 2) == [0, 1, 2, 11] and to_check(rows, 5) == [0, 1, 2]
 

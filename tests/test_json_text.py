@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from posgap.foundation import json_text
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, read_rows
-from posgap.foundation.json_text import DEPTH, EXPANSION, LARGEST, MB, parse
+from posgap.foundation.json_text import DEPTH, EXPANSION, MAX_INTEGER, MB, parse
 
 values = st.recursive(
     st.none()
     | st.booleans()
-    | st.integers(-LARGEST, LARGEST)
+    | st.integers(-MAX_INTEGER, MAX_INTEGER)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"])),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
@@ -39,7 +39,7 @@ def test_every_value_comes_back(value):
         ("[1e999]", "too large for a float"),
         ("-" + "9" * 400 + ".5", "too large for a float"),
         ('{"a": 1%s}' % ("0" * 30), "a whole number of 31 digits, more than 64 bits hold"),
-        (str(LARGEST + 1), "64 bits"),
+        (str(MAX_INTEGER + 1), "64 bits"),
         ("1" * 5000, "more than 4300 digits"),
         ("[" * 100_000, "nested more than 200 levels deep"),
         ('{"a":' * 300 + "1" + "}" * 300, "nested more than 200 levels deep"),
@@ -56,7 +56,9 @@ def test_what_is_no_ordinary_json_is_one_line(text, complaint):
 
 
 def test_numbers_in_strings_and_the_largest_ones_are_no_fault():
-    text = json.dumps([str(10**60), "f47ac10b-58cc-4372-a567-0e02b2c3d479e999", LARGEST, -LARGEST, 1e308, 5e-324])
+    text = json.dumps(
+        [str(10**60), "f47ac10b-58cc-4372-a567-0e02b2c3d479e999", MAX_INTEGER, -MAX_INTEGER, 1e308, 5e-324]
+    )
     assert parse(text, "x") == json.loads(text)
     assert len(parse("[" * DEPTH + "]" * DEPTH, "x")) == 1
 

@@ -24,7 +24,7 @@ from posgap.tasks.reading import write_examples
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
 LONG = "POSGAP_CHAOS_SECONDS" in os.environ
 KILLS = 3 if LONG else 1
-LONGEST = 120  # seconds of a command
+MAX_SHOWN = 120  # seconds of a command
 
 PROMPTS = "--examples {here}/examples.jsonl --model {model} --n-docs 4 --max-new-tokens 2"
 # Before anything is killed.
@@ -67,7 +67,7 @@ def here(tmp_path_factory, model_folder, empty_store) -> Iterator[Path]:
     yield folder
 
 
-def run(folder: Path, words: str, out: Path, seconds: float = LONGEST) -> int | None:
+def run(folder: Path, words: str, out: Path, seconds: float = MAX_SHOWN) -> int | None:
     """The exit code of a command, which is killed after so many seconds; None where it was."""
     words_and_out = [*words.split(), "--out", str(out)]
     child = SERVER.Process(target=command, args=(words_and_out, folder / "log", dict(os.environ)))

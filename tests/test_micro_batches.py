@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.distillation.micro_batches import MOST_PADDING, MicroBatch, in_groups, in_micro_batches
+from posgap.distillation.micro_batches import MAX_PADDING, MicroBatch, in_groups, in_micro_batches
 
 steps = st.lists(
     st.tuples(st.integers(1, 60), st.sampled_from([None, "a", "b", "c", "d", "e"])), min_size=1, max_size=40
@@ -30,7 +30,7 @@ def test_every_row_is_read_in_calls_that_all_processes_make_and_that_fit(step, w
         assert max(read) == part.tokens and (part.tokens <= most_tokens or part.is_least)
         assert part.is_least == (len(part.rows) <= world)
         for call in by_rank[0]:
-            assert min(lengths[row] for row in call) >= (1 - MOST_PADDING) * max(lengths[row] for row in call)
+            assert min(lengths[row] for row in call) >= (1 - MAX_PADDING) * max(lengths[row] for row in call)
 
 
 @given(steps, st.integers(1, 4), st.integers(1, 200))

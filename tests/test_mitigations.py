@@ -17,7 +17,7 @@ from posgap.mitigations.mitigation import ModelMitigation, PromptMitigation, Tri
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 from posgap.models.loading import save_model
 
 OF_MODELS = [mitigation.name for mitigation in MITIGATIONS if isinstance(mitigation, ModelMitigation)]
@@ -29,13 +29,13 @@ PROMPT, SPANS = 9, [(1, 4), (4, 7)]
 
 
 def logits(model, ids=IDS) -> torch.Tensor:
-    with torch.inference_mode(), reading(model, SPANS, PROMPT):
+    with torch.inference_mode(), during_forward(model, SPANS, PROMPT):
         return model(input_ids=ids, use_cache=False).logits
 
 
 def decoded(model, ids=IDS, prefill=PROMPT) -> torch.Tensor:
     """The same logits by a prefill of some tokens and steps of one."""
-    with torch.inference_mode(), reading(model, SPANS, PROMPT):
+    with torch.inference_mode(), during_forward(model, SPANS, PROMPT):
         out = model(input_ids=ids[:, :prefill], use_cache=True)
         rows, states = [out.logits], out.past_key_values
         for at in range(prefill, ids.shape[1]):

@@ -10,7 +10,7 @@ import pytest
 from endpoint import Endpoint, served
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.interruption import RESUMES
 from posgap.generation import openai
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Sampling, complete
@@ -131,7 +131,7 @@ def test_who_is_to_wait_for_a_day_is_told_so_instead(value):
             next(answers)
         assert time.monotonic() - started < 1
     line = str(raised.value)
-    assert "429 Too Many Requests: enough for today: it asks to wait" in line and line.endswith(GOES_ON)
+    assert "429 Too Many Requests: enough for today: it asks to wait" in line and line.endswith(RESUMES)
     assert ("until 20" in line) == (value not in ("inf", "1e300"))
 
 

@@ -153,7 +153,9 @@ def test_the_gate_has_a_rule_for_it_and_trusts_no_champion_that_was_not_answered
         base = filtered if champion is None else answered
         against = judge(answered, base, champion, Policy())
         role = "champion" if champion else "base"
-        assert against.outcome == "not enough evidence" and against.lacking[0].startswith(f"{role}: 4 of 500 prompts")
+        assert against.outcome == "not enough evidence" and against.evidence_gaps[0].startswith(
+            f"{role}: 4 of 500 prompts"
+        )
     lenient = Policy(max_gap=20, mean_tolerance=10, advantageous_tolerance=10, max_unanswered=4)
     assert judge(filtered, answered, filtered, lenient).passed
     replayed(gate(GateConfig(candidate=filtered, base=answered, out=tmp_path / "gate")))

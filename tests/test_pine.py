@@ -15,9 +15,9 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import prompt_builder
 from posgap.generation.transformers import TransformersGenerator
-from posgap.mitigations.in_force import apply, wants_spans
+from posgap.mitigations.in_force import apply, config_needs_document_spans
 from posgap.mitigations.pine import segments
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 from posgap.models.loading import save_model
 from posgap.tasks.prompts import Prompt
 
@@ -37,7 +37,7 @@ def prompt(order=(0, 1, 2, 3)) -> tuple[list[int], list[tuple[int, int]]]:
 def answered(model, order, response=(40, 41)) -> torch.Tensor:
     """The logits behind the documents: of the prompt's end, and of the tokens of a response."""
     ids, spans = prompt(order)
-    with reading(model, spans, len(ids)):
+    with during_forward(model, spans, len(ids)):
         out = model(input_ids=torch.tensor([ids]), use_cache=True)
         rows = [out.logits[:, spans[-1][1] :]]
         for token in response:
@@ -63,7 +63,7 @@ def test_the_order_of_the_documents_changes_nothing(family, settings):
 @pytest.mark.parametrize("spans", [[], [(3, 9)]])
 def test_with_one_document_it_is_the_model_itself(spans):
     model, ids = families.build("llama"), torch.tensor([prompt()[0]])
-    with torch.inference_mode(), reading(model, spans, 14):
+    with torch.inference_mode(), during_forward(model, spans, 14):
         before = model(input_ids=ids).logits
         apply(model, "pine", {})
         assert torch.equal(model(input_ids=ids).logits, before)
@@ -77,7 +77,7 @@ def test_positions_and_mask_are_those_of_the_paper():
     layer = model.model.layers[1].self_attn
     caught: list[tuple[torch.Tensor, torch.Tensor]] = []
     layer.register_forward_hook(lambda _, a, k, o: caught.append((k["hidden_states"][0], o[0][0])), with_kwargs=True)
-    with torch.inference_mode(), reading(model, spans, len(ids)):
+    with torch.inference_mode(), during_forward(model, spans, len(ids)):
         model(input_ids=torch.tensor([ids]))
         ((states, out),) = caught
         wanted = layer.o_proj(naive(layer, states, spans, model.model.rotary_emb.inv_freq))
@@ -153,7 +153,7 @@ def test_a_prompt_is_read_whole_and_alone():
     model = families.build("llama")
     apply(model, "pine", {})
     ids, spans = prompt()
-    with torch.inference_mode(), reading(model, spans, len(ids)):
+    with torch.inference_mode(), during_forward(model, spans, len(ids)):
         with pytest.raises(PosgapError, match="each in a batch of its own"):
             model(input_ids=torch.tensor([ids, ids]))
         with pytest.raises(PosgapError, match="read in pieces"):
@@ -186,9 +186,9 @@ def test_prompts_are_answered_alike_in_any_order_and_must_say_where_documents_st
 
 def test_who_asks_a_model_in_force_or_saved_says_where_documents_stand(tokenizer, tmp_path):
     model = families.build("llama", vocab_size=len(tokenizer))
-    assert not wants_spans(model.config)
+    assert not config_needs_document_spans(model.config)
     apply(model, "pine", {})
-    assert wants_spans(model.config)
+    assert config_needs_document_spans(model.config)
     few = {"max_new_tokens": 3, "max_unanswered": 100}
     swept = posgap.sweep(model, [kv_example(i) for i in range(2)], tokenizer=tokenizer, n_docs=4, **few)
     for _, rows in swept.frame.groupby("id"):

@@ -14,15 +14,15 @@ from posgap.distillation import planning
 from posgap.distillation.config import PlanDistillConfig
 from posgap.distillation.footprint import (
     OPERATIONS,
-    Micro,
+    MicroBatchShape,
     Storages,
     _of_layers,
-    counted_operations,
-    measured_working,
-    operations,
+    activation_bytes,
+    counted_flops,
+    flops,
+    measured_activation_bytes,
     read,
     size_of,
-    working,
 )
 from posgap.distillation.lora import add_adapters
 from posgap.distillation.planning import GB, USABLE, Way, plan_distill, standing, ways
@@ -53,7 +53,7 @@ def test_sizes_and_operations_are_those_of_the_real_model():
     assert size.head == model.lm_head.weight.numel()
     # Logits are dropped after the forward pass: the student's are computed once more, and the teacher's twice in all.
     heads = 3 * 2 * hidden.numel() * 512
-    assert operations(SHAPE, Micro(2, 128, 8, "float32")) == counted.get_total_flops() + heads
+    assert flops(SHAPE, MicroBatchShape(2, 128, 8, "float32")) == counted.get_total_flops() + heads
     adapters = size_of(SHAPE, 4)
     assert 0 < adapters.trained < adapters.parameters - size.parameters + 1
 
@@ -72,24 +72,24 @@ def test_working_memory_is_what_is_saved_and_grows_with_rows_and_layers_as_it_sh
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = model.base_model(input_ids=torch.zeros(2, 128, dtype=torch.long), use_cache=False).last_hidden_state
     held = sum(dict(saved).values())
-    at_two = working(SHAPE, Micro(2, 128, 8, "float32"))
+    at_two = activation_bytes(SHAPE, MicroBatchShape(2, 128, 8, "float32"))
     assert held < at_two < 1.5 * held and hidden.numel()
-    one, three = (working(SHAPE, Micro(rows, 128, 8, "float32")) for rows in (1, 3))
+    one, three = (activation_bytes(SHAPE, MicroBatchShape(rows, 128, 8, "float32")) for rows in (1, 3))
     assert three - at_two == pytest.approx(at_two - one, rel=0.02)
 
 
 def test_what_checkpointing_keeps_of_a_layer_is_counted_to_the_byte():
     """What it reads."""
-    micro = Micro(2, 128, 8, "float32", checkpointing=True)
+    micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
     expected = 4 * 2 * 128 * 64
-    assert measured_working(layers(3), micro) - measured_working(layers(2), micro) == expected
+    assert measured_activation_bytes(layers(3), micro) - measured_activation_bytes(layers(2), micro) == expected
     assert held(3) - held(2) == expected
 
 
 def test_what_a_deep_model_takes_is_found_from_eight_of_its_layers():
-    micro = Micro(2, 128, 8, "float32", checkpointing=True)
-    assert working(layers(10), micro) == measured_working(layers(10), micro)
-    assert operations(layers(10), micro) == counted_operations(layers(10), micro)
+    micro = MicroBatchShape(2, 128, 8, "float32", checkpointing=True)
+    assert activation_bytes(layers(10), micro) == measured_activation_bytes(layers(10), micro)
+    assert flops(layers(10), micro) == counted_flops(layers(10), micro)
 
 
 def layers(n: int) -> LlamaConfig:
@@ -132,9 +132,9 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
         parameter.grad = torch.zeros_like(parameter)
     if checkpointing:
         checkpoint_activations(model)
-    micro = Micro(2, 128, 8, arithmetic, checkpointing)
+    micro = MicroBatchShape(2, 128, 8, arithmetic, checkpointing)
     # With transformers 5.18 real tensors take as much more as the rotary frequencies do, with 5.23 nothing.
-    more = most_bytes(model, lambda: read(model, micro)) - working(SHAPE, micro)
+    more = most_bytes(model, lambda: read(model, micro)) - activation_bytes(SHAPE, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
 
 
@@ -148,8 +148,8 @@ def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    micro = Micro(2, 128, 8, "float32", lora_rank=rank)
-    more = most_bytes(model, lambda: read(model, micro)) - working(shape, micro)
+    micro = MicroBatchShape(2, 128, 8, "float32", lora_rank=rank)
+    more = most_bytes(model, lambda: read(model, micro)) - activation_bytes(shape, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
     size, unique = size_of(shape, rank), {id(parameter): parameter for parameter in model.parameters()}.values()
     assert size.parameters == sum(parameter.numel() for parameter in unique)
@@ -168,8 +168,8 @@ def test_of_a_deep_model_s_layers_each_keeps_its_kind():
     four = _of_layers(shape, 4)
     assert (four.num_hidden_layers, four.layer_types) == (4, kinds[:4])
     assert (shape.num_hidden_layers, shape.layer_types) == (10, kinds)
-    micro = Micro(1, 64, 8, "float32")
-    assert operations(shape, micro) == counted_operations(shape, micro)
+    micro = MicroBatchShape(1, 64, 8, "float32")
+    assert flops(shape, micro) == counted_flops(shape, micro)
 
 
 def test_bytes_that_stand_are_those_of_each_way():
@@ -188,8 +188,8 @@ def test_bytes_that_stand_are_those_of_each_way():
 
 
 def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
-    measured_once = cache(partial(working, SHAPE))  # the plans ask for the same micro-batches
-    monkeypatch.setattr(planning, "working", lambda model, micro: measured_once(micro))
+    measured_once = cache(partial(activation_bytes, SHAPE))  # the plans ask for the same micro-batches
+    monkeypatch.setattr(planning, "activation_bytes", lambda model, micro: measured_once(micro))
     plan = plan_distill(config)
     assert plan["options"] == ["--micro-batch-tokens 4096"]  # all 32 prompts of a step
     assert plan["updates"] == 94 and plan["tokens"] == 3000 * 128
@@ -208,10 +208,10 @@ def test_the_first_way_that_fits_is_suggested(config, capsys, monkeypatch):
 
 def test_operations_are_counted_once_of_the_way_that_is_suggested(config, monkeypatch):
     counted = []
-    monkeypatch.setattr(planning, "working", lambda model, micro: micro.rows)
-    monkeypatch.setattr(planning, "operations", lambda model, micro: counted.append(micro) or 1000)
+    monkeypatch.setattr(planning, "activation_bytes", lambda model, micro: micro.rows)
+    monkeypatch.setattr(planning, "flops", lambda model, micro: counted.append(micro) or 1000)
     plan = plan_distill(config.model_copy(update={"gpus": 8}))
-    assert counted == [Micro(1, 128, 8, "bfloat16")] and len(plan["ways"]) == 4
+    assert counted == [MicroBatchShape(1, 128, 8, "bfloat16")] and len(plan["ways"]) == 4
     # The teacher reads the best prompt of 300 examples, forwards alone.
     assert plan["operations"] == 1000 * (3000 + 300 / 3)
 

@@ -14,7 +14,7 @@ from posgap.foundation.errors import NotEnoughEvidence, PosgapError
 from posgap.foundation.files import digest, digest_of, read_json
 from posgap.foundation.redaction import redacted
 from posgap.gating.demands import Policy
-from posgap.gating.policy import MOST_BYTES, parsed_policy, policy_digest, policy_text, read_policy
+from posgap.gating.policy import MAX_BYTES, parsed_policy, policy_digest, policy_text, read_policy
 from posgap.gating.replay import replayed
 from posgap.stages.promote import promote
 from posgap.storage.inputs import read_manifest
@@ -77,7 +77,7 @@ def test_what_is_not_written_has_its_default_and_values_are_taken_as_they_stand(
         ("max_gap: 'x", "not YAML: found unexpected end of stream"),
         ("max_gap: \x00", "not YAML: "),
         ("[" * 5000, "not YAML: nested too deep"),
-        ("#" * (MOST_BYTES + 1), f"more than {MOST_BYTES} bytes"),
+        ("#" * (MAX_BYTES + 1), f"more than {MAX_BYTES} bytes"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_a_line(tmp_path, text, complaint):
@@ -135,7 +135,7 @@ def test_an_option_may_say_what_the_policy_says(tmp_path, base):  # noqa: F811
 def test_a_policy_can_ask_for_a_task_and_for_data(tmp_path, base, demand, complaint):  # noqa: F811
     new = write_sweep(tmp_path / "new", [0.995] * 5)
     verdict, rules = decide(tmp_path, new, base, policy=policy_file(tmp_path, demand))
-    assert verdict.outcome == "not enough evidence" and all(rules.values()) and verdict.lacking == [complaint]
+    assert verdict.outcome == "not enough evidence" and all(rules.values()) and verdict.evidence_gaps == [complaint]
     assert complaint in str(verdict.error("it"))
     right, _ = decide(tmp_path, new, base, policy=policy_file(tmp_path, "task: kv"), force=True)
     assert right.passed

@@ -38,7 +38,7 @@ def model():
 
 
 def aliases() -> tuple[str, str]:
-    return champions.under(model(), CHAMPION), champions.under(model(), PREVIOUS)
+    return champions.alias_version(model(), CHAMPION), champions.alias_version(model(), PREVIOUS)
 
 
 def moved(*steps: tuple[str, str]) -> None:

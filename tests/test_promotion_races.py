@@ -117,7 +117,7 @@ def watched(url: str, name: str) -> Iterator[list[str]]:
     def watch() -> None:
         client = mlflow.MlflowClient(url, url)
         while not over.wait(0.1):
-            sight = champions.under(client.get_registered_model(name), champions.CHAMPION)
+            sight = champions.alias_version(client.get_registered_model(name), champions.CHAMPION)
             if sights[-1:] != [sight]:
                 sights.append(sight)
 
@@ -138,7 +138,7 @@ def assert_one_truth(place: Place, name: str, outs: list[Path], sights: list[str
     digests = {number: version.tags[registry.DIGEST] for number, version in versions.items()}
     assert len(set(digests.values())) == len(digests) == 1 + len(outs)
     best = read_sweep(place.candidates[-1] / "sweep").model_digest
-    champion, previous = (champions.under(model, alias) for alias in (champions.CHAMPION, champions.PREVIOUS))
+    champion, previous = (champions.alias_version(model, alias) for alias in (champions.CHAMPION, champions.PREVIOUS))
     assert digests[champion] == best
     assert digests[previous] == read_sweep(place.former / "sweep").model_digest
     assert "" not in sights and sights[-1] == champion

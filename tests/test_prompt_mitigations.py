@@ -22,7 +22,7 @@ from posgap.generation.generator import Completion, Sampling, Usage
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.mitigated import Mitigated, Question
-from posgap.measurement.reading import reading
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_predictions, read_sweep
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
 from posgap.mitigations.permutation import Orders, majority
@@ -327,7 +327,7 @@ def test_a_sweep_of_a_model_that_reads_the_first_document_alone(endpoint):
     said = turned.figures
     assert (said.label, said.mitigation.name, said.settings["mitigation"]) == ("model, reversed", *["reversed"] * 2)
     assert len({each.figures.prompt_digest for each in (plain, turned, found)}) == 3
-    assert said.asked == plain.figures.asked and "by the mitigation reversed:" in " ".join(reading(said))
+    assert said.asked == plain.figures.asked and "by the mitigation reversed:" in " ".join(summary_text(said))
     verdict = plain.compare(turned).verdict
     assert "model, reversed was asked by the mitigation reversed, model was asked without any." in verdict
     assert "was asked" not in turned.compare(turned).verdict

@@ -16,7 +16,7 @@ from posgap.data.expectations import answering_distractors, expectations
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.files import read_json
-from posgap.measurement.reading import reading
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_sweep
 from posgap.stages.validate import validate
 from posgap.tasks.content import examples_digest
@@ -210,5 +210,5 @@ def test_a_log_in_csv_becomes_a_curve_in_one_command(log_file, tmp_path):
     baselines = result.figures.baselines
     assert (baselines["as-retrieved"].accuracy, baselines["oracle"].accuracy) == (50.0, 100.0)
     assert baselines["as-retrieved"].best_over == 50.0 and baselines["oracle"].best_over == 0.0
-    assert "differs from that of the retriever's order by +50.0 points" in " ".join(reading(result.figures))
+    assert "differs from that of the retriever's order by +50.0 points" in " ".join(summary_text(result.figures))
     assert (tmp_path / "swept" / "sweep.png").stat().st_size > 10_000

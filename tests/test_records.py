@@ -169,7 +169,7 @@ def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complai
 def test_a_verdict_comes_back(tmp_path):
     rule = Ruling(name="gap", meaning="m", claim="at most", threshold=1, estimate=2, interval=(1, 3))
     verdict = Verdict(
-        model_digest="d", lacking=[], asked_otherwise=[], policy=Policy(max_gap=1), evidence={}, rules=[rule]
+        model_digest="d", evidence_gaps=[], asked_otherwise=[], policy=Policy(max_gap=1), evidence={}, rules=[rule]
     )
     write_json(tmp_path / "gate.json", verdict.model_dump(mode="json"))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == verdict

@@ -13,7 +13,7 @@ from warm import posgap_on_path  # noqa: F401  a fixture
 from posgap.cli.main import main
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import split_uri
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client, objects, records
 from posgap.storage.versions import newest, release
 
@@ -118,7 +118,7 @@ def test_of_two_that_read_the_same_one_is_told_that_it_changed(bucket):
 @pytest.mark.parametrize("fault", ["drop after", "drop before", "503 SlowDown"])
 def test_a_lost_answer_is_no_loss(fault, bucket, s3_endpoint, monkeypatch):
     """S3 has written the record, and refuses it when it is sent again."""
-    monkeypatch.setattr(client, "PATIENCE", Patience(seconds=30, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
     for day in (13, 20):
         put(f"{bucket}/train-2026-11-{day}.jsonl")
     with faulty(s3_endpoint) as proxy:

@@ -12,9 +12,9 @@ from posgap.measurement.comparison import Comparison, Difference
 from posgap.measurement.diagnoses import AttentionFigures, Diagnosis, TokenShift, summarize_shifts
 from posgap.measurement.model_card import model_card
 from posgap.measurement.plots import attention_map, save_picture
-from posgap.measurement.reading import reading
 from posgap.measurement.report import page
 from posgap.measurement.shape import Shape
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import Flatness, Sweep
 
 
@@ -136,7 +136,7 @@ def test_a_sweep_is_read_out_in_words():
         **{"name": "U-shaped", "ends": 1, "middle": 1, "beginning_over_middle": 40, "end_over_middle": 30},
         **{"beginning_over_middle_ci95": (30, 50), "end_over_middle_ci95": (20, 40)},
     )
-    assert reading(SINGLE.model_copy(update={"shape": shape})) == [
+    assert summary_text(SINGLE.model_copy(update={"shape": shape})) == [
         "Accuracy (sub_em, in percent) is highest with the gold document at 1 (90.0) and lowest at 10 (50.0): a gap of "
         "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
         "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
@@ -148,14 +148,14 @@ def test_a_sweep_is_read_out_in_words():
     # A sweep by an older posgap names a shape all the same: neither the words nor the table do.
     assert (
         "U-shaped"
-        not in " ".join(reading(flat)) + page([flat], "t").split("No shape is named")[0].split("U-shaped:")[0]
+        not in " ".join(summary_text(flat)) + page([flat], "t").split("No shape is named")[0].split("U-shaped:")[0]
     )
     assert '<th scope="row">shape</th><td>–</td>' in page([flat], "t")
-    assert reading(flat)[2:] == [
+    assert summary_text(flat)[2:] == [
         "That position matters cannot be told (Cochran's Q = 2.0, 2 degrees of freedom, p = 0.368)."
     ]
-    assert "with the gold documents at 1+2 (70.0)" in reading(PAIRS)[0]
-    assert reading(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
+    assert "with the gold documents at 1+2 (70.0)" in summary_text(PAIRS)[0]
+    assert summary_text(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 
 
 def test_pairs_are_a_grid_of_first_and_second_hop():

@@ -259,7 +259,7 @@ def test_a_teacher_at_several_placements_goes_on_within_an_example(options, aske
 
 
 def test_a_teacher_that_is_never_right_is_stopped_early(options, asked_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(teacher_stage, "MOST_WRONG", 4)
+    monkeypatch.setattr(teacher_stage, "MAX_WRONG", 4)
     wrong = Scripted(N, wrong=True)
     with pytest.raises(PosgapError, match="none of the first 4 responses at position 2 of 4 is correct"):
         asked_of(wrong)

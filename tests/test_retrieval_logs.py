@@ -13,8 +13,8 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_json, write_jsonl
 from posgap.tasks.content import content
 from posgap.tasks.examples import Example, RankedExample
-from posgap.tasks.reading import read_examples, write_examples
-from posgap.tasks.retrieval_logs import Reading, ranked_examples, read_labels
+from posgap.tasks.report import read_examples, write_examples
+from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels
 
 TRACES = Path(__file__).parent / "traces"
 QUESTION, ANSWER = "Who won the first Nobel Prize in Physics?", "Wilhelm Röntgen"
@@ -36,12 +36,12 @@ def only(path: Path, **options) -> RankedExample:
 
 def test_order_and_scores_are_the_retriever_s_and_relevance_is_told_by_the_answer(tmp_path):
     write_jsonl(tmp_path / "log.jsonl", [{"question": QUESTION, "answers": ANSWER, "passages": PASSAGES}])
-    reading = Reading()
-    example = only(tmp_path / "log.jsonl", reading=reading)
+    report = ImportReport()
+    example = only(tmp_path / "log.jsonl", report=report)
     assert [p.id for p in example.passages] == ["a1", "a2", "a3"]
     assert [p.score for p in example.passages] == [0.81, 0.74, 0.6]
     assert (example.relevance, [p.relevant for p in example.passages]) == ("answer", [False, True, False])
-    assert reading.sentences() == ["relevant passages: 1, told in 1 questions by answer"]
+    assert report.sentences() == ["relevant passages: 1, told in 1 questions by answer"]
 
 
 @pytest.mark.parametrize(

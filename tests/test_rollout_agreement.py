@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from posgap.rollout.agreement import agreement
-from posgap.rollout.agreement import reading as agreement_reading
+from posgap.rollout.agreement import summary_text as agreement_summary
 
 
 def test_agreement_is_scipy_s_over_each_text_s_documents():
@@ -25,6 +25,6 @@ def test_agreement_is_scipy_s_over_each_text_s_documents():
     assert low == pytest.approx(np.mean(each) - 1.96 * spread, abs=0.3 * spread)
     assert high == pytest.approx(np.mean(each) + 1.96 * spread, abs=0.3 * spread)
     assert pairs["rollout", "flat"]["texts"] == 1 and pairs["rollout", "flat"]["spearman_ci95"] is None
-    assert "agrees (Spearman) with that by gradient 1.00 (1.00 to 1.00), logit -1.00" in agreement_reading(found)
+    assert "agrees (Spearman) with that by gradient 1.00 (1.00 to 1.00), logit -1.00" in agreement_summary(found)
     nothing = agreement({"rollout": np.ones((2, 3)), "gradient": one[:2, :3]}, "tokens", 0)
-    assert nothing["pairs"][0]["spearman"] is None and "orders no text's tokens" in agreement_reading(nothing)
+    assert nothing["pairs"][0]["spearman"] is None and "orders no text's tokens" in agreement_summary(nothing)

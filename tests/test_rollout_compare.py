@@ -14,7 +14,7 @@ from posgap.foundation.files import read_json
 from posgap.rollout import comparison
 from posgap.rollout.comparison import compare
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
-from posgap.rollout.distributions import normalized, reading, shape, spearman, wasserstein
+from posgap.rollout.distributions import normalized, shape, spearman, summary_text, wasserstein
 from posgap.stages.rollout_measure import rollout_measure
 from posgap.stages.rollout_predict import rollout_predict
 
@@ -51,7 +51,9 @@ def test_shapes(values, expected):
 
 
 def test_the_reading_names_what_the_issue_asks_for():
-    sentence = reading(normalized(np.array([15.0, 1, 1, 2, 1])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0]))
+    sentence = summary_text(
+        normalized(np.array([15.0, 1, 1, 2, 1])), np.array([0.54, 0.02]), np.array([0.99, 0.01, 0, 0])
+    )
     assert sentence.startswith("U-shaped; the first token draws 3.8 times its share")
     assert "residual strength falls from 0.54 to 0.02 over depth" in sentence
     assert "without residuals the same attention would put 99 % on token 1" in sentence
@@ -100,9 +102,9 @@ def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, mea
     figures = compared["figures"]["rollout"]
     low, high = figures["wasserstein_ci95"]
     assert 0 <= low <= figures["wasserstein"] <= high
-    assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["reading"]
-    assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["reading"]
-    assert compared["reading"] in caplog.messages
+    assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["summary"]
+    assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["summary"]
+    assert compared["summary"] in caplog.messages
     with pytest.raises(PosgapError, match="measured: logit was not measured; measure with `attributions`"):
         rollout_predict(config.model_copy(update={"influence": "logit", "out": tmp_path / "logit"}))
     with pytest.raises(PosgapError, match="sweep: is compared with a measurement, too: give a `measurement`"):
@@ -117,7 +119,7 @@ def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_pat
     config = RolloutPredictConfig(measurement=measured, sweep=tmp_path / "sweep.json", out=tmp_path / "predicted")
     compared = read_json(rollout_predict(config) / "comparison.json")
     assert compared["sweep"]["spearman"] == {"predicted": None, "measured": None}
-    assert "the accuracy of base is the same at every position, so nothing can be said" in compared["reading"]
+    assert "the accuracy of base is the same at every position, so nothing can be said" in compared["summary"]
     flat, texts = np.full(24, 1 / 24), normalized(np.random.default_rng(0).random((5, 24)))
     figures = compare(flat, texts, np.random.default_rng(0))
     assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from posgap.foundation.files import read_json
 from posgap.rollout.config import RolloutExperimentConfig
-from posgap.rollout.experiment_summary import gap_table, reading, sink_table
+from posgap.rollout.experiment_summary import gap_table, sink_table, summary_text
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.presets import PRESETS
@@ -201,7 +201,7 @@ def test_stage_writes_figures_and_data(tmp_path, name):
         )
     )
     experiment = read_json(out / "experiment.json")
-    assert len(experiment["trials"]) == len(preset.cells) and len(experiment["summary"]) == len(preset.cells)
+    assert len(experiment["trials"]) == len(preset.cells) and len(experiment["means"]) == len(preset.cells)
     assert (out / "experiment.png").stat().st_size > 10_000
     rows = (out / "experiment.md").read_text().splitlines()
     masks = {(c.design.mask, c.design.width, c.design.prefix) for c in preset.cells}
@@ -217,13 +217,13 @@ def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
         return {"panel": "p", "name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": right}} | nulls
 
     summary = [cell("a", -20.0, 0.3, 0.29, 54.0), cell("b", 10.0, 0.25, 0.15, 56.0)]
-    assert reading(summary) == (
+    assert summary_text(summary) == (
         "The greatest bias is that of p, a: the middle item over the first by 20.0 points. The strongest attention "
         "sink beyond uniform attention is token 2 of p, b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
         "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
         "not learn to match items"
     )
-    assert reading(summary[1:]).endswith(
+    assert summary_text(summary[1:]).endswith(
         "1 of 1 settings answer clearly above chance, which is naming any label of the sequence"
     )
     row = " ".join(gap_table(summary).splitlines()[2].split())
@@ -233,7 +233,7 @@ def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
         "| p: b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
     ]  # fmt: skip
     alike = [cell("a", 1.0, 0.3, 0.2, 50.0), cell("b", 2.0, 0.3, 0.2, 50.0)]
-    assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in reading(alike)
+    assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in summary_text(alike)
 
 
 def test_the_nulls_are_a_copier_s_accuracy_and_uniform_attention_s_sinks():

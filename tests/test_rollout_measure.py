@@ -355,13 +355,13 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
     assert documents["measures"]["rollout"]["gold"][0] == pytest.approx(mean[0]) and low <= mean[0] <= high
     assert documents["measures"]["rollout"]["gold_ci95"][3] is None and documents["cut"] == 0
     assert (
-        np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.reading
+        np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.summary
     )
     assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *ATTRIBUTIONS}
     assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 15
     assert np.shape(documents["logit_of_gold"]) == (4, 2) and len(measurement.logit["by_layer"]) == 2
-    assert "agrees (Spearman) with that by gradient" in measurement.reading
-    assert "above the mean, of which attention gives" in measurement.reading
+    assert "agrees (Spearman) with that by gradient" in measurement.summary
+    assert "above the mean, of which attention gives" in measurement.summary
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip

@@ -29,11 +29,11 @@ def test_the_rollout_components_run_one_after_the_other(tmp_path, model_folder):
     files = {"measure": "measurement", "predict": "prediction", "experiment": "experiment"}
     for verb, file in files.items():
         step = run / f"rollout-{verb}"
-        sentence = read_json(step / "out" / f"{file}.json")["reading"]
+        sentence = read_json(step / "out" / f"{file}.json")["summary"]
         page = (step / "picture").read_text()
         assert f"<title>{html.escape(sentence)}" in page and 'src="data:image/png;base64,' in page
     compared = run / "rollout-predict"
-    sentence = read_json(compared / "out" / "comparison.json")["reading"]
+    sentence = read_json(compared / "out" / "comparison.json")["summary"]
     page = (compared / "picture").read_text()
     assert f"; {html.escape(sentence)}</title>" in page and page.count("data:image/png") == 2
     assert read_json(run / "rollout-predict" / "out" / "prediction.json")["settings"]["encoding"] == "measured"

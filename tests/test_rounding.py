@@ -5,7 +5,7 @@ import torch
 
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.models.rounding import Kept, rounded, stochastic
+from posgap.models.rounding import UpdateRetention, rounded, stochastic
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -46,7 +46,7 @@ def test_small_steps_are_lost_to_the_nearest_number_and_kept_at_random():
     draw = torch.Generator().manual_seed(0)
     base = (0.02 * torch.randn(500, 400, generator=draw)).to(BF16)
     trained = base.float() + 1e-5 * torch.randn(base.shape, generator=draw)
-    nearest, at_random, whole = Kept(), Kept(), Kept()
+    nearest, at_random, whole = UpdateRetention(), UpdateRetention(), UpdateRetention()
     nearest.add(base, trained, trained.to(BF16))
     at_random.add(base, trained, stochastic(trained, BF16, 0))
     whole.add(base, trained, trained)
@@ -56,7 +56,7 @@ def test_small_steps_are_lost_to_the_nearest_number_and_kept_at_random():
 
 
 def test_what_is_kept_is_counted_over_all_tensors():
-    kept = Kept()
+    kept = UpdateRetention()
     assert kept.update == kept.numbers == 1  # of nothing
     kept.add(torch.zeros(3), torch.tensor([3.0, 0.0, 1.0]), torch.tensor([3.0, 5.0, 0.0]))
     kept.add(torch.zeros(2), torch.tensor([0.0, 2.0]), torch.tensor([0.0, 1.0]))

@@ -13,7 +13,7 @@ from s3_servers import serving
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client
 from posgap.storage.cache import fetch, look
 from posgap.storage.folders import publish
@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder, monkeypatch, caplog):
-    monkeypatch.setattr(client, "PATIENCE", Patience(seconds=60, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=60, first_wait=0.01, longest_wait=0.1))
     digest = files.digest(folder)
     proxy.fault = lambda number, method, path: FAULTS["503 SlowDown"] if number < 10 else FINE
     with caplog.at_level(logging.INFO, logger="posgap"):
@@ -77,7 +77,7 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
     digest, first = files.digest(folder), random.Random(f"{SEED} {name}").randrange(6)
     proxy.fault = lambda number, method, path: FAULTS[name] if number >= first else FINE
     with monkeypatch.context() as patch:
-        patch.setattr(client, "PATIENCE", Patience(seconds=2, first_wait=0.05, longest_wait=0.2))
+        patch.setattr(client, "PATIENCE", RetryPolicy(seconds=2, first_wait=0.05, longest_wait=0.2))
         patch.setattr(client, "READ_SECONDS", 1.5)
         try:
             publish(folder, f"{bucket}/out")
@@ -93,7 +93,7 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
 
 
 def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", Patience(seconds=30, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
     draw, digest = random.Random(SEED), files.digest(folder)
     now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "500", "503 SlowDown", "truncate")]
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE

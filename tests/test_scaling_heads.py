@@ -17,7 +17,7 @@ from posgap.mitigations.in_force import apply, load_model, remove, scale_model
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.head_scaling import Ranking, ms_poe_factors, scaled_heads, sensitivity
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 from posgap.models.loading import save_model
 from posgap.scaling.serve_check import serve_check
 
@@ -112,7 +112,7 @@ def test_each_prompt_ranks_the_heads_anew(ids, released):  # noqa: F811
         rows.append(logits(alone, row[None]))
     torch.testing.assert_close(logits(model, ids), torch.cat(rows), **CLOSE)
     assert not torch.allclose(logits(model, ids), logits(plain, ids))
-    with reading(model, (), 20):  # what follows the prompt does not count, as when it is generated
+    with during_forward(model, (), 20):  # what follows the prompt does not count, as when it is generated
         told = logits(model, ids[:1])
     torch.testing.assert_close(told[:, :20], logits(model, ids[:1, :20]), **CLOSE)
 

@@ -13,7 +13,7 @@ from posgap.foundation.files import read_json, write_json
 from posgap.models.loading import save_model
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import TeacherForced, fitness, position_weights
-from posgap.scaling.holdout import FEWEST, gain, kept_aside
+from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
 from posgap.scaling.scaling_file import read_scaling
 from posgap.stages.scale_search import scale_search
 from posgap.tasks.content import contents
@@ -31,8 +31,8 @@ def test_a_share_of_the_examples_is_kept_from_the_search_whatever_their_names_an
     both = kept_aside([*EXAMPLES, *renamed], 0.25)
     assert set(contents(both[1])) == set(contents(aside)) and not set(contents(both[0])) & set(contents(aside))
     assert kept_aside(EXAMPLES, 0) == (EXAMPLES, [])
-    assert len(kept_aside(EXAMPLES[: 4 * FEWEST], 0.25)[1]) == FEWEST
-    assert kept_aside(EXAMPLES[: 4 * FEWEST - 1], 0.25) == (EXAMPLES[: 4 * FEWEST - 1], [])
+    assert len(kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES], 0.25)[1]) == MIN_EXAMPLES
+    assert kept_aside(EXAMPLES[: 4 * MIN_EXAMPLES - 1], 0.25) == (EXAMPLES[: 4 * MIN_EXAMPLES - 1], [])
 
 
 @pytest.mark.parametrize("objective", ["mean", "worst", "mean_minus_gap"])
@@ -98,7 +98,7 @@ def searched(tmp_path, model_folder, monkeypatch):
             evaluation="teacher_forced",
             population=10,
             generations=3,
-            patience=0,
+            retry_policy=0,
         )
         return read_scaling(scale_search(config.model_copy(update=more)))
 

@@ -69,7 +69,7 @@ def config(tmp_path, model_folder):
         population=6,
         genetic={"elite": 1},
         generations=3,
-        patience=0,
+        retry_policy=0,
     )
 
 

@@ -19,14 +19,14 @@ from transformers import (
     MixtralConfig,
 )
 
+from posgap.distillation import batch_layout
 from posgap.distillation import branches as branches_module
-from posgap.distillation import reading
+from posgap.distillation.batch_layout import with_shared_prefixes, without_sharing
 from posgap.distillation.batches import Draw
 from posgap.distillation.branches import enable, laid_out
 from posgap.distillation.engine import Loop
 from posgap.distillation.gradients import Gradient
 from posgap.distillation.objectives import R1, CrossEntropy
-from posgap.distillation.reading import sharing, singly
 from posgap.distillation.student import Student
 from posgap.distillation.teacher_states import Teacher, TeacherStates, frozen_head
 from posgap.mitigations.in_force import scale_model
@@ -75,7 +75,7 @@ OTHERS = {
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
     """As if the tests' short prompts were long ones."""
-    monkeypatch.setattr(reading, "TOKENS_A_BRANCH", 0)
+    monkeypatch.setattr(batch_layout, "TOKENS_A_BRANCH", 0)
     monkeypatch.setattr(branches_module, "QUERIES_AT_ONCE", 4)
 
 
@@ -138,7 +138,9 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
 @pytest.mark.parametrize("tokens", [60, 140])
 def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate, tmp_path, monkeypatch):
     """Whatever fits into a micro-batch."""
-    monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))  # sharing is always taken
+    monkeypatch.setattr(
+        batch_layout.BatchLayout, "tokens", property(lambda self: -self.shared)
+    )  # sharing is always taken
     model = SHARING["Llama"]()
     if method == "checkpointing":
         checkpoint_activations(model)
@@ -163,7 +165,7 @@ class Small(Counted):
 
 
 def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading.Reading, "tokens", property(lambda self: -self.shared))
+    monkeypatch.setattr(batch_layout.BatchLayout, "tokens", property(lambda self: -self.shared))
     objective = R1([(1,)] * 4, "paper", 1.0)
     student = student_of(SHARING["Llama"](), objective, collate, tmp_path)
     rows = objective.rows(DRAWS)
@@ -201,6 +203,6 @@ def test_a_layout_has_every_prompt_whole_and_its_last_tokens_for_itself(bundles)
 def test_prompts_that_have_little_in_common_are_read_one_by_one():
     rows, lengths = [("a", 0), ("a", 1), ("b", 0)], [4, 4, 4]
     prompts = [[0, 1, 2, 3], [4, 1, 2, 3], [0, 1, 2, 3]]
-    shared = sharing(rows, ["a", "a", "b"], prompts, 1, 100)
-    assert shared.tokens >= singly(rows, lengths, 1, 100).tokens
+    shared = with_shared_prefixes(rows, ["a", "a", "b"], prompts, 1, 100)
+    assert shared.tokens >= without_sharing(rows, lengths, 1, 100).tokens
     assert sorted(shared.bundles) == [(0,), (1,), (2,)]

@@ -13,7 +13,7 @@ from posgap.data.multihop_readers import read_hotpotqa
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import lacking
+from posgap.gating.evidence import evidence_gaps
 from posgap.measurement.grid import grid_of
 from posgap.measurement.report import charts, page
 from posgap.measurement.sweeps import read_sweep, summarize
@@ -121,7 +121,7 @@ def test_a_sweep_of_spans_and_what_its_page_shows(tmp_path):
     assert swept.grid.far_minus_near == -75 and swept.grid.by_position.gap == 50
     assert set(shares.figures.accuracy) == {50.0, 100.0}
     # The later document reaches where the first cannot.
-    assert lacking(swept, Policy(least_examples=5)) == []
+    assert evidence_gaps(swept, Policy(least_examples=5)) == []
     text = page([swept], "title")
     assert "accuracy by distance and first position" in text and 'aria-label="Accuracy by distance"' in text
     assert charts([swept])["grids"][0]["rows"][0][0] == 1

@@ -15,10 +15,10 @@ from s3 import Killed, elsewhere, keys, put
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import as_location, is_uri, s3_cache, split_uri, with_uris
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.storage import client, transfer
 from posgap.storage.cache import fetch, look
-from posgap.storage.folders import Kept, announce, publish, twin
+from posgap.storage.folders import ResumableFolder, announce, publish, twin
 
 FILES = {"a.txt": b"a", "deep/b.bin": bytes(range(256)) * 50, "empty": b"", "manifest.json": b"{}"}
 
@@ -248,7 +248,7 @@ def test_no_credentials(bucket, monkeypatch):
 
 
 def test_an_unreachable_endpoint(bucket, monkeypatch):
-    monkeypatch.setattr(client, "UNREACHED", Patience(tries=1, seconds=0))
+    monkeypatch.setattr(client, "UNREACHED", RetryPolicy(tries=1, seconds=0))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(PosgapError, match=r'S3 cannot be reached \(.*"http://127.0.0.1:9/.*is AWS_ENDPOINT_URL right'):
         fetch(f"{bucket}/x")
@@ -287,11 +287,11 @@ def test_access_denied(bucket, s3_endpoint, monkeypatch):
 
 
 def test_work_is_kept_in_s3_and_brought_to_other_machines(bucket, tmp_path, monkeypatch):
-    kept = Kept(f"{bucket}/work") / "states"
+    kept = ResumableFolder(f"{bucket}/work") / "states"
     write(kept.folder, {"one": b"1", "two": b"2"})
     kept.push([kept.folder / "one", kept.folder / "two"])
     elsewhere(tmp_path, monkeypatch)
-    there = Kept(f"{bucket}/work") / "states"
+    there = ResumableFolder(f"{bucket}/work") / "states"
     assert there.folder != kept.folder and there.names() == ["one", "two"]
     there.pull()
     assert read(there.folder) == {"one": b"1", "two": b"2"}
@@ -306,7 +306,7 @@ def test_work_is_kept_in_s3_and_brought_to_other_machines(bucket, tmp_path, monk
 
 
 def test_work_on_this_machine_alone_goes_nowhere(tmp_path):
-    kept = Kept(tmp_path / "work")
+    kept = ResumableFolder(tmp_path / "work")
     write(kept.folder, {"one": b"1"})
     kept.push([kept.folder / "one"])
     kept.pull()

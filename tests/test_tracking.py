@@ -20,7 +20,7 @@ from mlflow_server import serving
 
 from posgap.cli.main import main
 from posgap.foundation.config import StageConfig
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.stages.frame import stage
 from posgap.storage.inputs import read_manifest
 from posgap.tracking import registry, runs, server
@@ -71,12 +71,12 @@ def impatient(monkeypatch):
 
     @contextmanager
     def block(seconds=1.5, allowed=2.0):
-        soon = Patience(seconds=seconds, longest_wait=0.2)
+        soon = RetryPolicy(seconds=seconds, longest_wait=0.2)
         with monkeypatch.context() as patch:
             patch.setattr(runs, "CALL_SECONDS", 1.0)
             patch.setattr(runs, "ALLOWED_SECONDS", allowed)
             patch.setattr(runs, "STAGE", soon)
-            patch.setattr(registry, "ask", partial(server.ask, patience=soon, seconds=1.0))
+            patch.setattr(registry, "ask", partial(server.ask, retry_policy=soon, seconds=1.0))
             yield
 
     return block

@@ -16,7 +16,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json, read_jsonl, write_jsonl
 from posgap.generation.setup import prompt_builder
 from posgap.stages.distill import distill
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 from posgap.tasks.content import content
 from posgap.tasks.placements import Placement
 from posgap.tasks.reading import write_examples
@@ -171,7 +171,7 @@ def watch(config):
         examples,
         collate,
         accelerator,
-        Kept(config.out / "kept"),
+        ResumableFolder(config.out / "kept"),
         False,
         load=lambda: None,
     )

@@ -40,10 +40,10 @@ PASSED, FAILED = ruling("wide", 12.5), ruling("narrow", 1)
 UNSURE, MORE_UNSURE = ruling("gap", 5, needs=300), ruling("mean", 4, needs=200)
 
 
-def verdict(*rules: Ruling, lacking=(), otherwise=(), needs=None) -> Verdict:
+def verdict(*rules: Ruling, evidence_gaps=(), otherwise=(), needs=None) -> Verdict:
     return Verdict(
         model_digest="",
-        lacking=list(lacking),
+        evidence_gaps=list(evidence_gaps),
         asked_otherwise=list(otherwise),
         policy=Policy(),
         evidence={},
@@ -68,14 +68,17 @@ def test_a_verdict_is_read_as_a_table():
 
 def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
     table = markdown(verdict(PASSED)).removeprefix("# Admitted\n")
-    lacking, otherwise = ["9 examples, and the gate asks for 100", "x"], ["prompt", "shuffle"]
+    evidence_gaps, otherwise = ["9 examples, and the gate asks for 100", "x"], ["prompt", "shuffle"]
     little = "\nThere is too little to judge by: 9 examples, and the gate asks for 100; x.\n"
     note = "\nThe sweeps were not asked alike, as was allowed: prompt, shuffle.\n"
-    both = verdict(PASSED, lacking=lacking, otherwise=otherwise)
+    both = verdict(PASSED, evidence_gaps=evidence_gaps, otherwise=otherwise)
     assert markdown(both) == f"# Not enough evidence\n{table}{little}{note}"
     assert markdown(verdict(PASSED, otherwise=otherwise)) == f"# Admitted\n{table}{note}"
     more = "\nWith 420 examples a model that is flat and has lost nothing would be admitted in 80 % of all cases.\n"
-    assert markdown(verdict(PASSED, lacking=lacking, needs=420)) == f"# Not enough evidence\n{table}{little}{more}"
+    assert (
+        markdown(verdict(PASSED, evidence_gaps=evidence_gaps, needs=420))
+        == f"# Not enough evidence\n{table}{little}{more}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,11 +89,11 @@ def test_below_the_table_stands_what_is_lacking_and_what_was_allowed():
             "the gate refused m: narrow 5.0 (2.0 to 8.0), threshold 1; worst 5.0 (2.0 to 8.0), threshold 0",
         ),
         (
-            verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), lacking=["few", "holes"], needs=420),
+            verdict(PASSED, MORE_UNSURE, UNSURE, ruling("worst", 7), evidence_gaps=["few", "holes"], needs=420),
             "there is not enough evidence to admit m: mean 5.0 (2.0 to 8.0), threshold 4; gap 5.0 (2.0 to 8.0), "
             "threshold 5; worst 5.0 (2.0 to 8.0), threshold 7; few; holes; sweep at least 420 examples",
         ),
-        (verdict(PASSED, lacking=["few"]), "there is not enough evidence to admit m: few"),
+        (verdict(PASSED, evidence_gaps=["few"]), "there is not enough evidence to admit m: few"),
         (verdict(), "there is not enough evidence to admit m: no rule was asked"),
     ],
     ids=["refused", "unsure", "too little", "nothing asked"],
@@ -109,7 +112,7 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
     policy = Policy(max_gap=12.5, allow=["prompt", "decoding"])
     reached = judge(*folders.values(), policy)
     assert reached.model_digest == digest(model_folder)
-    assert reached.lacking == [] and reached.asked_otherwise == ["prompt"] and reached.policy == policy
+    assert reached.evidence_gaps == [] and reached.asked_otherwise == ["prompt"] and reached.policy == policy
     assert reached.evidence.keys() == folders.keys()
     for role, record in reached.evidence.items():
         assert record.files["sweep.json"] == digest(folders[role] / "sweep.json")
@@ -130,7 +133,7 @@ def test_a_verdict_records_what_it_rests_on(tmp_path, model_folder):
         }
     }
     few = judge(*folders.values(), policy.model_copy(update={"least_examples": 201}))
-    assert few.lacking == ["200 examples, and the gate asks for 201"] and few.outcome == "not enough evidence"
+    assert few.evidence_gaps == ["200 examples, and the gate asks for 201"] and few.outcome == "not enough evidence"
     write_json(tmp_path / "gate.json", json.loads(reached.model_dump_json()))
     assert read_verdict(tmp_path) == read_verdict(tmp_path / "gate.json") == reached
 

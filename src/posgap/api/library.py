@@ -20,15 +20,15 @@ from posgap.foundation.files import parsed
 from posgap.gating.demands import Policy
 from posgap.gating.verdict import Verdict, judge
 from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.generator import Completion, Generator, OpenedLate, Sampling
+from posgap.generation.generator import Completion, Generator, LazyGenerator, Sampling
 from posgap.generation.setup import builder_with
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.filling import at_lengths
 from posgap.measurement.lengths import is_of_lengths
 from posgap.measurement.sweeping import answered, figures, mitigated_by, placements_of, prompt_digest
+from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.mitigations.in_force import load_model as load_mitigated
-from posgap.mitigations.in_force import wants_spans
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_config, padding
 from posgap.scaling.scaling_file import refuse_searched
@@ -37,7 +37,7 @@ from posgap.storage.lineage import training_examples
 from posgap.tasks.choice_files import layout_of
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt, TextPromptBuilder
-from posgap.tasks.reading import kind_of, read_examples, told_apart, write_examples
+from posgap.tasks.reading import kind_of, read_examples, with_unique_ids, write_examples
 from posgap.tasks.registry import TASKS
 from posgap.tasks.retrieval_logs import is_log, ranked_examples
 
@@ -66,7 +66,7 @@ def examples(rows: "str | Path | pandas.DataFrame | Rows", limit: int = 0) -> li
     if not isinstance(records, Iterable):
         raise PosgapError(f"examples: expected a file, a frame or rows, got {type(rows).__name__}")
     numbered = enumerate(cast(Rows, records), start=1)
-    checked = [e for _, e in islice(told_apart(Path("examples"), _checked(numbered, is_frame)), limit or None)]
+    checked = [e for _, e in islice(with_unique_ids(Path("examples"), _checked(numbered, is_frame)), limit or None)]
     if not checked:
         raise PosgapError("examples: there are none")
     return checked
@@ -144,7 +144,7 @@ def sweep(
         if not config.lengths:
             return _swept(asked, asked.config, asked.build, rows)
         at_each = at_lengths(asked.config.lengths, asked.config.depths, asked.config.seed, asked.build, everything)
-        opened = OpenedLate(lambda: open_generator(asked.config, asked.build))
+        opened = LazyGenerator(lambda: open_generator(asked.config, asked.build))
         asked = asked._replace(generator=asked.generator or opened)
         swept = [
             _swept(asked, asked.config.model_copy(update={"lengths": [build.fill.length]}), build, rows)
@@ -315,7 +315,7 @@ def _in_memory(
         raise PosgapError(f"backend {config.backend}: a model in memory is asked by transformers alone")
     pads = padding(tokenizer)
     build = builder_with(config, pads, context_length(model.config, pads))
-    build.marks_documents = wants_spans(model.config)
+    build.marks_documents = config_needs_document_spans(model.config)
     alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
     return _Model(config, build, config_factors(model.config), "", _Together(alone) if together else alone)
 

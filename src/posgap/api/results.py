@@ -13,8 +13,8 @@ from posgap.measurement.comparison import Comparison, compare_sweeps, named_apar
 from posgap.measurement.explored import Swept, explored_together, read_texts, texts_of
 from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
 from posgap.measurement.plots import picture_of, placement_differences
-from posgap.measurement.reading import reading
 from posgap.measurement.report import save_page, write_page
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweep_folder import write_evidence, write_sweep
 from posgap.measurement.sweeps import (
     Evidence,
@@ -169,7 +169,7 @@ class SweepResult:
         )
 
     def __str__(self) -> str:
-        return "\n".join(reading(self.figures))
+        return "\n".join(summary_text(self.figures))
 
 
 class LengthsResult:
@@ -243,7 +243,7 @@ class LengthsResult:
         )
 
     def __str__(self) -> str:
-        return "\n".join(self.figures.reading())
+        return "\n".join(self.figures.summary_text())
 
 
 class ComparisonResult:

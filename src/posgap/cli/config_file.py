@@ -20,7 +20,7 @@ from posgap.foundation.printing import show as show_result
 TRACKING = "tracking"
 VARIABLE = "POSGAP_CONFIG"
 PREFIX = "POSGAP"  # of the variables that stand for options
-MOST_BYTES = 2**20  # of a file
+MAX_BYTES = 2**20  # of a file
 _UNSAID = ("config", "help", "help_all")  # which no section has
 
 
@@ -111,10 +111,10 @@ def _read(file: str) -> dict[str, Any]:
     where = f"--config: {shortened(file)}"
     try:
         with open(file, "rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
+            data = opened.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise PosgapError(f"{where}: {getattr(error, 'strerror', None) or 'is no name of a file'}") from None
-    read = parse(data, where, "a config file", MOST_BYTES, typed=True)
+    read = parse(data, where, "a config file", MAX_BYTES, typed=True)
     if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
         raise PosgapError(f"{where}: write a section for each verb, as `posgap config VERB` does")
     return read

@@ -28,7 +28,7 @@ from posgap.storage.inputs import with_local_paths
 from posgap.tracking.server import HOW_TO_TRACK
 
 SECONDS = 4.0  # that what is configured has to answer
-LEAST_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
+MIN_DISK = 10 * 2**30  # bytes, below which a model of a few billion parameters and its training do not fit
 MARKS = {"yes": "✓", "no": "–", "broken": "✗"}
 
 
@@ -85,7 +85,7 @@ def findings() -> Iterator[Finding]:
 
 def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    if free < LEAST_DISK:
+    if free < MIN_DISK:
         return Finding(
             "disk", "broken", f"{free / 2**30:.1f} GiB free", "make room, or work in a folder of another disk"
         )

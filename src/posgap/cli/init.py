@@ -91,9 +91,9 @@ def _answers(config: InitConfig) -> dict[str, str]:
         "tracking": (f"MLflow: a server's address, sqlite:///FILE, or `{NOWHERE}`", NOWHERE, str),
     }
     given = {name: str(getattr(config, name)) for name in questions}
-    lacking = [f"--{name}" for name, value in given.items() if not value]
-    if lacking and not sys.stdin.isatty():
-        raise PosgapError(f"init: there is no terminal to ask at; give {', '.join(lacking)}")
+    missing = [f"--{name}" for name, value in given.items() if not value]
+    if missing and not sys.stdin.isatty():
+        raise PosgapError(f"init: there is no terminal to ask at; give {', '.join(missing)}")
     for name, (question, default, check) in questions.items():
         if not given[name]:
             given[name] = click.prompt(question, default=default, value_proc=check)

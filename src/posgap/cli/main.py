@@ -242,7 +242,7 @@ def _function(verb: Verb) -> Callable[[Any], Any]:
     if verb.kind is Kind.STAGE:
         return stage_at(verb.work)
     module, function = verb.work.split(":")
-    if verb.kind is Kind.READER:
+    if verb.kind is Kind.NEEDS_MODEL:
         return with_local_paths(lambda config: getattr(importlib.import_module(module), function)(config))
     return getattr(importlib.import_module(module), function)
 

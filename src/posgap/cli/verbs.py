@@ -57,8 +57,8 @@ class Kind(Enum):
 
     COMMAND = "nothing else"
     STAGE = "a stage, and no more: whether its output is complete is seen before the stage's module is imported"
-    READER = "no stage, but its work imports torch: what it reads is looked for before"
-    MORE = "a stage whose verb asks first what goes before it, or about its output"
+    NEEDS_MODEL = "no stage, but its work imports torch: what it reads is looked for before"
+    STAGE_WITH_CHECKS = "a stage whose verb asks first what goes before it, or about its output"
 
 
 class Verb(NamedTuple):
@@ -87,7 +87,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "posgap.stages.data_version:version",
             "s3://bucket/data/train-",
             ("version.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "validate": Verb(
             ValidateConfig,
@@ -102,14 +102,14 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             PlanDistillConfig,
             "posgap.distillation.planning:plan_distill",
             "--model Qwen/Qwen3-0.6B --gpus 4 --gpu-memory 80",
-            kind=Kind.READER,
+            kind=Kind.NEEDS_MODEL,
         ),
         "sweep": Verb(
             SweepConfig,
             "posgap.stages.sweep:sweep",
             "--task kv --model Qwen/Qwen3-0.6B --examples kv.jsonl.gz --out run/base",
             ("sweep.json", "lengths.json"),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "merge": Verb(
             MergeConfig,
@@ -159,7 +159,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
             "--work s3://bucket/work --out s3://bucket/candidate",
             ("manifest.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
     },
     "Close the gap without training": {
@@ -228,14 +228,14 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "posgap.stages.preflight:preflight",
             "--base-model Qwen/Qwen3-0.6B --data-eval eval.jsonl.gz --data-train train.jsonl.gz --out run/preflight",
             ("preflight.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "gate": Verb(
             GateConfig,
             "posgap.workflows.admission:gate",
             "--candidate run/after --base run/base --name my-model --out run/gate",
             ("gate.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "policy": Verb(PolicyConfig, "posgap.gating.policy:policy", "my-model policy.yaml"),
         "promote": Verb(
@@ -243,7 +243,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "posgap.workflows.admission:promote",
             "--model run/candidate --sweep run/after --gate run/gate --name my-model --out run/promotion",
             ("promotion.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "approve": Verb(ApproveConfig, "posgap.tracking.promotion:approve", "my-model 3"),
         "rollback": Verb(RollbackConfig, "posgap.tracking.history:rollback", 'my-model --reason "answers in French"'),
@@ -260,14 +260,14 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             "posgap.workflows.watching:watch",
             "--champion run/champion --out run/watch",
             ("watch.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "report": Verb(
             ReportConfig,
             "posgap.stages.report:report",
             "--state SUCCEEDED --out run/report",
             ("report.json",),
-            Kind.MORE,
+            Kind.STAGE_WITH_CHECKS,
         ),
         "pipeline compile": Verb(
             PipelineCompileConfig, "posgap.pipelines.uploading:compile_pipeline", "--out pipeline.yaml"
@@ -310,6 +310,6 @@ GROUPS = {
 TYPED = {
     words.replace(" ", "_").replace("-", "_"): words
     for words, verb in VERBS.items()
-    if verb.kind in (Kind.STAGE, Kind.MORE)
+    if verb.kind in (Kind.STAGE, Kind.STAGE_WITH_CHECKS)
 }
 STAGES = {stage: VERBS[words] for stage, words in TYPED.items()}

@@ -18,7 +18,7 @@ from posgap.foundation.fields import (
     RegisteredName,
 )
 from posgap.tasks.config import PromptConfig
-from posgap.tasks.fields import MOST_DOCS
+from posgap.tasks.fields import MAX_DOCS
 
 
 class ValidateConfig(PromptConfig):
@@ -72,7 +72,7 @@ class MakeConfig(*GENERATORS.bases(), FileConfig):  # type: ignore[misc]  # mypy
     n_docs: WholeNumber = Field(
         None,
         ge=1,
-        le=MOST_DOCS,
+        le=MAX_DOCS,
         description="documents in an example, the gold ones included, or items to choose from; all kinds but kv",
     )
     seed: int = Field(0, ge=0, description="equal seeds write equal files")

@@ -16,12 +16,12 @@ from posgap.data.sources import Source
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic, digest
 from posgap.foundation.locations import cache_folder
-from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # how long an answer may take to begin, and a download may pause
 BYTES_PER_SECOND = 20_000  # below this rate a download fails
-PATIENCE = Patience(tries=4, longest_wait=10)
+PATIENCE = RetryPolicy(tries=4, longest_wait=10)
 
 
 def fetched(source: Source) -> Path:
@@ -96,12 +96,12 @@ def _download(url: str, path: Path) -> None:
 
     try:
         retrying(PATIENCE, Waits(url))(once)
-    except Passing as error:
+    except TransientError as error:
         raise PosgapError(f"{url}: {error}; try again later") from None
 
 
 def _received(url: str) -> Iterator[bytes]:
-    """What there is at the URL. Raises `Passing` for what may go right another time."""
+    """What there is at the URL. Raises `TransientError` for what may go right another time."""
     request = urllib.request.Request(url, headers={"User-Agent": "posgap"})
     began, size = time.monotonic(), 0
     try:
@@ -110,18 +110,18 @@ def _received(url: str) -> Iterator[bytes]:
                 yield chunk
                 size += len(chunk)
                 if time.monotonic() - began > SECONDS + size / BYTES_PER_SECOND:
-                    raise Passing(f"the download is too slow: {size} bytes in {time.monotonic() - began:.0f} s")
+                    raise TransientError(f"the download is too slow: {size} bytes in {time.monotonic() - began:.0f} s")
             length = answer.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         error.close()
         complaint = f"cannot be downloaded: HTTP {error.code} {error.reason}"
         if error.code in (408, 429) or error.code >= 500:
-            raise Passing(complaint) from None
+            raise TransientError(complaint) from None
         raise PosgapError(f"{url}: {complaint}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ConnectionResetError | BrokenPipeError | TimeoutError | http.client.HTTPException):
-            raise Passing(f"cannot be downloaded ({reason})") from None
+            raise TransientError(f"cannot be downloaded ({reason})") from None
         raise PosgapError(f"{url}: cannot be downloaded ({reason}); is there a network?") from None
     if length and int(length) != size:
-        raise Passing(f"the download broke off after {size} of {length} bytes")
+        raise TransientError(f"the download broke off after {size} of {length} bytes")

@@ -17,7 +17,7 @@ from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import OptionalInputPath
 from posgap.tasks.examples import AnyExample, Example, KVExample, RankedExample
-from posgap.tasks.fields import MOST_DOCS
+from posgap.tasks.fields import MAX_DOCS
 from posgap.tasks.reading import read_examples
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _needles = partial(needle_examples, facts=3, digits=7)
 
 
 class KVParameters(Parameters):
-    n_keys: int = Field(75, ge=1, le=MOST_DOCS, description="kv: records in an example")
+    n_keys: int = Field(75, ge=1, le=MAX_DOCS, description="kv: records in an example")
 
 
 class QAParameters(Parameters):
@@ -70,7 +70,7 @@ class Generator:
     items: str = "documents"
     usual: int = 20
     least: int = 1
-    most: int = MOST_DOCS
+    most: int = MAX_DOCS
     counted: bool = True
     rows: Callable[..., Iterator[dict]] | None = None
 

@@ -25,8 +25,8 @@ from posgap.storage.outputs import writes_file
 from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.reading import told_apart, write_examples
-from posgap.tasks.retrieval_logs import Reading, ranked_examples, read_labels, without_answering
+from posgap.tasks.report import told_apart, write_examples
+from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels, without_answering
 
 log = logging.getLogger(__name__)
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, AnyExample | None]]]] = {
@@ -80,14 +80,14 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     `config.min_docs` documents, are left out and counted in the log.
     """
     numbered: Iterator[tuple[int, AnyExample | None]]
-    reading = Reading()
+    report = ImportReport()
     if config.format == "litm-kv":
         numbered = read_litm_kv(config.input, config.key_digits, config.value_digits, config.queries, config.seed)
     elif config.format == "rag":
         labels = read_labels(config.answers) if config.answers else {}
-        numbered = ranked_examples(read_rows(config.input), str(config.input), labels, config.relevant, reading)
+        numbered = ranked_examples(read_rows(config.input), str(config.input), labels, config.relevant, report)
         if config.answering == "drop":
-            numbered = without_answering(numbered, reading)
+            numbered = without_answering(numbered, report)
     else:
         numbered = _READERS[config.format](config.input)
     without = _WITHOUT.get(config.format, _NOT_TWO)
@@ -110,7 +110,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             raise PosgapError(
                 f"{config.input}: no examples to import in lines {config.first} to {config.last or 'the end'}"
                 + (f"; {sum(left_out.values())} were left out" if any(left_out.values()) else "")
-                + "".join(f"; {sentence}" for sentence in reading.sentences())
+                + "".join(f"; {sentence}" for sentence in report.sentences())
             )
 
     # One at a time, so that memory stays flat however long the file is.
@@ -118,6 +118,6 @@ def import_examples(config: ImportConfig, file: Path) -> str:
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)
-    for sentence in reading.sentences():
+    for sentence in report.sentences():
         log.info("%s", sentence)
     return f"imported {imported} examples from {config.input}"

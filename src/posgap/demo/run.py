@@ -15,7 +15,7 @@ from posgap.demo.config import DemoConfig
 from posgap.demo.summary import steps, summarize, table
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import show
 from posgap.measurement.explored import explored_folders
 from posgap.measurement.report import write_report
@@ -33,7 +33,7 @@ SHOWN = ("summary.json", "curves.png", "curves.html")
 QUERIES_PER_LINE = 10  # training questions made of one line of the data file
 
 
-@goes_on()
+@resumable()
 def demo(config: DemoConfig) -> None:
     """Runs everything and prints the summary; parts that are complete in `config.out` are reused."""
     with RunFolder(config, "demo") as output:

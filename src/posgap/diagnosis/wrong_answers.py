@@ -4,7 +4,7 @@ import numpy as np
 
 from posgap.diagnosis.swept import Swept
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
-from posgap.generation.endings import Reading
+from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Sampling, complete
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import TokenFigures, TokenShift, summarize_shifts
@@ -27,22 +27,22 @@ def diagnose_tokens(
     prompts = [build.prompt(example, advantageous) for example, _ in cases]
     sampling = Sampling.of(build)
     responses = complete(generator, prompts, sampling)
-    readings = [
+    streams = [
         Readings(list(prompt.token_ids), build(example, placement), response.token_ids)
         for prompt, (example, placement), response in zip(prompts, cases, responses)
     ]
-    token_by_token = token_shifts(generator.model, readings, build.tokenizer.pad_token_id, batch_tokens)
+    token_by_token = token_shifts(generator.model, streams, build.tokenizer.pad_token_id, batch_tokens)
     # Without a turning token the answer is not wrong here: in the sweep, rounding in another batch made it wrong.
     turned = [
         (case, r, shift, shift.turning)
-        for case, r, shift in zip(cases, readings, token_by_token)
+        for case, r, shift in zip(cases, streams, token_by_token)
         if shift.turning is not None
     ]
 
     def decode(ids: list[int]) -> str:
-        reading = Reading(build.tokenizer, generator.end_ids, sampling)
-        reading.read(ids)
-        return reading.completion().text
+        stream = ResponseStream(build.tokenizer, generator.end_ids, sampling)
+        stream.read(ids)
+        return stream.completion().text
 
     mended = corrected(
         generator, [r for _, r, _, _ in turned], [at for _, _, _, at in turned], build.max_new_tokens, decode

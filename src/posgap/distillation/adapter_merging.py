@@ -14,7 +14,7 @@ from posgap.foundation.errors import PosgapError, first_line
 from posgap.mitigations.in_force import load_model
 from posgap.models import ADAPTER_WEIGHTS
 from posgap.models.loading import load_tokenizer, save_model
-from posgap.models.rounding import LEAST_KEPT, rounded
+from posgap.models.rounding import MIN_KEPT, rounded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> dict[str, Any]:
         stored = rounded(model, merged.state_dict(), model.dtype)
     except PosgapError as error:
         raise PosgapError(f"{adapter}: merged into {base}: {error}") from None
-    say = log.info if stored.kept.update >= LEAST_KEPT else log.warning
+    say = log.info if stored.kept.update >= MIN_KEPT else log.warning
     say("%s: merged into %s: %s of its changes", adapter, base, stored)
     tokenizer = base
     if (adapter / "tokenizer_config.json").is_file():

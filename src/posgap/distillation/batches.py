@@ -129,7 +129,7 @@ def _equal_parts(items: Sequence[T], wanted: int) -> list[list[T]]:
     return [list(items[start:end]) for start, end in pairwise(bounds)]
 
 
-def share(rows: Sequence[T], rank: int, world: int) -> list[T]:
+def rows_of_rank(rows: Sequence[T], rank: int, world: int) -> list[T]:
     """The rows of a step that process `rank` of `world` computes, the same number on each process.
 
     If `rows` cannot be divided evenly, copies of the last row fill up the end.

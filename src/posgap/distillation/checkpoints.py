@@ -35,7 +35,7 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.launch import first_of_its_node
 from posgap.storage import manifests
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 
 log = logging.getLogger(__name__)
 History = list[dict[str, float]]
@@ -51,8 +51,8 @@ class Checkpoints:
     does a block `with checkpoints:`, however the block ends.
     """
 
-    def __init__(self, folder: Kept | Path):
-        self.kept = folder if isinstance(folder, Kept) else Kept(folder)
+    def __init__(self, folder: ResumableFolder | Path):
+        self.kept = folder if isinstance(folder, ResumableFolder) else ResumableFolder(folder)
         self.folder = self.kept.folder
         self.writer = ThreadPoolExecutor(1, "checkpoints")
         self.writing: Future[None] | None = None

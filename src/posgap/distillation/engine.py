@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from posgap.distillation.batch_layout import BatchLayout, with_shared_prefixes, without_sharing
 from posgap.distillation.batches import Batch, Collator, Row
 from posgap.distillation.branches import enable, same_states
 from posgap.distillation.checkpoints import Checkpoints, History
@@ -22,7 +23,6 @@ from posgap.distillation.gradients import Gradient
 from posgap.distillation.micro_batches import MicroBatch
 from posgap.distillation.objectives import Objective
 from posgap.distillation.processes import gather, rank_and_world
-from posgap.distillation.reading import Reading, sharing, singly
 from posgap.distillation.recipes import PAPER
 from posgap.distillation.student import Student
 from posgap.foundation.errors import PosgapError, Stopped
@@ -167,11 +167,11 @@ class Loop:
         collate: Collator,
         device: torch.device,
         micro_batch_tokens: int,
-        shares: bool = False,  # whether prompts may share what they have in common
+        shares_prefixes: bool = False,  # whether prompts may share what they have in common
     ):
         self.model, self.gradient, self.objective, self.collate = model, gradient, objective, collate
         self.device, self.micro_batch_tokens = device, micro_batch_tokens
-        self.shares, self.tried = shares, False
+        self.shares_prefixes, self.tried = shares_prefixes, False
         self.rank, self.world = rank_and_world()
         self.exhausted = False  # whether this process has run out of memory in this step
 
@@ -182,16 +182,16 @@ class Loop:
         gradient overflows because positions' losses differ by far, with all rows weighed before the first gradient.
         """
         while True:
-            reading = self._reading(rows)
+            layout = self._layout(rows)
             try:
                 with self.gradient.of_this_process():
-                    losses, weights = self._accumulate(number, rows, reading)
+                    losses, weights = self._accumulate(number, rows, layout)
             except _OutOfMemory:
-                self._halve(number, reading)
+                self._halve(number, layout)
                 continue
             with _naming_exhaustion("the optimizer's update; take a machine with more"):
                 norm = self.gradient.apply()
-            if math.isfinite(norm) or not self.gradient.gives_up_scaling():
+            if math.isfinite(norm) or not self.gradient.disable_scaling_if_underflowed():
                 break
             log.info(
                 "step %d: positions differ too much to be weighed one by one; from now on it is done beforehand", number
@@ -202,24 +202,24 @@ class Loop:
             )
         return {"loss": float((weights * losses).sum()), **self.objective.figures(rows, losses), "grad_norm": norm}
 
-    def _reading(self, rows: Sequence[Row]) -> Reading:
+    def _layout(self, rows: Sequence[Row]) -> BatchLayout:
         """How to read `rows`: by itself each, or in bundles, whichever takes fewer tokens."""
         together = self.objective.together(rows)
         if not self.gradient.can_be_scaled:  # then all weights are to be known before the first gradient
             together = [key and "by loss" for key in together]
         lengths = [self.collate.length(row) for row in rows]
-        reading = singly(together, lengths, self.world, self.micro_batch_tokens)
+        layout = without_sharing(together, lengths, self.world, self.micro_batch_tokens)
         examples = [row.pair for row in rows]
-        if not self.shares or len(set(examples)) == len(rows):
-            return reading
+        if not self.shares_prefixes or len(set(examples)) == len(rows):
+            return layout
         self.collate.keep(rows)
         prompts = [self.collate.read(row) for row in rows]
-        shared = sharing(together, examples, prompts, self.world, self.micro_batch_tokens)
-        if shared.tokens >= reading.tokens:
-            return reading
+        shared = with_shared_prefixes(together, examples, prompts, self.world, self.micro_batch_tokens)
+        if shared.tokens >= layout.tokens:
+            return layout
         if not self.tried:
             self._try([rows[i] for i in max(shared.bundles, key=len)[-2:]])
-        return shared if self.shares else reading
+        return shared if self.shares_prefixes else layout
 
     def _try(self, some: Sequence[Row]) -> None:
         """Shares no more if the model reads these rows of an example otherwise together than one by one."""
@@ -231,39 +231,39 @@ class Loop:
             same = same_states(read, torch.cat(alone), together.branches, tolerance)
         if any(gather(self.exhausted)):
             return  # and tried again with the next micro-batch
-        self.tried, self.shares = True, all(gather(same))
-        if not self.shares:
+        self.tried, self.shares_prefixes = True, all(gather(same))
+        if not self.shares_prefixes:
             log.info("what prompts have in common is read for each: this model does not read it once as it should")
 
-    def _accumulate(self, number: int, rows: Sequence[Row], reading: Reading) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, number: int, rows: Sequence[Row], layout: BatchLayout) -> tuple[Tensor, Tensor]:
         """Adds up the gradient of a step; returns its rows' losses and weights, `[N]` each, the same everywhere."""
         losses = torch.full((len(rows),), math.nan, dtype=torch.float64)
         weights, added = torch.zeros_like(losses), torch.zeros(len(rows), dtype=torch.bool)
-        for group in reading.groups:
-            ends = group is reading.groups[-1]
-            *earlier, last = [(part, self._batches(part, rows, reading)) for part in group]
+        for group in layout.groups:
+            ends = group is layout.groups[-1]
+            *earlier, last = [(part, self._batches(part, rows, layout)) for part in group]
             # Rows that are weighed together but do not fit into one micro-batch: all but the last are read twice.
             for part, batches in earlier:
                 with torch.no_grad():
-                    self._share(part, self._read(batches), losses, reading)
+                    self._gather_losses(part, self._read(batches), losses, layout)
             own_losses = self._read(last[1])
-            self._share(last[0], own_losses, losses, reading)
+            self._gather_losses(last[0], own_losses, losses, layout)
             if ends:
                 _require_finite(number, rows, losses)
             before, weights = weights, self.objective.weights(rows, losses)
             if (weighed := float(before[added].sum())) > 0:
                 self.gradient.scale(float(weights[added].sum()) / weighed)
-            self._add(last[0], own_losses, weights, reading, ends and not earlier)
+            self._add(last[0], own_losses, weights, layout, ends and not earlier)
             for part, batches in earlier:
-                self._add(part, self._read(batches), weights, reading, ends and part is earlier[-1][0])
-            added[[row for part in group for row in reading.rows(part, 0, 1)]] = True
+                self._add(part, self._read(batches), weights, layout, ends and part is earlier[-1][0])
+            added[[row for part in group for row in layout.rows(part, 0, 1)]] = True
         if any(gather(self.exhausted)):
             raise _OutOfMemory
         return losses, weights
 
-    def _batches(self, part: MicroBatch, rows: Sequence[Row], reading: Reading) -> list[Batch]:
-        calls = [[reading.bundles[i] for i in call] for call in part.calls(self.rank, self.world)]
-        if reading.shared:
+    def _batches(self, part: MicroBatch, rows: Sequence[Row], layout: BatchLayout) -> list[Batch]:
+        calls = [[layout.bundles[i] for i in call] for call in part.calls(self.rank, self.world)]
+        if layout.shared:
             batches = [self.collate.shared([[rows[i] for i in bundle] for bundle in call]) for call in calls]
         else:
             batches = [self.collate([rows[i] for (i,) in call]) for call in calls]
@@ -276,19 +276,21 @@ class Loop:
                 return torch.cat([self.model(batch) for batch in batches])
         return None
 
-    def _share(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor, reading: Reading) -> None:
+    def _gather_losses(self, part: MicroBatch, own_losses: Tensor | None, losses: Tensor, layout: BatchLayout) -> None:
         """Enters all processes' losses of a micro-batch into the `losses [N]` of the step."""
         for rank, theirs in enumerate(gather(None if own_losses is None else own_losses.tolist())):
             if theirs is None:
                 raise _OutOfMemory
-            of_rank = reading.rows(part, rank, self.world)
+            of_rank = layout.rows(part, rank, self.world)
             losses[of_rank] = torch.tensor(theirs[: len(of_rank)], dtype=losses.dtype)
 
-    def _add(self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, reading: Reading, last: bool) -> None:
+    def _add(
+        self, part: MicroBatch, own_losses: Tensor | None, weights: Tensor, layout: BatchLayout, last: bool
+    ) -> None:
         """Adds the gradient of this process's rows of a micro-batch; copies that fill up its share weigh nothing."""
         if own_losses is None:
             return
-        own = weights[reading.rows(part, self.rank, self.world)].to(own_losses)
+        own = weights[layout.rows(part, self.rank, self.world)].to(own_losses)
         with self._noting_exhaustion():
             self.gradient.add((own * own_losses[: len(own)]).sum(), last)
 
@@ -308,15 +310,15 @@ class Loop:
                 raise
             self.exhausted = True
 
-    def _halve(self, number: int, reading: Reading) -> None:
+    def _halve(self, number: int, layout: BatchLayout) -> None:
         """Forgets the gradient so far and halves the micro-batch; `PosgapError` if it is a single prompt."""
-        divisible = [part.tokens for part in reading.parts if not reading.is_least(part)]
+        divisible = [part.tokens for part in layout.parts if not layout.is_least(part)]
         self.exhausted = False
         self.gradient.clear()
         gc.collect()
         torch.cuda.empty_cache()
         if not divisible:
-            longest = max(part.tokens for part in reading.parts)
+            longest = max(part.tokens for part in layout.parts)
             raise PosgapError(f"out of memory in step {number}, with one prompt of {longest} tokens; {_LESS_MEMORY}")
         self.micro_batch_tokens = max(divisible) // 2
         log.log(

@@ -23,7 +23,7 @@ from posgap.foundation.files import write_json
 from posgap.foundation.launch import is_main_process
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model, without_flash_attention
-from posgap.models.rounding import LEAST_KEPT, Rounded, name_of, rounded
+from posgap.models.rounding import MIN_KEPT, Rounded, name_of, rounded
 
 log = logging.getLogger(__name__)
 FILE = "export.json"
@@ -89,11 +89,11 @@ def export(config: DistillConfig, trained: Trained, tokenizer: PreTrainedTokeniz
         "export: %s%s of what training did; %.1f %% of the numbers that it changed are not the base's",
         merging, stored, 100 * kept.numbers,
     )  # fmt: skip
-    if not kept.update >= LEAST_KEPT:
+    if not kept.update >= MIN_KEPT:
         ways = ["--export-dtype float32"] + ["--export-rounding stochastic"] * (stored.rounding == "nearest")
         rest = "goes on from the checkpoint of the last step" if config.save_steps else "trains again (--save-steps 0)"
         raise PosgapError(
-            f"export: {stored} of what training did, less than {100 * LEAST_KEPT:.0f} %; give {' or '.join(ways)}: the "
+            f"export: {stored} of what training did, less than {100 * MIN_KEPT:.0f} %; give {' or '.join(ways)}: the "
             f"same command with it {rest}"
         )
     if alone:

@@ -48,7 +48,7 @@ OPERATIONS: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Micro:
+class MicroBatchShape:
     """A micro-batch: `rows` prompts of `width` tokens, the last `predicted` of which are those before response tokens.
 
     `arithmetic` is float32, bfloat16 (of float32 parameters, by autocast), or bfloat16 parameters, as DeepSpeed has
@@ -124,25 +124,27 @@ def size_of(config: PretrainedConfig, lora_rank: int) -> Size:
     )
 
 
-def working(config: PretrainedConfig, micro: Micro) -> int:
+def activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The bytes that a micro-batch takes of a model with this config, beside parameters, gradients and optimizer; a
     loss of R1, against a teacher's states."""
-    return _of_all_layers(measured_working, config, micro)
+    return _of_all_layers(measured_activation_bytes, config, shape)
 
 
-def operations(config: PretrainedConfig, micro: Micro) -> int:
+def flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The operations of a micro-batch, forwards and backwards: multiplications and additions, each counted, and
     attention as if it were not causal."""
-    return _of_all_layers(counted_operations, config, micro)
+    return _of_all_layers(counted_flops, config, shape)
 
 
-def _of_all_layers(figure: Callable[[PretrainedConfig, Micro], int], config: PretrainedConfig, micro: Micro) -> int:
+def _of_all_layers(
+    figure: Callable[[PretrainedConfig, MicroBatchShape], int], config: PretrainedConfig, shape: MicroBatchShape
+) -> int:
     """A figure of a micro-batch. Of a model of more than eight layers eight are read, and what each of the last four
     adds is taken for the rest."""
     layers = config.get_text_config().num_hidden_layers
     if layers <= _MEASURED:
-        return figure(config, micro)
-    half, whole = (figure(_of_layers(config, n), micro) for n in (_MEASURED // 2, _MEASURED))
+        return figure(config, shape)
+    half, whole = (figure(_of_layers(config, n), shape) for n in (_MEASURED // 2, _MEASURED))
     more = (layers - _MEASURED) / (_MEASURED // 2)
     return round(whole + more * (whole - half))
 
@@ -157,9 +159,9 @@ def _of_layers(config: PretrainedConfig, n: int) -> PretrainedConfig:
     return shorter
 
 
-def measured_working(config: PretrainedConfig, micro: Micro) -> int:
+def measured_activation_bytes(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The working bytes with all layers. No operations are counted meanwhile: torch's counter keeps tensors alive."""
-    model = _model(config, micro)
+    model = _model(config, shape)
     with FakeTensorMode():
         _materialize(model)
         parameters = list(model.parameters())
@@ -168,34 +170,34 @@ def measured_working(config: PretrainedConfig, micro: Micro) -> int:
             if parameter.requires_grad:
                 parameter.grad = torch.empty_like(parameter)
                 gradients.append(parameter.grad)
-        storages = Storages(micro.checkpointing)
+        storages = Storages(shape.checkpointing)
         for tensor in (*parameters, *model.buffers(), *gradients):
             storages.add(tensor)
         before = storages.now
         with _quick_collections(), storages:
-            read(model, micro)
+            run_micro_batch(model, shape)
         return storages.most - before
 
 
-def counted_operations(config: PretrainedConfig, micro: Micro) -> int:
+def counted_flops(config: PretrainedConfig, shape: MicroBatchShape) -> int:
     """The operations with all layers."""
-    model = _model(config, micro)
+    model = _model(config, shape)
     with FakeTensorMode(), FlopCounterMode(display=False, custom_mapping=OPERATIONS) as counter:
         _materialize(model)
-        read(model, micro)
+        run_micro_batch(model, shape)
     return counter.get_total_flops()
 
 
-def _model(config: PretrainedConfig, micro: Micro) -> PreTrainedModel:
+def _model(config: PretrainedConfig, shape: MicroBatchShape) -> PreTrainedModel:
     """The model as a micro-batch is read by it, on no device."""
-    in_bfloat16 = micro.arithmetic == "bfloat16 parameters"
-    model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, micro.lora_rank)
-    if micro.checkpointing:
+    in_bfloat16 = shape.arithmetic == "bfloat16 parameters"
+    model = _on_no_device(config, torch.bfloat16 if in_bfloat16 else torch.float32, shape.lora_rank)
+    if shape.checkpointing:
         checkpoint_activations(model)
     return model.train()
 
 
-def read(model: PreTrainedModel, micro: Micro) -> None:
+def run_micro_batch(model: PreTrainedModel, shape: MicroBatchShape) -> None:
     """Reads a micro-batch forwards and backwards."""
     head = Head.of(model)
 
@@ -204,9 +206,9 @@ def read(model: PreTrainedModel, micro: Micro) -> None:
             wanted = head(teacher)
         return token_kl(wanted, head(student))
 
-    with torch.autocast("cpu", torch.bfloat16, enabled=micro.arithmetic == "bfloat16"):
-        ids = torch.zeros(micro.rows, micro.width, dtype=torch.long)
-        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -micro.predicted :]
+    with torch.autocast("cpu", torch.bfloat16, enabled=shape.arithmetic == "bfloat16"):
+        ids = torch.zeros(shape.rows, shape.width, dtype=torch.long)
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, -shape.predicted :]
         student = hidden.flatten(0, 1)
         teacher = torch.empty_like(student, requires_grad=False)
         in_chunks(loss, head.vocabulary, student, teacher).mean().backward()

@@ -32,7 +32,7 @@ class Gradient:
         """Whether `scale` works: under DeepSpeed it needs an optimizer of ZeRO, which divides by a loss scale."""
         return self.is_scaled and (not self.by_deepspeed or hasattr(self._zero, "loss_scale"))
 
-    def gives_up_scaling(self) -> bool:
+    def disable_scaling_if_underflowed(self) -> bool:
         """Whether the last gradient may not have been finite because factors were small, and none is scaled from now
         on. So it is once at most."""
         gives_up = self.is_scaled and self.least_factor < 1e-6

@@ -12,7 +12,7 @@ from itertools import accumulate, groupby
 from posgap.distillation.batches import share
 
 # Of what is read in one call of the model, the largest share of a row that is padding.
-MOST_PADDING = 1 / 8
+MAX_PADDING = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ def _widths(lengths: Sequence[int]) -> list[int]:
     """To what each of these falling lengths is padded: to that of the first of its call."""
     widths: list[int] = []
     for length in lengths:
-        begins = not widths or length < (1 - MOST_PADDING) * widths[-1]
+        begins = not widths or length < (1 - MAX_PADDING) * widths[-1]
         widths.append(length if begins else widths[-1])
     return widths

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any
 
 from posgap.distillation.config import PlanDistillConfig
-from posgap.distillation.footprint import Micro, Size, operations, size_of, working
+from posgap.distillation.footprint import MicroBatchShape, Size, activation_bytes, flops, size_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.foundation.progress import track
@@ -92,7 +92,9 @@ def ways(gpus: int) -> Iterator[Way]:
                 yield Way(strategy, checkpointing, lora_rank)
 
 
-def need(config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[Micro], int]) -> Need:
+def need(
+    config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], taken: Callable[[MicroBatchShape], int]
+) -> Need:
     """What a way takes of each GPU, by the model's size with adapters of a rank and a micro-batch's working bytes."""
     size = sized(way.lora_rank)
     always = standing(way, size, config.gpus)
@@ -111,9 +113,9 @@ def need(config: PlanDistillConfig, way: Way, sized: Callable[[int], Size], take
     return Need(way, always, rows, memory)
 
 
-def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> Micro:
+def _micro(config: PlanDistillConfig, way: Way, rows: int = 1) -> MicroBatchShape:
     width = config.prompt_tokens + config.response_tokens
-    return Micro(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
+    return MicroBatchShape(rows, width, config.response_tokens, way.arithmetic, way.checkpointing, way.lora_rank)
 
 
 @with_local_paths
@@ -127,7 +129,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     limit = getattr(model.get_text_config(), "max_position_embeddings", None)
     if limit and config.prompt_tokens + config.response_tokens > limit:
         raise PosgapError(f"--prompt-tokens: with the response longer than the model's context of {limit} tokens")
-    sized, taken = cache(partial(size_of, model)), cache(partial(working, model))
+    sized, taken = cache(partial(size_of, model)), cache(partial(activation_bytes, model))
     needs: list[Need] = []
     best: Need | None = None
     possible = list(ways(config.gpus))
@@ -147,7 +149,7 @@ def plan_distill(config: PlanDistillConfig) -> dict[str, Any]:
     options = [*best.way.options(), f"--micro-batch-tokens {best.rows * width}"]
     prompts = config.epochs * config.n_examples * (config.k + 1)
     # The teacher reads forwards alone.
-    counted = (prompts + config.n_examples / 3) * operations(model, _micro(config, best.way))
+    counted = (prompts + config.n_examples / 3) * flops(model, _micro(config, best.way))
     # What is trained and Adam's two means of it, in float32; two checkpoints are kept.
     checkpoints = 2 * 4 * 3 * size.trained
     states = 2 * config.n_examples * config.response_tokens * model.get_text_config().hidden_size

@@ -28,7 +28,7 @@ from posgap.distillation.processes import gather, meet, rank_and_world, whole
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic
 from posgap.foundation.progress import track
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 
 SHARD_ROWS = 64
 
@@ -41,8 +41,8 @@ class TeacherStates:
     serves every run whose examples it covers.
     """
 
-    def __init__(self, folder: Kept | Path, identity: dict[str, str]):
-        self.kept = folder if isinstance(folder, Kept) else Kept(folder)
+    def __init__(self, folder: ResumableFolder | Path, identity: dict[str, str]):
+        self.kept = folder if isinstance(folder, ResumableFolder) else ResumableFolder(folder)
         self.folder, self.identity = self.kept.folder, identity
         self.where: dict[str, tuple[Path, int, int]] = {}
         self.open: dict[Path, Any] = {}  # the shards as opened by safe_open
@@ -105,7 +105,7 @@ class Teacher:
         """
         rank, world = rank_and_world()
         rows = advantageous_rows(self.collate.pairs)
-        missing = sorted({i for lacking in gather(self._missing()) for i in lacking})
+        missing = sorted({i for missing in gather(self._missing()) for i in missing})
         lengths = [self.collate.length(row) for row in rows]
         parts = in_micro_batches(missing, lengths, world, micro_batch_tokens)
         states: list[Tensor] = []
@@ -126,9 +126,9 @@ class Teacher:
             return
         meet()
         self.states.look()
-        if lacking := self._missing():
+        if missing := self._missing():
             raise PosgapError(
-                f"{self.states.folder}: the teacher states of {len(lacking)} of {len(rows)} examples are missing; "
+                f"{self.states.folder}: the teacher states of {len(missing)} of {len(rows)} examples are missing; "
                 "nodes without a shared disk need `work` in S3"
             )
 

@@ -27,7 +27,7 @@ from posgap.generation.generator import Sampling
 from posgap.generation.transformers import TransformersGenerator, borrowed
 from posgap.measurement.statistics import accuracy, difference_interval, gap
 from posgap.models.loading import on_device
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples
 from posgap.tasks.content import among, contents
 from posgap.tasks.examples import AnyExample
@@ -94,7 +94,7 @@ class Watch:
         examples: Sequence[AnyExample],
         collate: Collator,
         accelerator: Accelerator,
-        folder: Kept,
+        folder: ResumableFolder,
         mixed: bool,
         load: Callable[[], PreTrainedModel],
     ):

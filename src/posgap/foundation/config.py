@@ -14,7 +14,7 @@ from posgap.foundation.redaction import HIDDEN, redacted_value
 
 NO_PARAMETERS = ("force", "estimate")  # what is done anew, or not at all, which changes no output
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
-LARGEST = 2**32 - 1  # of whole numbers; numpy takes no larger seed
+MAX_INTEGER = 2**32 - 1  # of whole numbers; numpy takes no larger seed
 
 
 class Config(BaseModel):
@@ -25,8 +25,8 @@ class Config(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _ordinary(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise ValueError(f"must not be above {LARGEST}")
+        if isinstance(value, int) and abs(value) > MAX_INTEGER:
+            raise ValueError(f"must not be above {MAX_INTEGER}")
         for text in value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]:
             if isinstance(text, str | Path) and _UNWRITABLE.search(str(text)):
                 raise ValueError("is no text in UTF-8")

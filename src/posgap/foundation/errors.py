@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-LONGEST = 200  # characters that are shown of what somebody gave
+MAX_SHOWN = 200  # characters that are shown of what somebody gave
 
 
 class PosgapError(Exception):
@@ -114,4 +114,4 @@ def first_line(error: BaseException) -> str:
 
 def shortened(text: str) -> str:
     """The text, or its beginning where it is too long for a line."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

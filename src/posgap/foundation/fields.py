@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 VERBATIM = "verbatim"  # marks a program, of which nothing is hidden: what looks like a secret in it is its code
-MOST_SETTINGS = 65_536  # bytes; a chat template may be among them
+MAX_SETTINGS = 65_536  # bytes; a chat template may be among them
 IN_SETTINGS = "in settings"  # marks a field that a pipeline's form does not ask for, but takes in `settings`
 POSITIONAL = "positional"  # marks a field that the command line takes as an argument, not as an option
 RARE = "rare"  # marks a field whose option a long `--help` leaves to `--help-all`
@@ -89,7 +89,7 @@ def settings_of(text: str) -> dict[str, Any]:
     from posgap.foundation import yaml_text  # late: few verbs need yaml
 
     try:
-        values = yaml_text.parse(text.encode("utf-8", "replace"), "text", "settings", MOST_SETTINGS, typed=True)
+        values = yaml_text.parse(text.encode("utf-8", "replace"), "text", "settings", MAX_SETTINGS, typed=True)
     except PosgapError as error:
         raise ValueError(f"must be YAML; {error}") from None
     if not isinstance(values, dict | None) or not all(isinstance(name, str) for name in values or ()):

@@ -8,7 +8,7 @@ from types import FrameType
 
 from posgap.foundation.errors import Stopped
 
-GOES_ON = "the same command goes on where it was"
+RESUMES = "the same command goes on where it was"
 
 
 def stop_on_termination() -> None:
@@ -21,16 +21,16 @@ def stop_on_termination() -> None:
 
 
 @contextmanager
-def goes_on(after_ctrl_c: bool = True) -> Iterator[None]:
+def resumable(after_ctrl_c: bool = True) -> Iterator[None]:
     """Within the block what is done is kept, and whoever stops it is told that the same command goes on from there.
 
-    A block that keeps it at SIGTERM alone says so by `after_ctrl_c`. Around a whole function: `@goes_on()`.
+    A block that keeps it at SIGTERM alone says so by `after_ctrl_c`. Around a whole function: `@resumable()`.
     """
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
-        if (after_ctrl_c or isinstance(stop, Stopped)) and GOES_ON not in getattr(stop, "__notes__", ()):
-            stop.add_note(GOES_ON)
+        if (after_ctrl_c or isinstance(stop, Stopped)) and RESUMES not in getattr(stop, "__notes__", ()):
+            stop.add_note(RESUMES)
         raise
 
 

@@ -21,7 +21,7 @@ DOCUMENT = 64 * MB  # bytes of a document
 RECORD = 32 * MB  # bytes of a line, or of an array's item: a text of some eight million tokens
 EXPANSION, FREE = 100, 64 * MB  # a gzipped file may hold this many times its own bytes, or this many bytes if more
 DEPTH = 200  # levels of nesting; fixed in pydantic-core's parser
-LARGEST = 2**63 - 1  # of whole numbers, either side of 0
+MAX_INTEGER = 2**63 - 1  # of whole numbers, either side of 0
 _BLOCK = MB
 _BOM = b"\xef\xbb\xbf"
 # What can be a whole number beyond LARGEST, or one that overflows to infinity; it can be text too.
@@ -66,7 +66,7 @@ def _require_ordinary_numbers(value: Any, where: str) -> None:
             waiting += each.values()
         elif isinstance(each, list):
             waiting += each
-        elif isinstance(each, int) and abs(each) > LARGEST:
+        elif isinstance(each, int) and abs(each) > MAX_INTEGER:
             raise PosgapError(f"{where}: a whole number of {len(str(abs(each)))} digits, more than 64 bits hold")
         elif isinstance(each, float) and abs(each) == float("inf"):
             raise PosgapError(f"{where}: a number too large for a float")

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 HIDDEN = "***"
-LEAST = 8  # characters of a variable's value that is looked for everywhere: "test" stands in too many texts
+MIN_CHARACTERS = 8  # characters of a variable's value that is looked for everywhere: "test" stands in too many texts
 _KEY = r"(?:api_?key|access_?key(?:_?id)?|private_?key|signing_?key)"
 _NAME = rf"(?:pass(?:word|wd|phrase)?|pgpass|secret|credentials?|{_KEY}|signature)"
 _TOKEN = r"token"
@@ -56,5 +56,5 @@ def redacted_value(value: Any) -> Any:
 
 def _known_values() -> list[str]:
     """Values of the environment's variables whose names say that they are secret, the longest first."""
-    values = {value for name, value in os.environ.items() if len(value) >= LEAST and _VARIABLE.fullmatch(name)}
+    values = {value for name, value in os.environ.items() if len(value) >= MIN_CHARACTERS and _VARIABLE.fullmatch(name)}
     return sorted(values, key=len, reverse=True)

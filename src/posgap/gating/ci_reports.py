@@ -64,8 +64,10 @@ def junit(checked: Checked) -> str:
 def _test_cases(checked: Checked) -> list[_TestCase]:
     if checked.verdict is None:
         return [_TestCase("sweep", "error", checked.complaint)]
-    lacking = "; ".join(checked.verdict.lacking)
-    enough = _TestCase("evidence: enough was swept", "error" if lacking else "", lacking or "enough was swept")
+    evidence_gaps = "; ".join(checked.verdict.evidence_gaps)
+    enough = _TestCase(
+        "evidence: enough was swept", "error" if evidence_gaps else "", evidence_gaps or "enough was swept"
+    )
     return [enough, *map(_test_case, checked.verdict.rules)]
 
 
@@ -94,9 +96,9 @@ def text(checked: Checked) -> str:
         f"{coloured(f'{ruling.outcome:<7}', sys.stdout)}{against(ruling)}; {ruling.sentence}"
         for ruling in checked.verdict.rules
     ]
-    lacking = [f"too little to judge by: {complaint}" for complaint in checked.verdict.lacking]
+    evidence_gaps = [f"too little to judge by: {complaint}" for complaint in checked.verdict.evidence_gaps]
     outcome = f"{coloured(checked.verdict.outcome, sys.stdout)}: {' '.join(_safe(checked.model).split())}"
-    return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *lacking, outcome])
+    return "\n".join([text_curve(checked.sweep), "", _figures(checked.sweep), "", *rules, *evidence_gaps, outcome])
 
 
 def _figures(sweep: Sweep) -> str:

@@ -58,8 +58,8 @@ def reason(verdict: Verdict, candidate: Sweep) -> str:
     if verdict.outcome == "admitted":
         holding = [GATE_RULES[ruling.name].help for ruling in verdict.rules]
         return f"{name} was admitted: it is certain that {_listed(holding)}."
-    if verdict.lacking:
-        return f"{name} was not admitted, because there is too little to judge by: {_listed(verdict.lacking)}."
+    if verdict.evidence_gaps:
+        return f"{name} was not admitted, because there is too little to judge by: {_listed(verdict.evidence_gaps)}."
     open_questions = [f"whether {GATE_RULES[r.name].help}" for r in verdict.rules if r.outcome == "unsure"]
     return f"{name} was not admitted, because it cannot be told {_listed(open_questions) or 'anything'}."
 

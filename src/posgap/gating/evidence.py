@@ -65,7 +65,7 @@ def case_of(candidate: Path, base: Path | None, champion: Path | None, allow: It
     return Case(judged, old, best), sorted({*otherwise, *best_otherwise})
 
 
-def lacking(sweep: Sweep, policy: Policy) -> list[str]:
+def evidence_gaps(sweep: Sweep, policy: Policy) -> list[str]:
     """Why a sweep is no evidence, whatever came of it: another task or data than the policy wants, too few examples,
     or placements, or holes between these."""
     complaints = []

@@ -17,19 +17,19 @@ from posgap.storage.inputs import with_local_paths
 from posgap.tracking import registry
 
 log = logging.getLogger(__name__)
-MOST_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
+MAX_BYTES = 16_384  # of a policy file; the longest sensible one has a tenth
 
 
 def read_policy(path: Path) -> Policy:
     """The policy of a YAML file, within limits; `PosgapError` names the file and what is wrong with it."""
     with opened(path) as file:
-        data = file.read(MOST_BYTES + 1)
+        data = file.read(MAX_BYTES + 1)
     return parsed_policy(data, str(path))
 
 
 def parsed_policy(data: bytes, where: str) -> Policy:
     """The policy of a YAML text; `PosgapError` begins with `where`."""
-    values = parse(data, where, "a policy", MOST_BYTES)
+    values = parse(data, where, "a policy", MAX_BYTES)
     if not isinstance(values, dict):
         raise PosgapError(f"{where}: no policy: write lines like `max_gap: 10`; `posgap policy` prints all")
     if unknown := [str(name) for name in values if name not in Policy.model_fields]:

@@ -12,7 +12,7 @@ from posgap.foundation.choices import Parameters
 from posgap.foundation.errors import GateFailed, NotEnoughEvidence, PosgapError
 from posgap.foundation.files import Record, read_model
 from posgap.gating.demands import Policy
-from posgap.gating.evidence import SweepRecord, case_of, lacking, record_of, unanswered_references
+from posgap.gating.evidence import SweepRecord, case_of, evidence_gaps, record_of, unanswered_references
 from posgap.gating.policy import policy_digest
 from posgap.gating.rules import CHECK_RULES, GATE_RULES, Case, GateRule, Ruling
 from posgap.measurement import power
@@ -29,25 +29,25 @@ MORE = f"With {{needs}} examples a model that is flat and has lost nothing would
 Outcome = Literal["admitted", "refused", "not enough evidence"]
 
 
-def outcome_of(rulings: Sequence[Ruling], lacking: Sequence[str] = ()) -> Outcome:
+def outcome_of(rulings: Sequence[Ruling], evidence_gaps: Sequence[str] = ()) -> Outcome:
     """Refused where a rule failed, admitted where every one passed and nothing is lacking; else neither."""
     if any(ruling.outcome == "fail" for ruling in rulings):
         return "refused"
-    convinced = rulings and all(ruling.passed for ruling in rulings) and not lacking
+    convinced = rulings and all(ruling.passed for ruling in rulings) and not evidence_gaps
     return "admitted" if convinced else "not enough evidence"
 
 
 class Verdict(Record):
     """All rulings, what follows from them, and what they rest on.
 
-    `lacking` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
+    `evidence_gaps` says why the sweeps are too little to judge by, `asked_otherwise` what was allowed to differ between
     them, and does. `policy` is what was demanded. `evidence` has the digests of the sweeps of `candidate`, `base` and
     `champion`. `needs` says, where no rule is broken and some are unsure, with how many examples a flat model that lost
     nothing would be admitted in 80 %, if that is more than there were.
     """
 
     model_digest: str
-    lacking: list[str]
+    evidence_gaps: list[str]
     asked_otherwise: list[str]
     policy: Policy
     evidence: dict[str, SweepRecord]
@@ -64,7 +64,7 @@ class Verdict(Record):
     @property
     def outcome(self) -> Outcome:
         """What follows from the rulings and what is lacking."""
-        return outcome_of(self.rules, self.lacking)
+        return outcome_of(self.rules, self.evidence_gaps)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -79,7 +79,7 @@ class Verdict(Record):
             return GateFailed(f"the gate refused {what}: {failed}")
         unsure = [ruling for ruling in self.rules if not ruling.passed]
         advice = f"; sweep at least {self.needs} examples" if self.needs else ""
-        reasons = "; ".join([*map(against, unsure), *self.lacking]) or "no rule was asked"
+        reasons = "; ".join([*map(against, unsure), *self.evidence_gaps]) or "no rule was asked"
         return NotEnoughEvidence(f"there is not enough evidence to admit {what}: {reasons}{advice}")
 
 
@@ -101,7 +101,7 @@ def judge(candidate: Path, base: Path | None, champion: Path | None, policy: Pol
     rulings = [_ruling(rule, parameters, case) for rule, parameters in asked]
     return Verdict(
         model_digest=case.candidate.sweep.model_digest,
-        lacking=[*lacking(case.candidate.sweep, policy), *unanswered_references(case, policy)],
+        evidence_gaps=[*evidence_gaps(case.candidate.sweep, policy), *unanswered_references(case, policy)],
         asked_otherwise=otherwise,
         policy=policy,
         evidence={role: record_of(sweep) for role, sweep in sweeps.items() if sweep},
@@ -185,7 +185,9 @@ def markdown(verdict: Verdict) -> str:
     columns = ["", "rule", "value", "threshold", "estimate", "95 % bounds", "examples needed"]
     table = tables.markdown(columns, rows, left=2)
     otherwise = verdict.asked_otherwise
-    little = f"\nThere is too little to judge by: {'; '.join(verdict.lacking)}.\n" if verdict.lacking else ""
+    little = (
+        f"\nThere is too little to judge by: {'; '.join(verdict.evidence_gaps)}.\n" if verdict.evidence_gaps else ""
+    )
     more = f"\n{MORE.format(needs=verdict.needs)}\n" if verdict.needs else ""
     note = f"\nThe sweeps were not asked alike, as was allowed: {', '.join(otherwise)}.\n" if otherwise else ""
     return f"# {verdict.outcome.capitalize()}\n\n{table}\n{little}{more}{note}"

@@ -27,7 +27,7 @@ def _stop_at(text: str, stop: Sequence[str]) -> int | None:
     return min((at for string in stop if (at := text.lstrip().find(string, 1)) >= 0), default=None)
 
 
-class Reading:
+class ResponseStream:
     """Reads one response as its tokens come. It is `over` after its end token, after a stop string, and, where thoughts
     have a limit of their own, after either limit: then nothing more is scored."""
 

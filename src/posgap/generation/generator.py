@@ -124,7 +124,7 @@ class Attending(Protocol):
         ...
 
 
-class OpenedLate:
+class LazyGenerator:
     """A generator that is opened when it is first asked, and then answers all that follows."""
 
     def __init__(self, opens: Callable[[], Generator]):

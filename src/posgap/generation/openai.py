@@ -22,10 +22,10 @@ from typing import Any
 import httpx2
 
 from posgap.foundation.errors import PosgapError, shortened
-from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
-from posgap.foundation.patience import Passing, Patience, Waits, retrying_async
 from posgap.foundation.redaction import HIDDEN, LEAST, redacted
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying_async
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
 from posgap.generation.generator import Completion, Sampling, Usage
@@ -36,9 +36,9 @@ from posgap.tasks.prompts import Prompt
 
 log = logging.getLogger(__name__)
 KEY_VARIABLE = "OPENAI_API_KEY"
-FIRST_WAIT, LONGEST_WAIT = Patience.first_wait, 120.0  # seconds between tries
+FIRST_WAIT, MAX_WAIT = RetryPolicy.first_wait, 120.0  # seconds between tries
 FROM_THE_FIRST, IN_A_ROW = 8, 25  # failed prompts that end a sweep: before any was answered, and later
-_MOST_NAMES = 100  # that an endpoint may change between, where it may; more are not recorded
+_MAX_NAMES = 100  # that an endpoint may change between, where it may; more are not recorded
 _OURS = ("model", "messages", "prompt")  # fields of a request that are always there
 _WRONG_KEY = {401, 403}  # statuses
 _WRONG_ADDRESS = {*range(300, 400), 404, 405}  # statuses; 404 may mean the model's name as well
@@ -47,7 +47,7 @@ _BUSY = {429, 503, 529}  # statuses of an endpoint that has no time, whatever th
 Question = tuple[int, int, Prompt]
 
 
-class _Busy(Passing):
+class _Busy(TransientError):
     """The endpoint cannot be reached, or has no time: whatever the prompt is, it is not its fault."""
 
 
@@ -60,7 +60,7 @@ class OpenAIGenerator:
     endpoint does not take, is `failed`; one that a content filter holds back is `refused`.
 
     `PosgapError` ends the sweep where the endpoint cannot be asked (a wrong address or key), cannot be reached or has
-    no time for any prompt, fails for many prompts in a row, asks for a longer wait than `LONGEST_WAIT`, or says that it
+    no time for any prompt, fails for many prompts in a row, asks for a longer wait than `MAX_WAIT`, or says that it
     is no longer what it was. What it says of itself is in `served`, which begins with what an interrupted sweep has
     recorded of it. Parameters that it does not take are left out from then on, and listed there.
     """
@@ -117,17 +117,19 @@ class OpenAIGenerator:
 
     async def _answer(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
         tries = self.parameters.retries + 1
-        patience = Patience(tries=tries, first_wait=FIRST_WAIT, longest_wait=LONGEST_WAIT)
+        retry_policy = RetryPolicy(tries=tries, first_wait=FIRST_WAIT, longest_wait=MAX_WAIT)
         stop = sampling.stop
         while True:
             answered = self.answered
             try:
-                completion: Completion = await retrying_async(patience, self.waits)(self._try, client, prompt, sampling)
+                completion: Completion = await retrying_async(retry_policy, self.waits)(
+                    self._try, client, prompt, sampling
+                )
             except _Busy as complaint:
                 if self.answered > answered:
                     continue  # It has time for others, and so will have some for this one.
                 raise self._end(f"gave up after {tries} tries: {complaint}", _WORKS_AGAIN) from None
-            except Passing as complaint:
+            except TransientError as complaint:
                 return self._failed(f"{complaint} ({tries} tries)")
             if completion.outcome == "failed":
                 return self._failed(completion.reason)
@@ -144,7 +146,7 @@ class OpenAIGenerator:
             raise self._end(f"no answer to {self.row} prompts in a row, the last time: {reason}", _WORKS_AGAIN)
         return Completion("", [], "failed", reason=reason)
 
-    def _end(self, why: str, then: str = GOES_ON) -> PosgapError:
+    def _end(self, why: str, then: str = RESUMES) -> PosgapError:
         return PosgapError(f"{self.url}: {why}; what was answered is kept: {then}")
 
     async def _try(self, client: httpx2.AsyncClient, prompt: Prompt, sampling: Sampling) -> Completion:
@@ -175,7 +177,7 @@ class OpenAIGenerator:
     async def _ask(
         self, client: httpx2.AsyncClient, request: Mapping[str, Any], opened: str | None, asked: str
     ) -> Answer | Fault:
-        """What came back; raises `Passing` where that may be another thing the next time."""
+        """What came back; raises `TransientError` where that may be another thing the next time."""
         try:
             async with (
                 asyncio.timeout(self.parameters.timeout),
@@ -183,41 +185,41 @@ class OpenAIGenerator:
             ):
                 body = await _read(response)
         except TimeoutError:
-            raise Passing(f"no answer within {self.parameters.timeout:g} s") from None
+            raise TransientError(f"no answer within {self.parameters.timeout:g} s") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
             raise PosgapError(f"{self.url}: is no address of an endpoint: {error}") from None
         except (httpx2.ConnectError, httpx2.ProxyError) as error:
             raise _Busy(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         except httpx2.RequestError as error:
-            raise Passing(self.hidden(f"{type(error).__name__} {error}".strip())) from None
+            raise TransientError(self.hidden(f"{type(error).__name__} {error}".strip())) from None
         if response.is_success:
             try:
                 answer = read_answer(body, opened, asked)
             except ValueError as error:
                 beginning = body[:100].decode("utf-8", "replace")
-                raise Passing(self.hidden(f"the answer is not a completion: {error}: {beginning!r}")) from None
+                raise TransientError(self.hidden(f"the answer is not a completion: {error}: {beginning!r}")) from None
             if isinstance(answer, Answer) or answer.is_of_a_filter:
                 return answer
-            raise Passing(self.hidden(str(answer)))
+            raise TransientError(self.hidden(str(answer)))
         fault, status = read_fault(response.status_code, body), response.status_code
         if status in (408, 409, 425, 429) or status >= 500:
             if fault.is_of_a_spent_account:
-                raise self._end(self.hidden(str(fault)), f"when the account is filled, {GOES_ON}")
+                raise self._end(self.hidden(str(fault)), f"when the account is filled, {RESUMES}")
             wait = self._wait(response, fault)
-            raise (_Busy if status in _BUSY else Passing)(self.hidden(str(fault)), wait)
+            raise (_Busy if status in _BUSY else TransientError)(self.hidden(str(fault)), wait)
         return fault
 
     def _wait(self, response: httpx2.Response, fault: Fault) -> float:
         """The seconds that Retry-After asks for, in which no other request is sent either."""
         wait = _retry_after(response)
-        if wait > LONGEST_WAIT:
+        if wait > MAX_WAIT:
             until = ""
             if wait < timedelta(days=36500).total_seconds():
                 until = f", until {(datetime.now(UTC) + timedelta(seconds=wait)).isoformat(' ', 'seconds')}"
             raise self._end(
                 f"{self.hidden(str(fault))}: it asks to wait {wait:g} s{until}, longer than a sweep waits "
-                f"({LONGEST_WAIT:g} s)",
-                f"after that {GOES_ON}",
+                f"({MAX_WAIT:g} s)",
+                f"after that {RESUMES}",
             )
         self.resume_at = max(self.resume_at, time.monotonic() + wait)
         return wait
@@ -270,7 +272,7 @@ class OpenAIGenerator:
                 )
             if name == "model" and not before and not _related(now, self.model):
                 log.warning("%s: was asked for %s, and says that it is %s", self.url, self.model, now)
-            if len(before) < _MOST_NAMES:
+            if len(before) < _MAX_NAMES:
                 self.served = self.served.saying(name, now)
 
     def require_same(self) -> None:
@@ -289,7 +291,7 @@ class OpenAIGenerator:
         return redacted(text)
 
 
-_WORKS_AGAIN = f"when the endpoint works again, {GOES_ON}, perhaps with a lower concurrency or a longer timeout"
+_WORKS_AGAIN = f"when the endpoint works again, {RESUMES}, perhaps with a lower concurrency or a longer timeout"
 _WITHOUT = {
     "temperature": ": answers are those of the endpoint's own sampling, perhaps not greedy",
     "max_tokens": ": answers are as long as the endpoint lets them be",
@@ -335,7 +337,7 @@ async def _read(response: httpx2.Response) -> bytes:
         parts.append(part)
         size += len(part)
         if size > RECORD:
-            raise Passing(f"an answer of more than {RECORD >> 20} MB")
+            raise TransientError(f"an answer of more than {RECORD >> 20} MB")
     return b"".join(parts)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from posgap.mitigations.state import reads_whole
+from posgap.mitigations.state import needs_full_prefill
 from posgap.models.rope_lengths import RopeLengths
 
 
@@ -23,7 +23,7 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
     return (
         "position_ids" in inspect.signature(model.forward).parameters
         and not RopeLengths.of(config)
-        and not reads_whole(model)
+        and not needs_full_prefill(model)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
     )
 

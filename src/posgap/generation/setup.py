@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from posgap.generation.config import GenerationConfig
-from posgap.mitigations.in_force import wants_spans
+from posgap.mitigations.in_force import config_needs_document_spans
 from posgap.tasks.config import Prompting
 from posgap.tasks.framing import PLAIN, Framing
 from posgap.tasks.prompts import PromptBuilder
@@ -36,7 +36,7 @@ def _of_model(model: str, build: "Callable[[PreTrainedTokenizerBase, int], Promp
 
     tokenizer, config = load_tokenizer(model), load_config(model)
     builder = build(tokenizer, context_length(config, tokenizer))
-    builder.marks_documents = wants_spans(config)
+    builder.marks_documents = config_needs_document_spans(config)
     return builder
 
 

@@ -16,12 +16,12 @@ from transformers import (
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, group_batches, reading_order
-from posgap.generation.endings import Reading
+from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
-from posgap.mitigations.state import reads_alone, reads_spans
+from posgap.mitigations.state import needs_document_spans, needs_own_batch
 from posgap.models.attention_reading import attention_rows
-from posgap.models.layout import Span, reading
+from posgap.models.layout import Span, stream
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
@@ -51,7 +51,7 @@ class TransformersGenerator:
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
         self.reuse = reuse and can_reuse_prefixes(model)
         self.lengths = RopeLengths.of(model.config)
-        self.one_by_one = model.config.model_type in READS_PADDING or reads_alone(model)
+        self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.
@@ -113,7 +113,7 @@ class TransformersGenerator:
     @contextmanager
     def _laid_out(self, prompt: Sequence[int], spans: Sequence[Span] | None) -> Iterator[None]:
         """Tells the mitigations in force that ask for it where the documents of a prompt stand that is read alone."""
-        if not reads_spans(self.model):
+        if not needs_document_spans(self.model):
             yield
             return
         if spans is None:
@@ -121,7 +121,7 @@ class TransformersGenerator:
                 "a mitigation of the model must know where the documents stand, which these prompts do not say: "
                 "ask without baselines, or of prompts made here, set `marks_documents` of their builder"
             )
-        with reading(self.model, spans, len(prompt)):
+        with stream(self.model, spans, len(prompt)):
             yield
 
     def _answer_alike(
@@ -133,8 +133,8 @@ class TransformersGenerator:
             cache = PrefixCache(len(prompts), self.device)
         ids, mask = cache.read(prompts, self.tokenizer.pad_token_id)
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        readings = [Reading(self.tokenizer, self.end_ids, sampling) for _ in prompts]
-        early = StoppingCriteriaList([_Over(readings)] if sampling.ends_early else [])
+        streams = [ResponseStream(self.tokenizer, self.end_ids, sampling) for _ in prompts]
+        early = StoppingCriteriaList([_Over(streams)] if sampling.ends_early else [])
         output = self.model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -146,9 +146,9 @@ class TransformersGenerator:
         if self.reuse:
             cache.forget_responses()
         if not early:
-            for reading, row in zip(readings, output[:, ids.shape[1] :].tolist()):
-                reading.read(row)
-        return [reading.completion(len(prompt)) for reading, prompt in zip(readings, prompts)]
+            for stream, row in zip(streams, output[:, ids.shape[1] :].tolist()):
+                stream.read(row)
+        return [stream.completion(len(prompt)) for stream, prompt in zip(streams, prompts)]
 
 
 @contextmanager
@@ -169,9 +169,9 @@ def borrowed(model: PreTrainedModel) -> Iterator[None]:
 class _Over(StoppingCriteria):
     """Stops the rows of a batch whose responses are over."""
 
-    def __init__(self, readings: Sequence[Reading]):
-        self.readings = readings
+    def __init__(self, streams: Sequence[ResponseStream]):
+        self.streams = streams
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        over = [reading.over or reading.add(token) for reading, token in zip(self.readings, input_ids[:, -1].tolist())]
+        over = [stream.over or stream.add(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
         return torch.tensor(over, device=input_ids.device)

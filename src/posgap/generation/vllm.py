@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, reading_order
-from posgap.generation.endings import Reading
+from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
 from posgap.models.loading import model_folder, require_finite_files
 from posgap.tasks.prompts import Prompt
@@ -110,8 +110,8 @@ class VLLMGenerator:
             stopped = isinstance(answer.stop_reason, str)
             # vLLM has read which tokens end a response.
             ends = answer.token_ids[-1:] if answer.finish_reason == "stop" and not stopped else ()
-            reading = Reading(self.tokenizer, ends, sampling)
-            reading.read(answer.token_ids)
-            read = reading.completion(len(prompt.token_ids))
-            completions.append(read if reading.over or not stopped else None)
+            stream = ResponseStream(self.tokenizer, ends, sampling)
+            stream.read(answer.token_ids)
+            read = stream.completion(len(prompt.token_ids))
+            completions.append(read if stream.over or not stopped else None)
         return completions

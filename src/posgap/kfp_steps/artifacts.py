@@ -156,9 +156,9 @@ def show_mitigate(out: Any, page: Any, metrics: Any) -> None:
 def show_rollout(out: Any, page: Any, *names: str) -> None:
     """Shows the readings of a rollout's JSON files and its pictures, by their names, as far as they are there."""
     files = [file for name in names if (file := Path(out.path) / name).is_file()]
-    reading = "; ".join(read_json(file)["reading"] for file in files if file.suffix == ".json")
-    show_pictures(page, reading, *(file for file in files if file.suffix == ".png"))
-    describe(out, reading=reading)
+    summary = "; ".join(read_json(file)["summary"] for file in files if file.suffix == ".json")
+    show_pictures(page, summary, *(file for file in files if file.suffix == ".png"))
+    describe(out, summary=summary)
 
 
 def show_gate(out: Any, page: Any, rules: Any, metrics: Any) -> bool:

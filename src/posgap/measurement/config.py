@@ -22,7 +22,7 @@ from posgap.generation.backends import BACKENDS, BackendConfig
 from posgap.measurement.answered import MaxUnanswered
 from posgap.mitigations.fields import PromptMitigationName
 from posgap.mitigations.registry import PROMPT_MITIGATIONS
-from posgap.tasks.fields import MOST_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
+from posgap.tasks.fields import MAX_DOCS, BaselineNames, Depths, JudgePromptText, Lengths, Placements, Shard
 from posgap.tasks.task import BASELINES
 
 MODEL = (
@@ -231,7 +231,7 @@ class ExpectedConfig(Config):
         None,
         description="folder from a `sweep` to take placements, mean and correlation from; empty: the options below",
     )
-    n_docs: int = Field(20, ge=2, le=MOST_DOCS, description="number of placements to sweep")
+    n_docs: int = Field(20, ge=2, le=MAX_DOCS, description="number of placements to sweep")
     mean: float = Field(70.0, gt=0, lt=100, description="expected mean accuracy, in percent")
     correlation: float = Field(0.5, ge=0, lt=1, description="correlation of one example's outcomes at two positions")
     agreement: float = Field(

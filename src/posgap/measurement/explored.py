@@ -2,7 +2,7 @@
 answered as far as a page can hold it.
 
 A page holds two gzipped texts: the map (scores and ids, all of them), and the answers, a line of JSON for each example,
-first of those whose score depends on the position, until these have `MOST` bytes.
+first of those whose score depends on the position, until these have `MAX_PAGE_BYTES` bytes.
 """
 
 import base64
@@ -28,7 +28,7 @@ from posgap.measurement.sweeps import (
 )
 from posgap.tasks.examples import AnyExample
 
-MOST = 16 << 20  # bytes of answers on a page, before they are gzipped
+MAX_PAGE_BYTES = 16 << 20  # bytes of answers on a page, before they are gzipped
 _EMBEDDED = re.compile(r'<script type="application/gzip" id="data-(\w+)">([A-Za-z0-9+/=]*)</script>')
 
 
@@ -73,7 +73,7 @@ def explored(shown: Sequence[Shown], texts: Sequence[ExampleTexts | None]) -> Ex
     answers, size = [], 0
     for at in order:
         line = _answers_line(at, texts[at], [each.rows[at] for each in shown], shown[0].sweep)
-        if size + len(line) <= MOST:
+        if size + len(line) <= MAX_PAGE_BYTES:
             answers.append(line)
             size += len(line)
     packed_map = _packed(json.dumps(_map(shown, scores)).encode())

@@ -98,7 +98,7 @@ class Fill:
         plan = self._planned(build, example)
         (number,) = placement.positions
         at = plan.borders[number - 1]
-        fillers = self._exactly(plan.stock, plan.number, plan.removed, plan.counted(at)).fillers
+        fillers = self._exactly(plan.pool, plan.number, plan.removed, plan.counted(at)).fillers
         return plan.placed(fillers, at)
 
     @cached_property
@@ -113,7 +113,7 @@ class Fill:
 
     def _new_plan(self, build: PromptBuilder, example: AnyExample) -> "_Plan":
         """How an example's prompts are filled, found for the one whose gold document stands last."""
-        plan = _Plan(build, example, self.tokens, self._stock(build, example))
+        plan = _Plan(build, example, self.tokens, self._pool(build, example))
         count = plan.counted(None)
         least, target = count([]) + plan.target, plan.target
         if least > target:
@@ -122,14 +122,14 @@ class Fill:
                 "filler, its longest answer included; ask for a longer one, or lower max_new_tokens"
             )
         # Sizes leave out what a task writes around each document.
-        around = count(plan.stock.first(1)) + target - least - plan.stock.size(1)
-        number = plan.stock.fewest(target - least, around)
-        if size := plan.stock.size(number, around):
-            filler = count(plan.stock.first(number)) + target - least
-            number = plan.stock.fewest((target - least) * size / filler, around)
-        while number and count(plan.stock.first(number - 1)) >= 0:
+        around = count(plan.pool.first(1)) + target - least - plan.pool.size(1)
+        number = plan.pool.fewest(target - least, around)
+        if size := plan.pool.size(number, around):
+            filler = count(plan.pool.first(number)) + target - least
+            number = plan.pool.fewest((target - least) * size / filler, around)
+        while number and count(plan.pool.first(number - 1)) >= 0:
             number -= 1
-        exact = self._exactly(plan.stock, number, 0, count)
+        exact = self._exactly(plan.pool, number, 0, count)
         plan.number, plan.removed = exact.number, exact.removed
         if exact.short and not self._is_said:
             self._is_said = True
@@ -142,7 +142,7 @@ class Fill:
 
     def _borders(self, plan: "_Plan", example: AnyExample) -> list[int | None]:
         """After how many documents of filler the gold one stands at each depth; None: after all of them."""
-        sizes = plan.stock.sizes[: plan.number]
+        sizes = plan.pool.sizes[: plan.number]
         if sizes:
             sizes[-1] = max(0, sizes[-1] - plan.removed)
         ends = [0, *accumulate(sizes)]
@@ -158,37 +158,37 @@ class Fill:
             )
         return [None if at == len(sizes) else at for at in nearest]
 
-    def _exactly(self, stock: "_Stock", number: int, removed: int, count: "Count") -> "_Exact":
+    def _exactly(self, pool: "_DistractorPool", number: int, removed: int, count: "Count") -> "_FittedFiller":
         """Filler with which a prompt has exactly the tokens asked for: the fewest documents that are enough, of which
         some tokens are removed at the end, `removed` if that fits. Where nothing fits, what falls least short of it.
         """
-        if removed and not count(cut := stock.shortened(stock.first(number), removed)):
-            return _Exact(cut, number, removed, 0)
-        while (excess := count(stock.first(number))) < 0:
+        if removed and not count(cut := pool.shortened(pool.first(number), removed)):
+            return _FittedFiller(cut, number, removed, 0)
+        while (excess := count(pool.first(number))) < 0:
             number += 1
-            if not stock.has(number):
-                raise stock.exhausted(self.tokens, self.tokens + excess)
-        fillers = stock.first(number)
+            if not pool.has(number):
+                raise pool.exhausted(self.tokens, self.tokens + excess)
+        fillers = pool.first(number)
         if not excess:
-            return _Exact(fillers, number, 0, 0)
-        nearest = _Exact(stock.first(number - 1), number - 1, 0, -count(stock.first(number - 1)))
+            return _FittedFiller(fillers, number, 0, 0)
+        nearest = _FittedFiller(pool.first(number - 1), number - 1, 0, -count(pool.first(number - 1)))
         for spare in _SPARE:
             tried: set[int] = set()
             fewer = max(excess - spare, 0 if spare else 1)
             while fewer + spare > 0 and fewer >= 0 and fewer not in tried and len(tried) < _TRIES:
                 tried.add(fewer)
-                cut = stock.shortened(fillers, fewer, spare)
+                cut = pool.shortened(fillers, fewer, spare)
                 off = count(cut)
                 if not off:
-                    return _Exact(cut, number, 0 if spare else fewer, 0)
+                    return _FittedFiller(cut, number, 0 if spare else fewer, 0)
                 if 0 < -off < nearest.short:
-                    nearest = _Exact(cut, number, 0, -off)
+                    nearest = _FittedFiller(cut, number, 0, -off)
                 fewer += off
         return nearest
 
-    def _stock(self, build: PromptBuilder, example: AnyExample) -> "_Stock":
+    def _pool(self, build: PromptBuilder, example: AnyExample) -> "_DistractorPool":
         own = shuffled(list(dict.fromkeys(example.distractors)), example, build.order.shuffle)
-        return _Stock(build, example, own, self._drawn(example, {*own, *example.gold}))
+        return _DistractorPool(build, example, own, self._drawn(example, {*own, *example.gold}))
 
     def _drawn(self, example: AnyExample, there: set[Document]) -> Iterator[Document]:
         """Filler of the other examples, in a random order of this example's own."""
@@ -210,7 +210,7 @@ class Fill:
 Count = Callable[[Sequence[Document]], int]  # by how many tokens a prompt with this filler exceeds its length
 
 
-class _Exact(NamedTuple):
+class _FittedFiller(NamedTuple):
     """Filler, of how many documents it is, how many of their tokens were removed, and by how many it falls short."""
 
     fillers: list[Document]
@@ -223,8 +223,8 @@ class _Plan:
     """How the prompts of an example are filled: with so many documents of its stock, of which about so many tokens are
     removed, and at which borders between them the gold document stands."""
 
-    def __init__(self, build: PromptBuilder, example: AnyExample, tokens: int, stock: "_Stock"):
-        self._build, self._example, self.stock = build, example, stock
+    def __init__(self, build: PromptBuilder, example: AnyExample, tokens: int, pool: "_DistractorPool"):
+        self._build, self._example, self.pool = build, example, pool
         self.target = tokens - build.max_new_tokens - build.max_thinking_tokens
         self.number = self.removed = 0
         self.borders: list[int | None] = []
@@ -244,7 +244,7 @@ class _Plan:
         return count
 
 
-class _Stock:
+class _DistractorPool:
     """The filler of an example: its own documents, then those drawn for it, as far as they are needed.
 
     `sizes` are the tokens of each document's title and text.

@@ -121,7 +121,7 @@ class LengthMap(Record):
         """The depths as text."""
         return [f"{depth:.3g} %" for depth in self.depths]
 
-    def reading(self) -> list[str]:
+    def summary_text(self) -> list[str]:
         """Sentences with the figures that matter."""
         worst = int(np.argmax(self.gap))
         return [
@@ -216,7 +216,7 @@ def estimated_lengths(
         assert fill
         for example in examples:
             build.prompt(example, fill.placements[0])
-        share = share_read([[build(example, at) for at in fill.placements] for example in examples[:_TRIED]])
+        share = prefill_share([[build(example, at) for at in fill.placements] for example in examples[:_TRIED]])
         length = fill.tokens - build.max_new_tokens - build.max_thinking_tokens
         number = len(examples) * len(fill.placements) * samples
         prompts, tokens, read = prompts + number, tokens + number * length, read + share * number * length
@@ -229,7 +229,7 @@ def estimated_lengths(
     return "\n".join([*lines, f"Together {prompts:,} prompts of {total}; about {read:,.0f} tokens are read"])
 
 
-def share_read(groups: Sequence[Sequence[Sequence[int]]]) -> float:
+def prefill_share(groups: Sequence[Sequence[Sequence[int]]]) -> float:
     """The share of the tokens of prompts, in groups that share beginnings, that a cache of the prompt before leaves to
     be read."""
     everything = sum(len(prompt) for group in groups for prompt in group)

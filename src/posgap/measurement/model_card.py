@@ -7,7 +7,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from posgap import __version__
 from posgap.foundation.files import atomic
 from posgap.foundation.tables import markdown
-from posgap.measurement.reading import reading
+from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 
@@ -61,7 +61,7 @@ def position_gap(sweep: Sweep) -> str:
 How much accuracy depends on where in the prompt the answer lies: {sweep.n_examples} examples of the task \
 `{sweep.task}`, {sweep.n_docs} documents each, measured by posgap {__version__}.
 
-{" ".join(reading(sweep))}
+{" ".join(summary_text(sweep))}
 """
 
 

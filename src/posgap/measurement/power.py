@@ -25,7 +25,7 @@ from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
 USUAL = 0.8  # how often a test is usually planned to succeed
-_MOST_EXAMPLES = 10_000_000
+_MAX_EXAMPLES = 10_000_000
 
 
 class Assumed(NamedTuple):
@@ -129,7 +129,7 @@ def examples_for_rate(rate: Callable[[int], float], power: float) -> int | None:
     high = 1
     while rate(high) < power:
         high *= 2
-        if high > _MOST_EXAMPLES:
+        if high > _MAX_EXAMPLES:
             return None
     return high // 2 + 1 + bisect_left(range(high // 2 + 1, high), power, key=rate)
 

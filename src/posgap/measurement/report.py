@@ -13,7 +13,7 @@ from posgap.foundation.files import atomic
 from posgap.measurement.comparison import Comparison
 from posgap.measurement.diagnoses import Diagnosis
 from posgap.measurement.explored import Explored
-from posgap.measurement.reading import p_value, reading
+from posgap.measurement.summary import p_value, summary_text
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 from posgap.tasks.spans import distance
@@ -128,7 +128,7 @@ def templates(package: str) -> "jinja2.Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"positions": format_positions, "reading": reading, "p_value": p_value}
+    environment.filters |= {"positions": format_positions, "summary": summary_text, "p_value": p_value}
     return environment
 
 

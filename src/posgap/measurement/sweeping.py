@@ -10,7 +10,7 @@ import numpy as np
 
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.files import digest_of
-from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.interruption import RESUMES
 from posgap.foundation.locations import with_uris
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Generator, Sampling
@@ -177,7 +177,7 @@ def _supervision(config: SweepConfig, n_prompts: int, n_placements: int) -> Each
             raise PosgapError(
                 f"{with_uris(config.model)}: {failed} of {n_prompts:,} prompts have failed already, the last: "
                 f"{completion.reason}; no more than {config.max_unanswered:g} % may go without an answer "
-                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {GOES_ON}"
+                f"(--max-unanswered). What was answered is kept: when the endpoint works again, {RESUMES}"
             )
         unanswered[placement] += 1
         if unanswered[placement] - 1 <= most / n_placements < unanswered[placement]:

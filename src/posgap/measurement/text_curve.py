@@ -3,7 +3,7 @@
 from posgap.measurement.sweeps import Sweep
 
 WIDTH = 40  # characters of a bar at 100 %
-MOST_LINES = 60
+MAX_LINES = 60
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -13,7 +13,7 @@ def text_curve(sweep: Sweep) -> str:
     Of more than 60 placements, evenly spaced ones are shown, the best and the worst among them.
     """
     best, worst = (sweep.placements.index(place) for place in (sweep.advantageous, sweep.worst.placement))
-    step = -(-len(sweep.placements) // MOST_LINES)
+    step = -(-len(sweep.placements) // MAX_LINES)
     shown = sorted({*range(0, len(sweep.placements), step), len(sweep.placements) - 1, best, worst})
     marks = {best: "  best", worst: "  worst"} if best != worst else {}
     width = max(len(name) for name in sweep.names)

@@ -7,7 +7,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample
 
-FEWEST = 2  # examples in a part: of one no interval can be told
+MIN_EXAMPLES = 2  # examples in a part: of one no interval can be told
 
 
 class Splits(NamedTuple):
@@ -28,9 +28,10 @@ def split(examples: Sequence[AnyExample], search: int = 0, selection: int = 0) -
     ordered = [by_content[name] for name in sorted(by_content)]
     sizes = [search or len(ordered) // 4, selection or len(ordered) // 4]
     left = len(ordered) - sum(sizes)
-    if min(*sizes, left) < FEWEST:
+    if min(*sizes, left) < MIN_EXAMPLES:
         raise PosgapError(
             f"{len(ordered)} different examples: {sizes[0]} to search on, {sizes[1]} to select on and {max(left, 0)} "
-            f"to measure on; each part needs {FEWEST} or more: give more examples, or other --search and --selection"
+            f"to measure on; each part needs {MIN_EXAMPLES} or more: give more examples, or other "
+            "--search and --selection"
         )
     return Splits(ordered[: sizes[0]], ordered[sizes[0] : sum(sizes)], ordered[sum(sizes) :])

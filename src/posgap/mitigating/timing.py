@@ -12,7 +12,7 @@ from posgap.generation.generator import Attending
 from posgap.measurement.mitigated import Question
 from posgap.mitigating.trials import BASE, Asking
 from posgap.mitigations.mitigation import Settings
-from posgap.models.layout import reading
+from posgap.models.layout import during_forward
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.prompts import Prompt
@@ -92,7 +92,7 @@ def _read(asking: Asking, prompt: Prompt, taken: _Taken) -> None:
     if RopeLengths.of(model.config):
         forget_lengths(model)
     ids = torch.tensor([list(prompt.token_ids)], device=model.device)
-    with reading(model, prompt.spans or (), ids.shape[1]):
+    with during_forward(model, prompt.spans or (), ids.shape[1]):
         began = _now()
         out = model(input_ids=ids, use_cache=True, logits_to_keep=1)
         taken.prefill += _now() - began

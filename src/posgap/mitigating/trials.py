@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
-from posgap.foundation.interruption import GOES_ON
+from posgap.foundation.interruption import RESUMES
 from posgap.foundation.progress import track
 from posgap.generation.generator import Generator as Answering
 from posgap.generation.generator import Sampling
@@ -23,7 +23,7 @@ from posgap.mitigating.config import MitigateConfig, seconds_of
 from posgap.mitigations.in_force import apply, remove
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.mitigations.state import in_force, reads_spans
+from posgap.mitigations.state import in_force, needs_document_spans
 from posgap.scaling.fitness import Objective, fitness
 from posgap.scaling.questions import ask, one_right_response
 from posgap.tasks.examples import AnyExample
@@ -104,7 +104,7 @@ class Asking(NamedTuple):
             assert settings is not None
             apply(model, name, settings)
         try:
-            build.marks_documents = reads_spans(model)
+            build.marks_documents = needs_document_spans(model)
             yield TransformersGenerator(model, build.tokenizer, self.config.batch_tokens)
         finally:
             build.marks_documents = marked
@@ -211,7 +211,7 @@ def _require_answers(config: MitigateConfig, name: str, unanswered: int, asked: 
     if 100 * unanswered > most * asked:
         raise PosgapError(
             f"{config.model}: {name}: {unanswered} of {asked} questions are not answered, the last: {why}; no more "
-            f"than {most:g} % may be (--max-unanswered). What was tried is kept: {GOES_ON}"
+            f"than {most:g} % may be (--max-unanswered). What was tried is kept: {RESUMES}"
         )
 
 

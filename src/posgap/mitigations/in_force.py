@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 from posgap.mitigations.state import _ATTRIBUTE, _InForce, _set, _stack, in_force
 
 
-def wants_spans(config: "PretrainedConfig") -> bool:
+def config_needs_document_spans(config: "PretrainedConfig") -> bool:
     """Whether a mitigation that a model's config lists must be told where the documents of a prompt stand."""
     return any(model_mitigation(listed["name"]).spans for listed in configured(config))
 

@@ -73,8 +73,8 @@ class ModelMitigation(Mitigation):
     files have the products needs no more of posgap; None where weights cannot stand for the mitigation.
     `whole` says that prompts must be read whole, none from another's cached beginning, and `alone` that each must be
     read in a batch of its own. `spans` says that it must be told where a prompt's documents stand
-    (`posgap.models.layout.reading`): prompts then come from a builder with `marks_documents`, and are read whole and
-    alone.
+    (`posgap.models.layout.during_forward`): prompts then come from a builder with `marks_documents`, and are read
+    whole and alone.
     """
 
     apply: "Callable[[PreTrainedModel, Any], Undo]"

@@ -24,17 +24,17 @@ def in_force(model: "PreTrainedModel") -> dict[str, "Settings"]:
     return {each.mitigation.name: each.settings for each in _stack(model)}
 
 
-def reads_whole(model: "PreTrainedModel") -> bool:
+def needs_full_prefill(model: "PreTrainedModel") -> bool:
     """Whether a mitigation in force has prompts read whole, none from another's cached beginning."""
     return any(each.mitigation.whole or each.mitigation.spans for each in _stack(model))
 
 
-def reads_alone(model: "PreTrainedModel") -> bool:
+def needs_own_batch(model: "PreTrainedModel") -> bool:
     """Whether a mitigation in force has each prompt read in a batch of its own."""
     return any(each.mitigation.alone or each.mitigation.spans for each in _stack(model))
 
 
-def reads_spans(model: "PreTrainedModel") -> bool:
+def needs_document_spans(model: "PreTrainedModel") -> bool:
     """Whether a mitigation in force must be told where the documents of a prompt stand."""
     return any(each.mitigation.spans for each in _stack(model))
 

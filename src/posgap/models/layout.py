@@ -44,7 +44,7 @@ def layout_of(model: "PreTrainedModel") -> Layout:
 
 
 @contextmanager
-def reading(model: "PreTrainedModel", spans: Sequence[Span] = (), length: int | None = None) -> Iterator[None]:
+def during_forward(model: "PreTrainedModel", spans: Sequence[Span] = (), length: int | None = None) -> Iterator[None]:
     """Within the block the model reads one prompt, alone in its batch, whose documents stand at `spans`."""
     layout = layout_of(model)
     before = layout.spans, layout.length

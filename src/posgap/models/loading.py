@@ -19,7 +19,7 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.foundation.patience import within
+from posgap.foundation.retries import within
 from posgap.models import ADAPTER
 
 if TYPE_CHECKING:

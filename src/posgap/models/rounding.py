@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
 
-LEAST_KEPT = 0.9  # the least share of the update that is to be in what is stored
+MIN_KEPT = 0.9  # the least share of the update that is to be in what is stored
 _IN_WORDS = {"nearest": "to the nearest numbers", "stochastic": "up or down at random"}
 _AT_ONCE = 1 << 24  # numbers
 
 
 @dataclass
-class Kept:
+class UpdateRetention:
     """How much of an update, from the base's weights to the trained ones, the stored weights have."""
 
     along: float = 0.0  # the sum of (stored - base) (trained - base)
@@ -64,7 +64,7 @@ class Rounded:
     state: Mapping[str, Tensor]
     dtype: torch.dtype
     rounding: str
-    kept: Kept
+    kept: UpdateRetention
 
     def __str__(self) -> str:
         how = _IN_WORDS[self.rounding]
@@ -82,7 +82,7 @@ def rounded(
     before = base.state_dict()
     tied = getattr(base, "all_tied_weights_keys", None) or {}
     for way in ("nearest", "stochastic") if rounding == "auto" else (rounding,):
-        kept, state = Kept(), {}
+        kept, state = UpdateRetention(), {}
         for name, tensor in before.items():
             if name in tied:
                 continue
@@ -95,7 +95,7 @@ def rounded(
                 raise PosgapError(f"{name_of(kind)} cannot hold {name}")
             if name in after:
                 kept.add(tensor, value, state[name])
-        if kept.update >= LEAST_KEPT:
+        if kept.update >= MIN_KEPT:
             break
     return Rounded(state, dtype, way, kept)
 

@@ -78,7 +78,7 @@ class Advice(Record):
     pull: list[list[float]]
     changes: list[Advised]
     agreement: dict[str, float | None]
-    reading: str
+    summary: str
     settings: dict[str, Any]
 
 
@@ -136,7 +136,7 @@ def agreement(made: Sequence[Advised]) -> dict[str, float | None]:
     return figures
 
 
-def reading(
+def summary_text(
     advice_changes: Sequence[Advised], pull: np.ndarray, agreed: dict[str, float | None], accuracy: np.ndarray
 ) -> str:
     """What to take from it, in words."""

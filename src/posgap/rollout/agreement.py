@@ -48,7 +48,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
         return ranks / np.linalg.norm(ranks, axis=1, keepdims=True)
 
 
-def reading(found: Mapping[str, Any], measure: str = "rollout") -> str:
+def summary_text(found: Mapping[str, Any], measure: str = "rollout") -> str:
     """How one measure agrees with those that are made otherwise, in words."""
     others = []
     for pair in found["pairs"]:

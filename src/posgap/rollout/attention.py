@@ -14,7 +14,7 @@ import numpy as np
 
 from posgap.rollout.kernels import Kernel
 
-LEAST_SCORE = -600.0
+MIN_SCORE = -600.0
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RelativeAttention:
         self.mask, self.kernel, self.groups = mask, kernel, groups
         # The greater of the two scores (the diagonal's, and 0 for the others) is subtracted from both, against
         # overflow. The least score keeps a token that sees only itself from underflowing to weight 0.
-        diagonal = np.maximum(diagonal, LEAST_SCORE)
+        diagonal = np.maximum(diagonal, MIN_SCORE)
         greatest = np.maximum(diagonal, 0.0)
         self.others, self.own = np.exp(-greatest), np.exp(diagonal - greatest) * kernel.own[groups]
         self.totals, self.weights = totals, weights

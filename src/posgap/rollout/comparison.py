@@ -45,7 +45,7 @@ def _interval(resampled: np.ndarray) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-def reading(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
+def summary_text(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
     """One sentence on how well the prediction agrees with the measurement."""
     return (
         f"predicted {describe(predicted)['shape']}, measured ({what}) {describe(measured)['shape']}; the prediction "

@@ -9,10 +9,10 @@ from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import RARE, InputPath, ModelName, OptionalInputPath, WorkPath
 from posgap.generation.config import GenerationConfig
 from posgap.rollout.position_encodings import POSITION_ENCODINGS
-from posgap.tasks.fields import MOST_DOCS, OptionalTaskName, Placements
+from posgap.tasks.fields import MAX_DOCS, OptionalTaskName, Placements
 from posgap.tasks.registry import TASKS
 
-MOST_TOKENS, MOST_PARTS = 10_000_000, 10_000
+MAX_TOKENS, MAX_PARTS = 10_000_000, 10_000
 
 
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
@@ -28,9 +28,9 @@ class _Described(StageConfig):
         description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "
         "with the prediction",
     )
-    sequence_length: int = Field(0, ge=0, le=MOST_TOKENS, description="tokens (N); 0: the measurement's")
-    layers: int = Field(0, ge=0, le=MOST_PARTS, description="layers (L); 0: the measurement's")
-    heads: int = Field(0, ge=0, le=MOST_PARTS, description="attention heads (H); 0: the measurement's")
+    sequence_length: int = Field(0, ge=0, le=MAX_TOKENS, description="tokens (N); 0: the measurement's")
+    layers: int = Field(0, ge=0, le=MAX_PARTS, description="layers (L); 0: the measurement's")
+    heads: int = Field(0, ge=0, le=MAX_PARTS, description="attention heads (H); 0: the measurement's")
     mask: Literal["causal", "full", "window", "prefix", "measured"] = Field(
         "causal", description="which tokens a token sees; measured: causal, with the measured model's windows"
     )
@@ -101,7 +101,7 @@ class RolloutMeasureConfig(StageConfig):
     task: OptionalTaskName = Field(
         "", description=f"task whose examples `texts` holds; {TASKS.described()}; empty: `texts` holds plain text"
     )
-    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="with `task`: documents in a prompt")
+    n_docs: int = Field(20, ge=1, le=MAX_DOCS, description="with `task`: documents in a prompt")
     length: int = Field(
         0,
         ge=0,

@@ -144,7 +144,7 @@ class Decoder:
         return "; ".join(words)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def capturing(self) -> Iterator[None]:
         """Within the block the model computes its attention so that its matrices exist: a block of queries at a time
         where its family lets its attention be replaced, else whole."""
         if not self.replaceable:

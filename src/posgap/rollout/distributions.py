@@ -78,7 +78,7 @@ def describe(distribution: np.ndarray) -> dict:
     }
 
 
-def reading(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
+def summary_text(distribution: np.ndarray, lambdas: np.ndarray, without_residuals: np.ndarray) -> str:
     """One sentence on the rollout's shape and its causes.
 
     `lambdas` [L] are its residual strengths, `without_residuals` [N] is the rollout of the same attention without

@@ -159,7 +159,7 @@ def _auc_interval(values: np.ndarray, right: np.ndarray, rng: np.random.Generato
     return np.percentile(areas, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist()
 
 
-def reading(documents: Mapping[str, Any], measure: str = "rollout") -> str:
+def summary_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
     """One sentence on the gold document's share by its position."""
     gold, positions = documents["measures"][measure]["gold"], documents["positions"]
     least, most = int(np.argmin(gold)), int(np.argmax(gold))

@@ -71,7 +71,7 @@ def sink_table(summary: list[dict]) -> str:
     return markdown(head, rows)
 
 
-def reading(summary: list[dict]) -> str:
+def summary_text(summary: list[dict]) -> str:
     """One sentence: where the bias is greatest, which token draws most beyond uniform attention, and what was learned.
 
     A network counts as having learned the task where it is a tenth of the way from chance to a right answer each time.

@@ -31,7 +31,7 @@ class Prediction(Record):
     distribution: list[Share]
     without_residuals: list[Share]
     description: dict
-    reading: str
+    summary: str
     settings: dict
 
     @model_validator(mode="after")
@@ -93,7 +93,7 @@ class Measurement(Record):
     agreement: dict | None = None
     logit: dict | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
-    reading: str
+    summary: str
     settings: dict
 
     @model_validator(mode="after")

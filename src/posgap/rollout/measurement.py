@@ -227,7 +227,7 @@ def measure(
     for ids in batches:
         ids = ids.to(model.device)
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
-        with decoder.reading():
+        with decoder.capturing():
             read = _layer_by_layer(decoder, ids, statistics, attributions)
         by_measure |= read.influence
         spans = [each.spans for each in asked[sum(map(len, attention)) :][: len(ids)]]

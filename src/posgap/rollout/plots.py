@@ -13,7 +13,7 @@ from posgap.foundation.files import atomic
 from posgap.rollout.files import Measurement
 
 COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
-LEAST_DECADES = 6  # the axis ends at 10^-6 of a uniform share
+MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
 
 def styled(axes: Axes, **labels) -> Axes:
@@ -36,7 +36,7 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
     shown = np.array(list(curves.values()))
     lowest = shown[shown > 0].min()
     axes.set_yscale("log")
-    axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-LEAST_DECADES / n), top=min(1.5, 2.5 * shown.max()))
+    axes.set_ylim(bottom=max(lowest / 1.5, 10.0**-MIN_DECADES / n), top=min(1.5, 2.5 * shown.max()))
     styled(axes, xlabel="input position (token)", ylabel=ylabel, xlim=(1 - 0.01 * n, n * 1.01))
     axes.legend(frameon=False, loc="best")
     return figure

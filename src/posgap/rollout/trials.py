@@ -18,7 +18,7 @@ from posgap.foundation.locations import Location
 from posgap.foundation.progress import track
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes
 from posgap.rollout.networks import Design, NetworkStack
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 
 log = logging.getLogger(__name__)
 SINK_THRESHOLD = 0.2
@@ -54,7 +54,7 @@ def run_trials(
 
     Trials of equal depth and sizes train together, in stacks of at most `side_by_side`.
     """
-    kept = Kept(work)
+    kept = ResumableFolder(work)
     kept.pull()
     paths = {trial: kept.folder / f"{files.digest_of([asdict(trial), asdict(training)])[:16]}.json" for trial in trials}
     stacks: dict[tuple, list[Trial]] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from posgap.tasks.content import content
 from posgap.tasks.examples import AnyExample
 
-FEWEST = 8  # examples kept aside: an interval of fewer says nothing
+MIN_EXAMPLES = 8  # examples kept aside: an interval of fewer says nothing
 _RESAMPLES = 1000
 
 
@@ -19,12 +19,12 @@ def kept_aside(examples: Sequence[AnyExample], share: float) -> tuple[list[AnyEx
     """The examples to search on, in their order, and a `share` of them, rounded down, that the search is kept from.
 
     Which these are follows from the digest of the examples' contents alone; those of the same content stay together. No
-    example is kept aside where it would be fewer than `FEWEST`.
+    example is kept aside where it would be fewer than `MIN_EXAMPLES`.
     """
     of_each = [content(example) for example in examples]
     different = sorted(set(of_each))
     count = int(len(different) * share)
-    aside = set(different[:count]) if count >= FEWEST else set()
+    aside = set(different[:count]) if count >= MIN_EXAMPLES else set()
     searched = [example for example, name in zip(examples, of_each) if name not in aside]
     return searched, [example for example, name in zip(examples, of_each) if name in aside]
 

@@ -28,7 +28,7 @@ from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-MOST_APART = 0.02  # of the logits' norm; bfloat16 weights are rounded to 0.4 % each
+MAX_APART = 0.02  # of the logits' norm; bfloat16 weights are rounded to 0.4 % each
 
 
 class Chosen(NamedTuple):
@@ -129,7 +129,7 @@ def _require_alike(model: PreTrainedModel, written: PreTrainedModel) -> None:
     said, again = (each(input_ids=ids, use_cache=False).logits.double() for each in (model, written))
     off = float((again - said).norm() / said.norm())
     log.info("logits with the mitigation in force and in the weights differ by %.1e of them", off)
-    if not off < MOST_APART:
+    if not off < MAX_APART:
         raise PosgapError(
             f"{model.name_or_path}: its files do not keep what the mitigation changes; leave `in_weights` out"
         )

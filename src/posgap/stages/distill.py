@@ -29,7 +29,7 @@ from posgap.distillation.watching import Watch, watched_examples
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError, Rejected
 from posgap.foundation.files import write_json, write_jsonl
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.launch import is_main_process, of_all
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
@@ -39,7 +39,7 @@ from posgap.models.checkpointing import checkpoint_activations
 from posgap.models.loading import commit_on_hub, load_config, resolve_dtype
 from posgap.models.rope_lengths import RopeLengths
 from posgap.stages.frame import stage
-from posgap.storage.folders import Kept
+from posgap.storage.folders import ResumableFolder
 from posgap.storage.lineage import training_examples, write_training_examples
 from posgap.tasks.content import contents
 from posgap.tasks.placements import all_placements
@@ -64,7 +64,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
     if config.lora_export == "adapter":
         named(config.model)  # raises where no adapter could name it
     mixed = resolve_dtype(config.dtype) == torch.bfloat16
-    work = Kept(config.work or files.work_folder(config.out))
+    work = ResumableFolder(config.work or files.work_folder(config.out))
     pairs, collate = _data(config)
     held_out = watched_examples(config, pairs)
     steps, objective = _plan(config, pairs)
@@ -86,7 +86,7 @@ def distill(config: DistillConfig, out: Path, run: Run) -> Callable[[], None]:
         run.metrics({name: value for name, value in figures.items() if name != "step"}, step=int(figures["step"]))
 
     try:
-        with goes_on(after_ctrl_c=config.save_steps > 0):
+        with resumable(after_ctrl_c=config.save_steps > 0):
             _, history = train(
                 student,
                 steps,
@@ -205,7 +205,7 @@ def _model(config: DistillConfig) -> PreTrainedModel:
 
 
 def _teacher(
-    config: DistillConfig, work: Kept, collate: Collator, model: PreTrainedModel, accelerator: Accelerator
+    config: DistillConfig, work: ResumableFolder, collate: Collator, model: PreTrainedModel, accelerator: Accelerator
 ) -> Teacher:
     """The teacher, with the states that earlier runs have kept."""
     identity = {

@@ -83,7 +83,7 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         if not config.force:
             place = config.out if is_uri(config.out) else output.there()
             # What the main process sees counts, since machines need not share a disk.
-            reason = of_all(lambda: lacking(place, identity))[0]
+            reason = of_all(lambda: stale_reason(place, identity))[0]
             if not reason:
                 log.info("%s: %s is complete, reused", name, config.out)
                 if is_main_process():
@@ -113,9 +113,9 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
 
 def _finish(output: Folder, out: Location, identity: str) -> bool:
     """Whether the output had been made, and only lacked its place, or its upload, which it now has."""
-    if not lacking(output.partial, identity):
+    if not stale_reason(output.partial, identity):
         output.place()
-    elif not is_uri(out) or lacking(output.out, identity):
+    elif not is_uri(out) or stale_reason(output.out, identity):
         return False
     send_left_behind(output.out)
     log.info("%s: was made before, and is now in its place", out)
@@ -219,10 +219,10 @@ def identity_of(name: str, config: StageConfig, inputs: dict[str, dict[str, str]
 def is_complete(name: str, config: StageConfig) -> bool:
     """Whether the stage `name` has already made the output of this config, and would reuse it."""
     records = {field: record_of(each) for field, each in sources(config).items()}
-    return not lacking(config.out, identity_of(name, config, records))
+    return not stale_reason(config.out, identity_of(name, config, records))
 
 
-def lacking(out: Location, identity: str) -> str:
+def stale_reason(out: Location, identity: str) -> str:
     """Why what is at `out` is not the complete output of this identity; empty where it is.
 
     It looks at names and sizes of files, and hashes none.

@@ -56,5 +56,5 @@ def _gate(config: GateConfig, out: Path, run: Run) -> None:
         log.info("judged by policy %s", described(verdict.policy))
     for rule in verdict.rules:
         log.log(RESULT, "%s %s (%.1f): %s", coloured(rule.outcome, sys.stderr), rule.name, rule.value, rule.sentence)
-    for complaint in verdict.lacking:
+    for complaint in verdict.evidence_gaps:
         log.log(RESULT, "too little to judge by: %s", complaint)

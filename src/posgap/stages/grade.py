@@ -7,7 +7,7 @@ from typing import cast
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_jsonl
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.grading.controls import asked_about, tried
 from posgap.grading.judge import Judge
@@ -47,7 +47,7 @@ _TAKEN_OVER = (
 
 
 @stage
-@goes_on()
+@resumable()
 def grade(config: GradeConfig, out: Path, run: Run) -> None:
     """Writes what `sweep` writes, with the judge's scores, and `judgements.jsonl` and `judge_prompt.txt`.
 

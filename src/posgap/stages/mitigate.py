@@ -10,7 +10,7 @@ from typing import Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest_of, remove, work_folder, write_json
-from posgap.foundation.interruption import GOES_ON, goes_on
+from posgap.foundation.interruption import RESUMES, resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS, open_generator
@@ -60,7 +60,7 @@ _SEARCHED = 0.3  # at least this share of the budget is for the search, however 
 
 
 @stage
-@goes_on()
+@resumable()
 def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     """Writes `mitigate.json`, `mitigate.html`, `mitigate.png`, the held-out examples, and in `sweeps/` a sweep of them
     for the model as it is (`base`) and for each mitigation that was measured.
@@ -91,8 +91,8 @@ def mitigate(config: MitigateConfig, out: Path, run: Run) -> None:
     trials = Trials(asking, splits._asdict(), work_folder(config.out) / "tried.json", identity)
 
     found, best = _searched(config, asking, trials, splits)
-    ranked, whatever = _selected(config, trials, splits, best, found)
-    evidence = _measured(config, swept, asking, trials, splits, ranked, whatever, found, model_digest, out)
+    ranked, always_measured = _selected(config, trials, splits, best, found)
+    evidence = _measured(config, swept, asking, trials, splits, ranked, always_measured, found, model_digest, out)
     comparison = compare_sweeps(evidence) if len(evidence) > 1 else None
     base = evidence[0].sweep
     measured = {each.sweep.label: each for each in evidence[1:]}
@@ -251,7 +251,7 @@ def _selected(
     reached = dict[str, Tried]()
     searched = {name: rows[0] for name, rows in best.items()}
     by_search = in_order(searched, found, trials.fitness)
-    whatever = best_for(_WHATEVER, searched, found, trials.fitness)
+    always_measured = best_for(_WHATEVER, searched, found, trials.fitness)
     later = trials("search", BASE).seconds + sum(searched[name].seconds for name in by_search[: config.finalists])
     for number, name in product(range(_AGAIN), by_search):
         if len(best[name]) <= number:
@@ -259,7 +259,7 @@ def _selected(
         row = best[name][number]
         left = trials.clock.budget - trials.clock.spent
         needed = (row.seconds * len(splits.selection) + later * len(splits.held_out)) / len(splits.search)
-        if needed > left and not (number == 0 and name in whatever):
+        if needed > left and not (number == 0 and name in always_measured):
             continue
         again = trials("selection", name, _settings(name, row.settings))
         if name not in reached or trials.fitness(again) > trials.fitness(reached[name]):
@@ -296,19 +296,19 @@ def _measured(
     trials: Trials,
     splits: Splits,
     ranked: Sequence[tuple[str, Settings]],
-    whatever: Sequence[str],
+    always_measured: Sequence[str],
     found: dict[str, Found],
     model_digest: str,
     out: Path,
 ) -> list[Evidence]:
-    """The sweeps of the held-out examples, that of the model as it is first; all but it and those of `whatever` end
-    with the budget."""
+    """The sweeps of the held-out examples, that of the model as it is first; all but it and those of
+    `always_measured` end with the budget."""
     learnt = training_examples(config.model)
     chosen_by = {*contents(splits.search), *contents(splits.selection)}
     evidence, longest = list[Evidence](), 0.0
     for name, settings in [(BASE, None), *ranked]:
         began = trials.clock.spent
-        if len(evidence) > 1 and name not in whatever and began + longest > trials.clock.budget:
+        if len(evidence) > 1 and name not in always_measured and began + longest > trials.clock.budget:
             found[name] = found[name].model_copy(update={"reason": "the budget was over before it was measured"})
             continue
         own = _of_mitigation(swept, name, settings)
@@ -329,7 +329,7 @@ def _measured(
                 raise PosgapError(
                     f"{with_uris(config.model)}: {name}: {asked.outcomes.phrase(where)} on the held-out examples, and "
                     f"--max-unanswered is less; most often: {asked.most_frequent_reason}. What was answered is kept: "
-                    f"{GOES_ON}"
+                    f"{RESUMES}"
                 )
         sweep = figures(own, splits.held_out, asking.build, asking.placements, digests, asked, name, factors)
         place = out / "sweeps" / name

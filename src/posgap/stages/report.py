@@ -8,9 +8,9 @@ from typing import Any
 from posgap.foundation.errors import PosgapError, Stopped
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
-from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
 from posgap.foundation.printing import RESULT
 from posgap.foundation.redaction import redacted_value
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 from posgap.stages.frame import stage
 from posgap.tracking.config import ReportConfig
 from posgap.tracking.outcomes import SUCCEEDED, markdown, outcome, stages_of
@@ -19,7 +19,7 @@ from posgap.tracking.runs import PARENT_VARIABLE, Run, pipeline_run
 
 log = logging.getLogger(__name__)
 REPORT_FILE, READABLE_FILE = "report.json", "report.md"
-PATIENCE = Patience(tries=3, longest_wait=5)  # for the webhook
+PATIENCE = RetryPolicy(tries=3, longest_wait=5)  # for the webhook
 SECONDS = 10.0  # to wait for each of its answers
 
 
@@ -60,9 +60,9 @@ def post(url: str, result: dict[str, Any]) -> bool:
         try:
             response = within(SECONDS, lambda: httpx2.post(url, json=result, timeout=SECONDS))
         except (httpx2.TransportError, TimeoutError) as error:
-            raise Passing(type(error).__name__) from None
+            raise TransientError(type(error).__name__) from None
         if response.status_code in (408, 429) or response.status_code >= 500:
-            raise Passing(f"HTTP {response.status_code}")
+            raise TransientError(f"HTTP {response.status_code}")
         if not response.is_success:
             raise PosgapError(f"HTTP {response.status_code}")
 
@@ -70,8 +70,8 @@ def post(url: str, result: dict[str, Any]) -> bool:
         retrying(PATIENCE, Waits("the webhook"))(send)
     except Stopped:
         raise
-    except (Passing, PosgapError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-        reason = str(error) if isinstance(error, Passing | PosgapError) else type(error).__name__
+    except (TransientError, PosgapError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+        reason = str(error) if isinstance(error, TransientError | PosgapError) else type(error).__name__
         log.warning("the report could not be posted to the webhook: %s", reason)
         return False
     return True

@@ -32,7 +32,7 @@ from posgap.rollout.advice import (
     changes,
     first_pull,
     predicted,
-    reading,
+    summary_text,
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
@@ -45,7 +45,7 @@ from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-FEWEST = 4  # examples: half of them say what to change, the other half what came of it
+MIN_EXAMPLES = 4  # examples: half of them say what to change, the other half what came of it
 
 
 @stage
@@ -55,8 +55,8 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     if build.task.n_gold != 1:
         raise PosgapError(f"task {config.task}: has two gold documents; advice needs a task with one gold document")
     examples = read_examples(config.examples)[: config.limit or None]
-    if len(examples) < FEWEST:
-        raise PosgapError(f"{config.examples}: {len(examples)} examples; advice needs {FEWEST} at least")
+    if len(examples) < MIN_EXAMPLES:
+        raise PosgapError(f"{config.examples}: {len(examples)} examples; advice needs {MIN_EXAMPLES} at least")
     metric = config.metric or build.task.metric
     if not one_right_response(build, examples, metric):
         raise PosgapError(
@@ -96,7 +96,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         pull=pull.tolist(),
         changes=ranked,
         agreement=agreed,
-        reading=reading(ranked, pull, agreed, accuracy),
+        summary=summary_text(ranked, pull, agreed, accuracy),
         settings=config.chosen(),
     )
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
@@ -104,7 +104,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     run.metrics({f"agreement_{name}": value for name, value in agreed.items() if value is not None})
     run.tags({"posgap.label": config.label})
     run.artifact(out)
-    log.log(RESULT, "%s: %s", config.label, advice.reading)
+    log.log(RESULT, "%s: %s", config.label, advice.summary)
 
 
 def _advised(change: Change, by_gate: np.ndarray, before: np.ndarray) -> Advised:

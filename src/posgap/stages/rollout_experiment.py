@@ -5,11 +5,11 @@ import logging
 from pathlib import Path
 
 from posgap.foundation.files import atomic, work_folder, write_json
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
 from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_plots import gap_bars
-from posgap.rollout.experiment_summary import gap_table, reading, sink_table, summarize
+from posgap.rollout.experiment_summary import gap_table, sink_table, summarize, summary_text
 from posgap.rollout.plots import save
 from posgap.rollout.presets import preset
 from posgap.rollout.trials import nulls, run_trials
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 @stage
-@goes_on()
+@resumable()
 def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> None:
     """Writes `experiment.json`, `experiment.md` and `experiment.png`."""
     changes = {name: getattr(config, name) for name in ("iterations", "batch", "tests")}
@@ -39,8 +39,8 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
             "preset": config.preset,
             "training": dataclasses.asdict(chosen.training),
             "sizes": dataclasses.asdict(chosen.sizes),
-            "reading": reading(summary),
-            "summary": summary,
+            "summary": summary_text(summary),
+            "means": summary,
             "trials": rows,
         },
     )
@@ -53,4 +53,4 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
-    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, reading(summary))
+    log.log(RESULT, "%s\n\n%s\n\n%s", config.preset, tables, summary_text(summary))

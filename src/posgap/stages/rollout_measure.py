@@ -15,12 +15,12 @@ from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
 from posgap.rollout.agreement import agreement
-from posgap.rollout.agreement import reading as agreement_reading
+from posgap.rollout.agreement import summary_text as agreement_summary
 from posgap.rollout.config import RolloutMeasureConfig
 from posgap.rollout.decoders import n_heads, position_encoding
-from posgap.rollout.distributions import describe, reading
+from posgap.rollout.distributions import describe, summary_text
 from posgap.rollout.documents import by_document, summary
-from posgap.rollout.documents import reading as by_documents_reading
+from posgap.rollout.documents import summary_text as by_documents_summary
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
 from posgap.rollout.plots import distribution_curves, document_panels, layer_panels, save
@@ -30,7 +30,7 @@ from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
 PER_HEAD = ("content", "first_mass", "diagonal_mass", "entropy")
-LEAST_UNATTENDED = 1e-3  # the share of attention on no token from which it is told; less is rounding
+MIN_UNATTENDED = 1e-3  # the share of attention on no token from which it is told; less is rounding
 
 
 @stage
@@ -59,8 +59,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     if factors := config_factors(model.config):
         encoding["factors"] = [factors[number - 1] for number in measured.layers]
     mean = {name: rows.mean(axis=0) for name, rows in influence.items()}
-    said = reading(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"])
-    unattended = measured.unattended if measured.unattended["rollout_without_residuals"] > LEAST_UNATTENDED else {}
+    said = summary_text(mean["rollout"], statistics["lambdas"], mean["rollout_without_residuals"])
+    unattended = measured.unattended if measured.unattended["rollout_without_residuals"] > MIN_UNATTENDED else {}
     if unattended:
         said += (
             f"; {100 * statistics['unattended'].mean():.0f} % of the attention goes to logits beside the tokens, and "
@@ -74,9 +74,9 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         spans = [each.spans for each in sequences.asked]
         by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
         documents = summary(sequences.asked, by_documents, measured.documents, config.seed, measured.documents_logit)
-        said += f"; {by_documents_reading(documents)}"
+        said += f"; {by_documents_summary(documents)}"
     agreed = agreement(by_documents or influence, "documents" if by_documents else "tokens", config.seed)
-    said += f"; {agreement_reading(agreed)}"
+    said += f"; {agreement_summary(agreed)}"
     logit = None
     if measured.answer_logit is not None and measured.logit is not None:
         logit = {"answer": float(measured.answer_logit.mean()), "by_layer": measured.logit.mean(axis=0).tolist()}
@@ -103,7 +103,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         agreement=agreed,
         logit=logit,
         documents=documents,
-        reading=said,
+        summary=said,
         settings=config.chosen(),
     )
     write_json(out / MEASUREMENT_FILE, result.model_dump(mode="json"))
@@ -124,7 +124,7 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         run.metrics({f"{name}_{key}": value for key, value in description.items() if key != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.descriptions["rollout"]["shape"]})
     run.artifact(out)
-    log.log(RESULT, "%s: %s", config.label, result.reading)
+    log.log(RESULT, "%s: %s", config.label, result.summary)
 
 
 def _sequences(config: RolloutMeasureConfig) -> Sequences:

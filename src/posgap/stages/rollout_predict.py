@@ -15,13 +15,13 @@ from posgap.foundation.json_text import opened
 from posgap.foundation.printing import RESULT
 from posgap.foundation.yaml_text import parse
 from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep, swept_rows
-from posgap.rollout.agreement import reading as agreement_reading
+from posgap.rollout.agreement import summary_text as agreement_summary
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.comparison import compare, comparison_curves, sweep_reading, sweep_spearman
-from posgap.rollout.comparison import reading as comparison_reading
+from posgap.rollout.comparison import summary_text as comparison_summary
 from posgap.rollout.config import RolloutPredictConfig
-from posgap.rollout.distributions import describe, reading
+from posgap.rollout.distributions import describe, summary_text
 from posgap.rollout.documents import joined, joined_reading
 from posgap.rollout.encodings import checked_lambdas, constant_schedule, power_schedule
 from posgap.rollout.files import (
@@ -40,7 +40,7 @@ from posgap.tracking.runs import Run
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 COMPARISON_FILE = "comparison.json"
-MOST_BYTES = 1 << 20  # of an architecture; a hundred layers of as many heads have a tenth
+MAX_BYTES = 1 << 20  # of an architecture; a hundred layers of as many heads have a tenth
 
 
 @stage
@@ -62,14 +62,14 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         distribution=distribution.tolist(),
         without_residuals=bare.tolist(),
         description=describe(distribution),
-        reading=reading(distribution, architecture.lambdas, bare),
+        summary=summary_text(distribution, architecture.lambdas, bare),
         settings=config.chosen(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
     save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")
     run.metrics({name: value for name, value in result.description.items() if name != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
-    log.log(RESULT, "%s: %s", config.label, result.reading)
+    log.log(RESULT, "%s: %s", config.label, result.summary)
     if measured and measured.sequence_length == architecture.n:
         _compare(config, result, measured, sweep, out, run)
     elif measured:
@@ -119,18 +119,18 @@ def _compare(
     predicted, texts = np.array(prediction.distribution), read_influences(config.measurement, measurement, names)
     figures = {name: compare(predicted, texts[name], np.random.default_rng(config.seed)) for name in names}
     chosen, influence = np.array(measurement.influence[config.influence]), config.influence.replace("_", " ")
-    sentences = [comparison_reading(figures[config.influence], predicted, chosen, influence)]
+    sentences = [comparison_summary(figures[config.influence], predicted, chosen, influence)]
     result = {
         "prediction": prediction.label,
         "measurement": measurement.label,
         "influence": config.influence,
         "figures": figures,
         "agreement": measurement.agreement,
-        "predicted_reading": prediction.reading,
-        "measured_reading": measurement.reading,
+        "predicted_summary": prediction.summary,
+        "measured_summary": measurement.summary,
     }
     if measurement.agreement:
-        sentences.append(agreement_reading(measurement.agreement))
+        sentences.append(agreement_summary(measurement.agreement))
     if sweep and config.sweep:
         by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
@@ -145,14 +145,14 @@ def _compare(
             }
             result["documents"] = told = joined(measurement.documents["asked"], shares, answers, config.seed)
             sentences.append(joined_reading(told, sweep.label))
-    result["reading"] = "; ".join(sentences)
+    result["summary"] = "; ".join(sentences)
     write_json(out / COMPARISON_FILE, result)
     curves = {prediction.label: predicted, f"{measurement.label}, {influence}": chosen}
     save(comparison_curves(curves, sweep), out / "comparison.png")
     for name, agreement in figures.items():
         known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         run.metrics({f"{name}_{key}": value for key, value in known.items()})
-    log.log(RESULT, "%s", result["reading"])
+    log.log(RESULT, "%s", result["summary"])
 
 
 def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:
@@ -163,7 +163,7 @@ def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:
     if (path := config.architecture) is None:
         return config
     with opened(path) as file:
-        values = parse(file.read(MOST_BYTES + 1), str(path), "an architecture", MOST_BYTES)
+        values = parse(file.read(MAX_BYTES + 1), str(path), "an architecture", MAX_BYTES)
     names = [name for name in type(config).parameters() if name != "seed"]
     if not isinstance(values, dict):
         raise PosgapError(f"{path}: no architecture: write lines like `layers: 3`")

@@ -13,7 +13,7 @@ import numpy as np
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, remove, work_folder
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.generator import Sampling
@@ -28,7 +28,7 @@ from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness, position_weights
-from posgap.scaling.holdout import FEWEST, gain, kept_aside
+from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
 from posgap.scaling.scaling_file import Holdout, Scaling, Spoken, write_scaling
@@ -46,7 +46,7 @@ _Evaluated = Callable[[list[list[Question]]], Evaluator]
 
 
 @stage
-@goes_on()
+@resumable()
 def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     """Writes `scaling.json` and `scaling.png`.
 
@@ -57,7 +57,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         log.info(
             "%d examples are too few to keep %g of them aside (%d or more): all are searched on, and what the factors "
             "gain there is too high",
-            len(given), config.holdout, FEWEST,
+            len(given), config.holdout, MIN_EXAMPLES,
         )  # fmt: skip
     build = builder_of(config)
     if build.task.n_gold != 1:

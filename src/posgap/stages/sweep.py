@@ -9,11 +9,11 @@ from pathlib import Path
 from posgap.distillation.methods import label_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_model, write_jsonl
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, with_uris
 from posgap.foundation.printing import show
 from posgap.generation.backends import BACKENDS, open_generator
-from posgap.generation.generator import Generator, OpenedLate
+from posgap.generation.generator import Generator, LazyGenerator
 from posgap.generation.served import AsServed, Changed
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.explored import explored_sweep
@@ -79,7 +79,7 @@ def _recorded(swept: Location) -> Iterator[Sweep]:
 
 
 @stage
-@goes_on()
+@resumable()
 def _sweep(config: SweepConfig, out: Path, run: Run) -> None:
     """Writes `sweep.json`, `predictions.jsonl`, `sweep.png`, `sweep.html` and `model_card.md`; of several lengths each
     into a folder of its own, and of all together `lengths.json`, `lengths.png` and `lengths.html`.
@@ -138,7 +138,7 @@ def _map(
     """Sweeps at each of several lengths, by one generator, and writes their map."""
     from posgap.measurement.length_pages import write_map  # matplotlib, for which a reused sweep need not wait
 
-    generator, evidence = OpenedLate(lambda: open_generator(config, at_each[0])), []
+    generator, evidence = LazyGenerator(lambda: open_generator(config, at_each[0])), []
     for build in at_each:
         assert build.fill
         of_length = config.model_copy(update={"lengths": [build.fill.length]})

@@ -9,7 +9,7 @@ from typing import Any
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
 from posgap.generation.backends import BACKENDS
 from posgap.generation.generator import Completion, Sampling
@@ -27,11 +27,11 @@ from posgap.tasks.responses import RESPONSES_FILE, TEACHER_FILE
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-MOST_WRONG = 256  # responses, one after the other from the first: who answers one in fifty begins so once in 176 times
+MAX_WRONG = 256  # responses, one after the other from the first: who answers one in fifty begins so once in 176 times
 
 
 @stage
-@goes_on()
+@resumable()
 def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
     """Writes `responses.jsonl`: each response's example by id and content, placement, text, token ids and correctness.
 
@@ -54,9 +54,9 @@ def teacher(config: TeacherConfig, out: Path, run: Run) -> None:
 
     def require_any_right(example: AnyExample, placement: Placement, completion: Completion) -> None:
         results.append(is_right(example, placement, completion))
-        if len(results) == MOST_WRONG and not any(results) and not config.keep_incorrect:
+        if len(results) == MAX_WRONG and not any(results) and not config.keep_incorrect:
             raise PosgapError(
-                f"{config.model}: none of the first {MOST_WRONG} responses at {where} is correct; there is nothing to "
+                f"{config.model}: none of the first {MAX_WRONG} responses at {where} is correct; there is nothing to "
                 "distil"
             )
 

@@ -10,12 +10,12 @@ from posgap.cluster.following import run
 from posgap.cluster.train_jobs import Job, connect
 from posgap.distillation.config import DistillConfig, TrainJobConfig
 from posgap.foundation import files
-from posgap.foundation.interruption import goes_on
+from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, is_uri
 from posgap.kfp_steps.launching import as_options
-from posgap.stages.frame import identity_of, lacking, record_of
+from posgap.stages.frame import identity_of, missing, record_of
 from posgap.storage.cache import MANIFEST, fetch
-from posgap.storage.folders import Kept, require_ours, send
+from posgap.storage.folders import ResumableFolder, require_ours, send
 from posgap.storage.inputs import Source, sources
 from posgap.storage.outputs import Folder
 from posgap.tracking.runs import PARENT_VARIABLE, PIPELINE_VARIABLE
@@ -28,7 +28,7 @@ _PASSED_ON = (
 )
 
 
-@goes_on()
+@resumable()
 def train_job(config: TrainJobConfig) -> Location:
     """Runs `posgap distill` as a TrainJob, and returns `config.out`: the same folder that `distill` would write here.
 
@@ -42,11 +42,11 @@ def train_job(config: TrainJobConfig) -> Location:
         require_ours(config.out, "distill")
         inputs = sources(distilled)
         identity = identity_of("distill", distilled, {field: record_of(source) for field, source in inputs.items()})
-        if not config.force and not lacking(config.out, identity):
+        if not config.force and not missing(config.out, identity):
             log.info("distill: %s is complete, reused", config.out)
             return config.out
         name = f"posgap-distill-{identity[:12]}"
-        place = Kept(f"{config.work}/{name}")
+        place = ResumableFolder(f"{config.work}/{name}")
         there = {field: _reachable(source, f"{place.uri}/{field}") for field, source in inputs.items()}
         there["out"] = str(config.out) if is_uri(config.out) else f"{place.uri}/out"
         run(connect(config.namespace), _job(config, name, distilled.model_dump(mode="json") | there))

@@ -62,8 +62,8 @@ def validate(config: ValidateConfig, out: Path, run: Run) -> None:
 
 def _remedy(config: ValidateConfig, report: dict[str, Any], examples: list[AnyExample]) -> str:
     """What to do where questions have too few documents, as those of the public file with the gold ones alone have."""
-    lacking = any(check["column"] == "n_docs" and not check["success"] for check in report["checks"])
-    if not lacking or not all(isinstance(example, Example) for example in examples):
+    missing = any(check["column"] == "n_docs" and not check["success"] for check in report["checks"])
+    if not missing or not all(isinstance(example, Example) for example in examples):
         return ""
     return (
         f": lower --n-docs, or draw distractors with `posgap data make qa --examples {config.examples} "

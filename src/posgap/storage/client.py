@@ -13,10 +13,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.foundation.patience import Patience, Waits, within
+from posgap.foundation.retries import RetryPolicy, Waits, within
 
-PATIENCE = Patience(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
-UNREACHED = Patience(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
+PATIENCE = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
+UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
 READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
 BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
 SLOWEST = 1 << 15  # bytes a second of a download, of which several go on side by side
@@ -120,10 +120,10 @@ class _Tries:
         context = self._adapter.create_retry_context(**asked)
         if not self._conditions.is_retryable(context):
             return None
-        patience = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else PATIENCE
+        retry_policy = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else PATIENCE
         since = context.request_context.setdefault("posgap_failing_since", time.monotonic())
-        seconds = patience.wait(context.attempt_number)
-        if time.monotonic() + seconds - since >= patience.seconds:
+        seconds = retry_policy.wait(context.attempt_number)
+        if time.monotonic() + seconds - since >= retry_policy.seconds:
             return None
         error = context.caught_exception
         reason = first_line(error).partition(" from endpoint URL")[0] if error else context.get_error_code()

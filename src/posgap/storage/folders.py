@@ -115,7 +115,7 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
     return {path / name: sha256 for name, sha256 in hashed.items()}
 
 
-class Kept:
+class ResumableFolder:
     """A folder of work under way, `folder` on this machine; where its location is in S3, kept there too.
 
     On this machine alone, `push`, `pull` and the like do nothing.
@@ -125,8 +125,8 @@ class Kept:
         self.uri = location if is_uri(location) else ""
         self.folder = twin(location, "work")
 
-    def __truediv__(self, name: str) -> "Kept":
-        below = Kept(self.folder / name)
+    def __truediv__(self, name: str) -> "ResumableFolder":
+        below = ResumableFolder(self.folder / name)
         below.uri = self.uri and f"{self.uri}/{name}"
         return below
 

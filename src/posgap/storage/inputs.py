@@ -178,7 +178,7 @@ def read_manifest(folder: Path) -> Manifest:
 def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
     """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
 
-    Work folders stay what they are; `posgap.storage.folders.Kept` sees to them.
+    Work folders stay what they are; `posgap.storage.folders.ResumableFolder` sees to them.
     """
     changed: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():

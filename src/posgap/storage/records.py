@@ -23,7 +23,7 @@ from posgap.storage.objects import get, put_if
 
 Record = dict[str, Any]
 LOOKS = 30  # at a record that others replace all the time
-LONGEST_WAIT = 0.5  # seconds between two of them
+MAX_WAIT = 0.5  # seconds between two of them
 _ID = "id"  # of a change, by which its writer knows it again
 
 
@@ -57,7 +57,7 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
         if put_if(place, _body(wanted), etag):
             _require_conditions(place, wanted)
             return wanted
-        time.sleep(random.uniform(0, LONGEST_WAIT))
+        time.sleep(random.uniform(0, MAX_WAIT))
     raise PosgapError(f"{place}: others replace it all the time; run the same command again")
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 from posgap.foundation.choices import Parameters
 from posgap.foundation.config import StageConfig
 from posgap.foundation.fields import RARE, Day, InputPath, ModelName, Values
-from posgap.tasks.fields import MOST_DOCS, ChatTemplateText, QuestionPlace, TaskName
+from posgap.tasks.fields import MAX_DOCS, ChatTemplateText, QuestionPlace, TaskName
 from posgap.tasks.registry import TASKS
 
 WORDED = (
@@ -66,7 +66,7 @@ class _Prompt(StageConfig):
     examples: InputPath = Field(description="file of examples, .jsonl or .jsonl.gz, or folder from `validate`")
     model: ModelName = Field(description="Hugging Face model folder, hub name, or models:/NAME@champion in MLflow")
     task: TaskName = Field("kv", description=WORDED)
-    n_docs: int = Field(20, ge=1, le=MOST_DOCS, description="documents in a prompt")
+    n_docs: int = Field(20, ge=1, le=MAX_DOCS, description="documents in a prompt")
     max_new_tokens: int = Field(0, ge=0, description="longest response, in tokens; 0: the task's own limit")
     question: Annotated[QuestionPlace, RARE] = Field("after", description=QUESTION)
     shuffle: Annotated[int, RARE] = Field(0, ge=0, description=SHUFFLE)

@@ -16,7 +16,7 @@ from posgap.tasks.registry import TASKS
 from posgap.tasks.task import BASELINES
 from posgap.tasks.task_file import ENDINGS, definition_of
 
-MOST_DOCS = 100_000
+MAX_DOCS = 100_000
 
 
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError, shortened
-from posgap.foundation.patience import within
+from posgap.foundation.retries import within
 from posgap.tasks.config import DATE, Prompting
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def read_examples(path: Path) -> list[AnyExample]:
 def numbered_examples(path: Path) -> list[tuple[int, AnyExample]]:
     """The examples that `read_examples` reads, each with its line, or its row in a table, from 1."""
     file = examples_file(path)
-    examples = list(told_apart(file, _parsed_lines(file)))
+    examples = list(with_unique_ids(file, _parsed_lines(file)))
     if not examples:
         raise PosgapError(f"{file}: holds no examples")
     return examples
@@ -82,7 +82,7 @@ def kind_of(row: Container[str]) -> type[AnyExample]:
     return KVExample if "records" in row else RankedExample if "passages" in row else Example
 
 
-def told_apart(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[tuple[int, AnyExample]]:
+def with_unique_ids(file: Path, examples: Iterable[tuple[int, AnyExample]]) -> Iterator[tuple[int, AnyExample]]:
     """Yields (line, example) as they come; raises `PosgapError` if one has the id of an earlier one.
 
     Results are kept by id, so two examples with the same id could not be told apart in them.

@@ -52,7 +52,7 @@ _TRUE, _FALSE = ("true", "yes", "relevant", "gold", "positive"), ("false", "no",
 
 
 @dataclass
-class Reading:
+class ImportReport:
     """What became of a log's questions: how many were left out for a reason, how many have relevant passages that were
     told by their id, label or an answer, how many relevant passages there are, how many others hold an answer, and how
     many of those were dropped."""
@@ -112,7 +112,7 @@ def ranked_examples(
     name: str,
     labels: Mapping[str, Labels] | None = None,
     relevance: Relevance | str = "",
-    reading: Reading | None = None,
+    report: ImportReport | None = None,
 ) -> Iterator[tuple[int, RankedExample]]:
     """Yields (number, example) of the (number, row) of a retrieval log or a trace, which `name` names.
 
@@ -122,12 +122,12 @@ def ranked_examples(
     the ids of relevant passages, the passages' labels, and the answers that they hold (both normalised). Of a trace the
     first retrieval for a question counts.
 
-    What cannot be asked is left out and counted in `reading`: questions without answers, without a relevant passage
-    among those that were retrieved, or, where relevance goes by answers, answered by yes or no. Without a `reading`
+    What cannot be asked is left out and counted in `report`: questions without answers, without a relevant passage
+    among those that were retrieved, or, where relevance goes by answers, answered by yes or no. Without a `report`
     that is logged, and it is an error if it was all. Raises `PosgapError` that names the row, and the field that is
     wrong.
     """
-    counted = Reading() if reading is None else reading
+    counted = ImportReport() if report is None else report
     for number, row in _questions(rows, name):
         example = _ranked(row, number, labels or {}, relevance, counted, f"{name}:{number}")
         if example is not None:
@@ -135,7 +135,7 @@ def ranked_examples(
             counted.relevant += len(example.gold)
             counted.answering += sum(holds_answer(document, example.answers) for document in example.distractors)
             yield number, example
-    if reading is None:
+    if report is None:
         if not counted.relevant:
             raise PosgapError(f"{name}: no question can be asked: {'; '.join(counted.sentences()) or 'there is none'}")
         for sentence in counted.sentences():
@@ -143,12 +143,12 @@ def ranked_examples(
 
 
 def without_answering(
-    examples: Iterable[tuple[int, RankedExample]], reading: Reading
+    examples: Iterable[tuple[int, RankedExample]], report: ImportReport
 ) -> Iterator[tuple[int, RankedExample]]:
-    """The examples without the passages that are not relevant and yet hold an answer, counted in `reading`."""
+    """The examples without the passages that are not relevant and yet hold an answer, counted in `report`."""
     for number, example in examples:
         kept = [p for p in example.passages if p.relevant or not holds_answer(p.document, example.answers)]
-        reading.dropped += len(example.passages) - len(kept)
+        report.dropped += len(example.passages) - len(kept)
         yield number, example.model_copy(update={"passages": kept})
 
 
@@ -157,7 +157,7 @@ def _ranked(
     number: int,
     labels: Mapping[str, Labels],
     relevance: str,
-    reading: Reading,
+    report: ImportReport,
     where: str,
 ) -> RankedExample | None:
     question = _question(row)
@@ -166,16 +166,16 @@ def _ranked(
     retrieved = list(_passages(row, where))
     answers, ids = labels.get(_key(question)) or Labels(_answers(row, where), _relevant_ids(row, where))
     if not answers:
-        reading.left_out["without answers (columns `answers` or `ground_truth`, or a file given as --answers)"] += 1
+        report.left_out["without answers (columns `answers` or `ground_truth`, or a file given as --answers)"] += 1
         return None
     by = relevance or (
         "id" if ids is not None else "label" if any(p.label is not None for p in retrieved) else "answer"
     )
     if by == "id" and (ids is None or not any(passage.id for passage in retrieved)):
-        lacking = "ids of relevant passages (`relevant_ids`)" if ids is None else "passages with an id"
-        raise PosgapError(f"{where}: relevance goes by id, but the row has no {lacking}")
+        missing = "ids of relevant passages (`relevant_ids`)" if ids is None else "passages with an id"
+        raise PosgapError(f"{where}: relevance goes by id, but the row has no {missing}")
     if by == "answer" and all(normalize(answer) in ("yes", "no") for answer in answers):
-        reading.left_out["answered by yes or no, which tells nothing of passages: they need labels or ids"] += 1
+        report.left_out["answered by yes or no, which tells nothing of passages: they need labels or ids"] += 1
         return None
     passages: dict[tuple[str, str], Passage] = {}
     for each in retrieved:
@@ -183,7 +183,7 @@ def _ranked(
         passage = Passage(title=each.title, text=each.text, score=each.score, relevant=relevant, id=each.id)
         passages.setdefault((each.title, each.text), passage)
     if not any(passage.relevant for passage in passages.values()):
-        reading.left_out["without a relevant passage among those that were retrieved"] += 1
+        report.left_out["without a relevant passage among those that were retrieved"] += 1
         return None
     name = _first(row, ("id", *QUESTION_IDS))
     return RankedExample(

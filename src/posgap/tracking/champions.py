@@ -55,10 +55,10 @@ class Change(BaseModel):
 def in_turn(name: str, work: "Callable[[Lease, Change | None], leases.T]") -> leases.T:
     """What `work` returns, which is called under the lease of a registered model, after what others left half done was
     completed: that change is its second argument."""
-    return leases.in_turn(name, lambda lease: work(lease, heal(lease)))
+    return leases.in_turn(name, lambda lease: work(lease, repair(lease)))
 
 
-def under(model: "RegisteredModel", alias: str) -> str:
+def alias_version(model: "RegisteredModel", alias: str) -> str:
     """The version that an alias stands for; empty where there is none."""
     return str(model.aliases.get(alias, ""))
 
@@ -78,7 +78,7 @@ def rolled_back(model: "RegisteredModel") -> set[str]:
     return {version for version, by_rollback in ended.items() if by_rollback}
 
 
-def move(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:
+def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:
     """Makes a version the champion. The alias `previous` comes to stand for `previous`, or for none where it is empty.
 
     The champion is never without a version meanwhile.
@@ -89,7 +89,7 @@ def move(lease: Lease, version: str, why: str, previous: str = "", run: str = ""
     return change
 
 
-def heal(lease: Lease) -> Change | None:
+def repair(lease: Lease) -> Change | None:
     """Mends what an earlier process, or a hand, left behind; returns the change that it completed, if there was one.
 
     A change that was under way is completed. A champion that was deleted is followed by the previous one. An alias
@@ -101,11 +101,11 @@ def heal(lease: Lease) -> Change | None:
     for alias, version in _overwritten(lease, model).items():
         lease.set_alias(alias, version)
     model = lease.read()
-    champion, previous, recorded = under(model, CHAMPION), under(model, PREVIOUS), changes(model)
+    champion, previous, recorded = alias_version(model, CHAMPION), alias_version(model, PREVIOUS), changes(model)
     last = str(recorded[-1].get("version", "")) if recorded else ""
     if not champion and last and previous and not _is_there(lease.name, last):
         log.warning("%s: its champion, version %s, was deleted; version %s follows", lease.name, last, previous)
-        move(lease, previous, f"version {last} was deleted", _before(lease.name, recorded, {previous}))
+        set_champion(lease, previous, f"version {last} was deleted", _before(lease.name, recorded, {previous}))
     elif champion and last and champion != last:
         change = _change(model, champion, previous, ELSEWHERE, before=last)
         lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
@@ -126,7 +126,7 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
     if (
         change
         and _moment(change.tag) > max([0, *(moment for moment, _ in _recorded(model))])
-        and under(model, CHAMPION) in (change.before, change.version)
+        and alias_version(model, CHAMPION) in (change.before, change.version)
         and _is_there(lease.name, change.version)
     ):
         log.warning("%s: an earlier command broke off; making version %s the champion", lease.name, change.version)
@@ -138,11 +138,11 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
 
 def _complete(lease: Lease, change: Change) -> None:
     meant = {PREVIOUS: change.previous, CHAMPION: change.version}
-    while wrong := [alias for alias, version in meant.items() if under(lease.read(), alias) != version]:
+    while wrong := [alias for alias, version in meant.items() if alias_version(lease.read(), alias) != version]:
         for alias in wrong:
             lease.set_alias(alias, meant[alias])
             lease.read()
-        lease.settle()
+        lease.await_inflight()
     lease.write(lambda client: client.set_registered_model_tag(lease.name, change.tag, change.record()))
     lease.write(lambda client: client.delete_registered_model_tag(lease.name, UNDER_WAY))
 
@@ -154,7 +154,7 @@ def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
     last = recorded[-1]
     meant = {alias: str(last[key]) for alias, key in ((CHAMPION, "version"), (PREVIOUS, "previous")) if key in last}
     return {alias: meant[alias] for alias, version in lease.stale.items()
-            if alias in meant and under(model, alias) == version != meant[alias]}  # fmt: skip
+            if alias in meant and alias_version(model, alias) == version != meant[alias]}  # fmt: skip
 
 
 def _change(
@@ -166,7 +166,7 @@ def _change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
         at=datetime.fromtimestamp(milliseconds / 1000, UTC).strftime(WHEN),
         version=version,
-        before=under(model, CHAMPION) if before is None else before,
+        before=alias_version(model, CHAMPION) if before is None else before,
         previous=previous,
         why=why,
         run=run,

@@ -72,11 +72,11 @@ def rollback(config: RollbackConfig) -> None:
         # The same command, which was killed, was completed now: once is enough.
         if completed and completed.why == why:
             return completed
-        former, target = (champions.under(lease.read(), alias) for alias in (CHAMPION, PREVIOUS))
+        former, target = (champions.alias_version(lease.read(), alias) for alias in (CHAMPION, PREVIOUS))
         if not former or not target:
             missing = PREVIOUS if former else CHAMPION
             raise PosgapError(f"{config.name}: no version has the alias `{missing}`; there is nothing to go back to")
-        return champions.move(lease, target, why, former)
+        return champions.set_champion(lease, target, why, former)
 
     change = champions.in_turn(config.name, back)
     again, previous = change.version, change.previous

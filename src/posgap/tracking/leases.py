@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.tracking.server import ONCE, Refused, TrackingError, address, ask
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ FLAG = "posgap.lease."  # beginning of the tags of a registered model that are f
 CHOOSING = "choosing"  # stands in a flag where the number will be
 VARIABLE = "POSGAP_LEASE_SECONDS"
 SECONDS = 120.0  # without a change of its flag, after which a holder is dead
-LEAST, MOST = 1.0, 3600.0  # that a flag may say
-LEAST_PAUSE = 0.5  # seconds between two looks at the others
+MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0  # that a flag may say
+MIN_PAUSE = 0.5  # seconds between two looks at the others
 WAIT = 1800.0  # seconds that one process waits for the others
-WRITING = Patience(seconds=60, longest_wait=5)  # of a change under the lease
+WRITING = RetryPolicy(seconds=60, longest_wait=5)  # of a change under the lease
 LOST_AT_MOST = 3  # times, for one piece of work
 
 
@@ -98,7 +98,7 @@ class Lease:
         else:
             self.write(lambda client: client.delete_registered_model_alias(self.name, alias))
 
-    def settle(self) -> None:
+    def await_inflight(self) -> None:
         """Waits until nothing is under way any more that was asked for and not answered, and may yet be done."""
         if (seconds := self.quiet_at - now()) > 0:
             log.info(
@@ -125,10 +125,10 @@ class Lease:
     def release(self) -> None:
         """Gives the lease back, once nothing of what was done under it is still under way."""
         try:
-            self.settle()
+            self.await_inflight()
             self._over.set()
             self._beating.join()
-            self.settle()
+            self.await_inflight()
             for flag in [flag for flag in self._model().tags if self._is_own(flag)]:
                 self._remove(flag)
         except TrackingError as error:
@@ -159,7 +159,7 @@ class Lease:
     def _send(
         self,
         call: "Callable[[MlflowClient], T]",
-        patience: Patience,
+        retry_policy: RetryPolicy,
         seconds: float,
         check: Callable[[], None] = lambda: None,
     ) -> T:
@@ -173,7 +173,7 @@ class Lease:
 
         answered = False
         try:
-            answer = ask(attempt, patience, seconds)
+            answer = ask(attempt, retry_policy, seconds)
             answered = True
             return answer
         except Refused:
@@ -202,12 +202,12 @@ class Lease:
     def _remove(self, flag: str) -> None:
         self._send(partial(_take_down, name=self.name, flag=flag), WRITING, self.seconds / 4)
 
-    def _show(self, patience: Patience, seconds: float) -> None:
+    def _show(self, retry_policy: RetryPolicy, seconds: float) -> None:
         """Writes the flag, with another value than before."""
         self._beats += 1
         value = json.dumps({"by": _process(), "seconds": self.seconds, "beat": self._beats})
         sent, flag = now(), self._flag
-        self._send(lambda client: client.set_registered_model_tag(self.name, flag, value), patience, seconds)
+        self._send(lambda client: client.set_registered_model_tag(self.name, flag, value), retry_policy, seconds)
         self._holds_until = sent + self.seconds / 2
 
     def _beat(self) -> None:
@@ -247,7 +247,7 @@ class Lease:
             raise PosgapError(f"{self.name}: {holder} has held its lease for {WAIT:.0f} s; run this again later")
         if self._flag and now() > self._holds_until:
             raise Lost(f"{self.name}: MLflow was not reached for too long to wait for the lease; run this again")
-        time.sleep(max(LEAST_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
+        time.sleep(max(MIN_PAUSE, self.seconds / 60) * random.uniform(0.5, 1.0))
 
 
 def _take_down(client: "MlflowClient", name: str, flag: str) -> None:
@@ -280,7 +280,7 @@ def in_turn(name: str, work: Callable[[Lease], T]) -> T:
                 raise
             log.warning("%s", error)
             lease = Lease(name, stale=lease.stale | lease.aliases, quiet_at=lease.quiet_at)
-            lease.settle()
+            lease.await_inflight()
     raise AssertionError  # the loop has returned or raised
 
 
@@ -293,7 +293,7 @@ def _holder(value: str) -> tuple[str, float]:
     """Who wrote a flag, and after how many seconds without a change it has expired."""
     try:
         holder: Any = json.loads(value)
-        return str(holder["by"]), min(MOST, max(LEAST, float(holder["seconds"])))
+        return str(holder["by"]), min(MAX_SECONDS, max(MIN_SECONDS, float(holder["seconds"])))
     except (ValueError, LookupError, TypeError):
         return "somebody", SECONDS
 
@@ -321,6 +321,8 @@ def _seconds() -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not LEAST <= seconds <= MOST:
-        raise PosgapError(f"{VARIABLE}: {text!r} is no number of seconds from {LEAST:.0f} to {MOST:.0f}; correct it")
+    if not MIN_SECONDS <= seconds <= MAX_SECONDS:
+        raise PosgapError(
+            f"{VARIABLE}: {text!r} is no number of seconds from {MIN_SECONDS:.0f} to {MAX_SECONDS:.0f}; correct it"
+        )
     return seconds

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from posgap.foundation import files
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.storage.datasets import Dataset
 from posgap.tracking.parents import PARENT_TAG, parent_of
 from posgap.tracking.server import BYTES_PER_SECOND, Refused, ask, experiment_id, shown_as_training, upload
@@ -164,14 +164,14 @@ class Outbox:
                 self.pending[number] = kept = Entry(file=name, folder=entry.folder)
                 self._write(kept)
 
-    def send(self, patience: Patience, seconds: float) -> None:
+    def send(self, retry_policy: RetryPolicy, seconds: float) -> None:
         """Tells MLflow the next thing; a try may take so many seconds, and more for an upload.
 
         Raises `Unanswered` or `Refused`. What MLflow will never take is left out, with a warning.
         """
         size, entry = self._next()
         try:
-            self._tell(entry, patience, seconds)
+            self._tell(entry, retry_policy, seconds)
         except Refused as error:
             opens = isinstance(entry, Entry) and entry.open
             if opens or not error.is_wrong:
@@ -213,18 +213,18 @@ class Outbox:
             together, size = entry.model_copy(update={"metrics": metrics}), size + 1
         return (size, together) if together else (1, self.pending[0])
 
-    def _tell(self, entry: Entry | Upload, patience: Patience, seconds: float) -> None:
+    def _tell(self, entry: Entry | Upload, retry_policy: RetryPolicy, seconds: float) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         if isinstance(entry, Upload) or entry.file:
             path = entry.path if isinstance(entry, Upload) else self._copy_of(entry.file)
             more = path.stat().st_size / BYTES_PER_SECOND
-            patience = replace(patience, seconds=patience.seconds + more)
-            ask(lambda client: upload(client, self.run_id, path, entry.folder), patience, seconds + more)
+            retry_policy = replace(retry_policy, seconds=retry_policy.seconds + more)
+            ask(lambda client: upload(client, self.run_id, path, entry.folder), retry_policy, seconds + more)
             return
 
         if entry.open:
-            self.run_id = ask(self._open, patience, seconds)
+            self.run_id = ask(self._open, retry_policy, seconds)
             self._write(Entry(id=self.run_id))
             return
 
@@ -246,7 +246,7 @@ class Outbox:
                 client.set_terminated(self.run_id, entry.end, entry.time)
                 self._delete_twins(client)
 
-        ask(tell, patience, seconds)
+        ask(tell, retry_policy, seconds)
 
     def _open(self, client: "MlflowClient") -> str:
         """The run's id: of the one that was joined, of one that is there already, or of a new one."""

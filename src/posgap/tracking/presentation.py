@@ -11,7 +11,7 @@ from posgap.measurement.model_card import position_gap, write_model_card
 from posgap.measurement.sweeps import Sweep
 from posgap.tasks.positions import format_positions
 from posgap.tracking.runs import Run
-from posgap.tracking.server import MOST_CHARACTERS, TrackingError, ask
+from posgap.tracking.server import MAX_CHARACTERS, TrackingError, ask
 from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
     # Lists of versions show the first line, as it is.
     head = f"Gap {_with_interval(sweep.gap, sweep.gap_ci95)}, mean {_with_interval(sweep.mean, sweep.mean_ci95)}."
     picture = f"![Accuracy at each position](get-artifact?run_uuid={run.id}&path={CURVE_FILE})"
-    text = f"{head}\n\n{position_gap(sweep)}\n{picture}\n"[:MOST_CHARACTERS]
+    text = f"{head}\n\n{position_gap(sweep)}\n{picture}\n"[:MAX_CHARACTERS]
     source = ""
     try:
         source = ask(lambda client: client.update_model_version(name, version, text)).source or ""

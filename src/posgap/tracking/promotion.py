@@ -90,14 +90,14 @@ def crown(
         _tag(lease, version, tags)
         registered = lease.read()
         winner = best_of_run(registered, version, tags.get(PIPELINE_TAG, ""))
-        former, previous = (champions.under(registered, alias) for alias in (CHAMPION, PREVIOUS))
+        former, previous = (champions.alias_version(registered, alias) for alias in (CHAMPION, PREVIOUS))
         if former == winner:
             return Place(version, CHAMPION if version == winner else "", winner)
         if approval and not _approver(name, winner):
             lease.set_alias(CHALLENGER, winner)
             return Place(version, CHALLENGER if version == winner else "", former)
         stays = bool(former) and is_of_this_run(numbered(name, former)) and previous != winner
-        champions.move(lease, winner, "promoted", previous if stays else former, run=run.id)
+        champions.set_champion(lease, winner, "promoted", previous if stays else former, run=run.id)
         return Place(version, CHAMPION if version == winner else "", winner)
 
     return champions.in_turn(name, decide)
@@ -114,7 +114,7 @@ def approve(config: ApproveConfig) -> None:
 
     def decide(lease: Lease, _: Change | None) -> None:
         registered = lease.read()
-        champion, challenger = (champions.under(registered, alias) for alias in (CHAMPION, CHALLENGER))
+        champion, challenger = (champions.alias_version(registered, alias) for alias in (CHAMPION, CHALLENGER))
         if champion == version and _approver(name, version):
             return
         if challenger != version:
@@ -122,7 +122,7 @@ def approve(config: ApproveConfig) -> None:
             raise PosgapError(f"{name} version {version}: has not the alias `{CHALLENGER}` ({there}); promote it first")
         lease.write(methodcaller("set_model_version_tag", name, version, APPROVED, user()))
         _promote_approved(lease)
-        if champions.under(lease.read(), CHAMPION) != version:
+        if champions.alias_version(lease.read(), CHAMPION) != version:
             raise PosgapError(
                 f"{name} version {version}: was judged against another champion than version {champion}; promote it "
                 "again with --gate-again FOLDER"
@@ -136,7 +136,7 @@ def approve(config: ApproveConfig) -> None:
 def _promote_approved(lease: Lease) -> None:
     """Makes the challenger the champion, if it is approved and was judged against the champion of today."""
     registered = lease.read()
-    champion, challenger = (champions.under(registered, alias) for alias in (CHAMPION, CHALLENGER))
+    champion, challenger = (champions.alias_version(registered, alias) for alias in (CHAMPION, CHALLENGER))
     if not challenger or not (approver := _approver(lease.name, challenger)):
         return
     if champion != challenger:
@@ -146,7 +146,7 @@ def _promote_approved(lease: Lease) -> None:
             log.warning("%s: challenger %s was judged against another champion", lease.name, challenger)
             return
         run = numbered(lease.name, challenger).tags.get(PROMOTION_RUN, "")
-        champions.move(lease, challenger, f"approved by {approver}", champion, run)
+        champions.set_champion(lease, challenger, f"approved by {approver}", champion, run)
     lease.set_alias(CHALLENGER, "")
 
 
@@ -158,9 +158,9 @@ def _approver(name: str, version: str) -> str:
 def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
     """Gives a version those of the tags that it has not."""
     there = numbered(lease.name, version).tags
-    lacking = [key for key in tags if there.get(key) != tags[key]]
+    missing = [key for key in tags if there.get(key) != tags[key]]
     # That it is a candidate is said last: whoever compares it reads the others.
-    for key in sorted(lacking, key=_OF_CANDIDATES.__contains__):
+    for key in sorted(missing, key=_OF_CANDIDATES.__contains__):
         lease.write(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
@@ -218,7 +218,7 @@ def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> st
         client.create_model_version(lease.name, uri, run.id, dict(tags), await_creation_for=30, model_id=logged)
 
     lease.write(make)
-    lease.settle()
+    lease.await_inflight()
     aliased = {str(number) for number in lease.read().aliases.values()}
     there = tagged(lease.name, DIGEST, tags[DIGEST])
     version, *twins = sorted(there, key=lambda version: str(version.version) not in aliased)

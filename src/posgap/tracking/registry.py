@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import registered_name
-from posgap.foundation.patience import Patience
+from posgap.foundation.retries import RetryPolicy
 from posgap.tracking import flavor
 from posgap.tracking.champions import CHAMPION, PREVIOUS
 from posgap.tracking.runs import PIPELINE_TAG, pipeline_run
-from posgap.tracking.server import MOST_CHARACTERS, Refused, ask, tries_of_mlflow
+from posgap.tracking.server import MAX_CHARACTERS, Refused, ask, tries_of_mlflow
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +26,7 @@ PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a ve
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 EVIDENCE = "posgap.evidence"  # tag: sha256 of the file with the digests of all that admitted a version
 WATCHED = "posgap.watched"  # tag: when and how a version was last found on fresh data
-SEVERAL = Patience(tries=3, longest_wait=10)  # for what is done with a whole model
+SEVERAL = RetryPolicy(tries=3, longest_wait=10)  # for what is done with a whole model
 # In what MLflow says where files did not come, for whatever reason.
 _IN_PART = ("failures occurred while downloading", "please ensure that the path is correct")
 
@@ -117,8 +117,8 @@ def numbered(name: str, number: str) -> "ModelVersion":
 
 def set_policy(name: str, text: str) -> None:
     """Keeps the text of a policy on a registered model, which is made where there is none yet."""
-    if len(text) > MOST_CHARACTERS:
-        raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MOST_CHARACTERS}")
+    if len(text) > MAX_CHARACTERS:
+        raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MAX_CHARACTERS}")
     if registered_model(name) is None:
         create(name)
     ask(lambda client: client.set_registered_model_tag(name, POLICY, text))

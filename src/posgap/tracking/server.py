@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.patience import Passing, Patience, Waits, retrying, within
 from posgap.foundation.redaction import redacted, without_user
+from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying, within
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,11 +38,11 @@ EXPERIMENT = "posgap"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # as which MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
 OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may have to make
-MOST_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
+MAX_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
 BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
-VERB = Patience(seconds=60, longest_wait=10)  # of a command that is nothing without the server
-STAGE = Patience(seconds=15, longest_wait=5)  # of a stage, which has other things to do
-ONCE = Patience(tries=1)
+VERB = RetryPolicy(seconds=60, longest_wait=10)  # of a command that is nothing without the server
+STAGE = RetryPolicy(seconds=15, longest_wait=5)  # of a stage, which has other things to do
+ONCE = RetryPolicy(tries=1)
 _PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
             "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED"}  # fmt: skip
 _MISSING = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"}
@@ -89,7 +89,7 @@ def address() -> str:
     return without_user(mlflow.get_tracking_uri())
 
 
-def ask(call: "Callable[[MlflowClient], T]", patience: Patience = VERB, seconds: float = CALL_SECONDS) -> T:
+def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS) -> T:
     """What `call` returns, which is given MLflow's client and may be called several times.
 
     Each try may take so many `seconds`, and all together as long as the patience lasts. Raises `Unanswered` or
@@ -102,15 +102,15 @@ def ask(call: "Callable[[MlflowClient], T]", patience: Patience = VERB, seconds:
     began = time.monotonic()
 
     def once() -> T:
-        left = patience.seconds - (time.monotonic() - began)
+        left = retry_policy.seconds - (time.monotonic() - began)
         try:
             return within(min(limit, max(left, seconds / 10)), lambda: call(_client()))
         except Exception as error:
             raise _explained(error, uri) from None
 
     try:
-        return retrying(patience, Waits(f"MLflow at {uri}"))(once)
-    except Passing as error:
+        return retrying(retry_policy, Waits(f"MLflow at {uri}"))(once)
+    except TransientError as error:
         raise Unanswered(f"MLflow at {uri}: {error}") from None
 
 
@@ -229,7 +229,7 @@ def make_ready(file: Path) -> None:
 
 
 def _explained(error: Exception, uri: str) -> Exception:
-    """What MLflow's client raises, as a `Passing`, or as the `PosgapError` that it is for good."""
+    """What MLflow's client raises, as a `TransientError`, or as the `PosgapError` that it is for good."""
     import requests
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
@@ -253,15 +253,17 @@ def _explained(error: Exception, uri: str) -> Exception:
             user = f"the log-in {name}" if name else "a request without a log-in"
             return Refused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)
         if error.error_code in _PASSING:
-            return Passing(reason)
+            return TransientError(reason)
         return Refused(f"MLflow at {uri}: {reason}", error.error_code)
     if isinstance(error, requests.HTTPError) and error.response is not None:
         status = error.response.status_code
-        return Passing(reason) if status in (408, 429) or status >= 500 else Refused(f"MLflow at {uri}: {reason}")
+        return (
+            TransientError(reason) if status in (408, 429) or status >= 500 else Refused(f"MLflow at {uri}: {reason}")
+        )
     if isinstance(error, FileNotFoundError):
         return Refused(f"{error.filename}: is not there any more", "INVALID_PARAMETER_VALUE")
     if isinstance(error, OSError | OperationalError | json.JSONDecodeError):
-        return Passing(reason)
+        return TransientError(reason)
     return Refused(f"MLflow at {uri}: {reason}")
 
 

@@ -4,7 +4,7 @@ import logging
 
 from posgap.foundation.printing import RESULT
 from posgap.measurement.lengths import LengthMap
-from posgap.measurement.reading import p_value
+from posgap.measurement.summary import p_value
 from posgap.measurement.sweeps import Sweep
 from posgap.tracking.runs import Run
 
@@ -39,7 +39,7 @@ def log_lengths(lengths: LengthMap, run: Run) -> None:
     ends = {"effective_length_low": effective.low, "effective_length_high": effective.high}
     run.metrics({"effective_length": effective.tokens} | ends)
     run.label(lengths.label)
-    for sentence in lengths.reading():
+    for sentence in lengths.summary_text():
         log.log(RESULT, "%s: %s", lengths.label, sentence)
 
 

@@ -108,7 +108,7 @@ def _fallen(sweep: Sweep, swept: SweptVersion, tolerance: float) -> str:
 def _figures(verdict: Verdict) -> str:
     """The rules' figures that decided, in a line: those that were not passed, else all."""
     rulings = [ruling for ruling in verdict.rules if not ruling.passed] or verdict.rules
-    return "; ".join([*map(against, rulings), *verdict.lacking])
+    return "; ".join([*map(against, rulings), *verdict.evidence_gaps])
 
 
 def _start(form: Mapping[str, Any], namespace: str) -> str:

@@ -7,7 +7,7 @@ from posgap.tasks.positions import format_positions
 SIGNED = "+.1f"
 
 
-def reading(sweep: Sweep) -> list[str]:
+def summary_text(sweep: Sweep) -> list[str]:
     """Sentences with the figures that matter and their intervals."""
     place = "gold documents" if sweep.by_category else "gold document"
     sentences = [

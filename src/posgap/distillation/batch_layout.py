@@ -15,7 +15,7 @@ A_SHARED_TOKEN = 1 / 4
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchLayout:
     """How the rows of a step are read: `groups` of micro-batches, as the engine needs them, of `bundles` of rows.
 
     Bundles hold indices of rows, and micro-batches those of bundles. If `shared`, the rows of a bundle share what they
@@ -46,18 +46,20 @@ class Reading:
         return part.is_least and all(len(self.bundles[bundle]) == 1 for bundle in part.rows)
 
 
-def singly(together: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int) -> Reading:
+def without_sharing(
+    together: Sequence[Hashable | None], lengths: Sequence[int], world: int, most_tokens: int
+) -> BatchLayout:
     """Every row by itself, padded to those beside it; `together` has the keys of rows that are weighed together."""
-    return Reading([(row,) for row in range(len(lengths))], in_groups(together, lengths, world, most_tokens), False)
+    return BatchLayout([(row,) for row in range(len(lengths))], in_groups(together, lengths, world, most_tokens), False)
 
 
-def sharing(
+def with_shared_prefixes(
     together: Sequence[Hashable | None],
     examples: Sequence[Hashable],
     prompts: Sequence[Sequence[int]],
     world: int,
     most_tokens: int,
-) -> Reading:
+) -> BatchLayout:
     """The rows of one of `examples` in bundles of at most `most_tokens` tokens; those without a key in `together` are
     beside the others of their example, or not, whichever takes fewer tokens in all."""
     ways = []
@@ -65,7 +67,7 @@ def sharing(
         kinds = [(example, apart and key is None) for example, key in zip(examples, together)]
         bundles, lengths = _bundles(kinds, prompts, most_tokens)
         groups = in_groups(_keys(together, bundles), lengths, world, most_tokens, padded=False)
-        ways.append(Reading(bundles, groups, True))
+        ways.append(BatchLayout(bundles, groups, True))
     return min(ways, key=lambda way: way.tokens)
 
 

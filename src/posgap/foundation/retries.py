@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Passing(Exception):
+class TransientError(Exception):
     """What may go right when it is tried again; the server asked for `wait` seconds before that."""
 
     def __init__(self, complaint: str, wait: float = 0.0):
@@ -27,7 +27,7 @@ class Passing(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long faults are borne: for `tries` tries, or until `seconds` have passed since the first of them began.
 
     The waits between tries double from `first_wait` to `longest_wait` seconds; each is shortened at random, by half
@@ -70,28 +70,28 @@ class Waits:
         )  # fmt: skip
 
 
-def retrying(patience: Patience, waits: Waits) -> tenacity.Retrying:
-    """Calls what it is called with until that raises no `Passing`, or the patience is at an end: then the last
-    `Passing` is raised."""
-    return tenacity.Retrying(**_policy(patience, waits))
+def retrying(retry_policy: RetryPolicy, waits: Waits) -> tenacity.Retrying:
+    """Calls what it is called with until that raises no `TransientError`, or the patience is at an end: then the last
+    `TransientError` is raised."""
+    return tenacity.Retrying(**_policy(retry_policy, waits))
 
 
-def retrying_async(patience: Patience, waits: Waits) -> tenacity.AsyncRetrying:
+def retrying_async(retry_policy: RetryPolicy, waits: Waits) -> tenacity.AsyncRetrying:
     """The same for coroutines."""
-    return tenacity.AsyncRetrying(**_policy(patience, waits))
+    return tenacity.AsyncRetrying(**_policy(retry_policy, waits))
 
 
-def _policy(patience: Patience, waits: Waits) -> dict[str, Any]:
+def _policy(retry_policy: RetryPolicy, waits: Waits) -> dict[str, Any]:
     def asked(state: tenacity.RetryCallState) -> float:
         return getattr(_fault(state), "wait", 0.0)
 
     def stop(state: tenacity.RetryCallState) -> bool:
         passed = (state.seconds_since_start or 0.0) + state.upcoming_sleep
-        return state.attempt_number >= patience.tries or passed >= patience.seconds
+        return state.attempt_number >= retry_policy.tries or passed >= retry_policy.seconds
 
     return {
-        "retry": tenacity.retry_if_exception_type(Passing),
-        "wait": lambda state: patience.wait(state.attempt_number, asked(state)),
+        "retry": tenacity.retry_if_exception_type(TransientError),
+        "wait": lambda state: retry_policy.wait(state.attempt_number, asked(state)),
         "stop": stop,
         "before_sleep": lambda state: waits.add(str(_fault(state)), state.upcoming_sleep, asked(state)),
         "reraise": True,
