@@ -25,7 +25,7 @@ from posgap.foundation.tables import markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import save_model
-from posgap.models.rounding import Kept, stochastic
+from posgap.models.rounding import UpdateRetention, stochastic
 
 OFFSETS = (0, 4, 8, 12)
 POSITIONS = (1, 3, 6, 10, 14, 18, 20)
@@ -60,7 +60,7 @@ def swept(bench: Bench, name: str, weights: State) -> Sweep:
     return read_sweep(bench.swept(out, name, positions=POSITIONS))
 
 
-def row(name: list[str], sweep: Sweep, kept: Kept | None = None) -> list[str]:
+def row(name: list[str], sweep: Sweep, kept: UpdateRetention | None = None) -> list[str]:
     shares = [f"{100 * kept.update:.1f} %", f"{100 * kept.numbers:.1f} %"] if kept else ["", ""]
     return [*name, *shares, *scores(sweep)]
 
@@ -82,7 +82,7 @@ def rows(bench: Bench) -> list[list[str]]:
         lines.append(row([str(offset), "base", "nearest"], swept(bench, f"base-{offset}", stored)))
         moved = {name: weight.float() + (after[name] - base[name]) for name, weight in stored.items()}
         for how, rounded in ROUNDINGS.items():
-            weights, kept = rounded(moved), Kept()
+            weights, kept = rounded(moved), UpdateRetention()
             for name in moved:
                 kept.add(stored[name].float(), moved[name], weights[name].float())
             sweep = swept(bench, f"{how.replace(' ', '-')}-{offset}", weights)

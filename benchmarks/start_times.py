@@ -31,7 +31,7 @@ import click
 from report import conclude
 
 from posgap.cli.main import build
-from posgap.cli.verbs import STAGES, words
+from posgap.cli.verbs import STAGES, TYPED
 from posgap.foundation.tables import markdown
 from posgap.stages import frame as stage
 from posgap.tasks.examples import KVExample
@@ -145,7 +145,7 @@ def commands(folder: Path, address: str) -> Iterator[tuple[str, str, list[str], 
         given = {field: str(examples if field in ("examples", "texts") else folder / "folder") for field in inputs}
         complete(name, given | {"out": str(folder / name)})
         asked = [word for field, value in given.items() for word in (f"--{field}", value)]
-        yield "reused", " ".join(words(name)), [*words(name), *asked, "--out", str(folder / name)], False
+        yield "reused", TYPED[name], [*TYPED[name].split(), *asked, "--out", str(folder / name)], False
     asked = ["sweep", "--backend", "openai", "--model", "m", "--base-url", address, "--examples", str(examples)]
     asked += ["--n-docs", "3", "--out", str(folder / "swept"), "--force"]
     yield "an endpoint", "sweep, without tracking", asked, True

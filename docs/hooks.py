@@ -11,10 +11,10 @@ from mkdocs.structure.files import File, Files
 from posgap.cli.main import build
 from posgap.distillation.recipes import RECIPES
 from posgap.foundation.config import Config
+from posgap.foundation.tables import markdown
 from posgap.pipelines import forms
 from posgap.pipelines.config import WatchFormConfig
 from posgap.preflight.config import PreflightConfig
-from posgap.tables import markdown
 
 _MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "tables"  # written by the scripts beside it
 _OUTSIDE = re.compile(r"\]\(\.\./([^)]+)\)")

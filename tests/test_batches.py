@@ -10,7 +10,7 @@ from conftest import answered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.distillation.batches import Batch, Row, advantageous_rows, pair_up, plan, share, with_gold
+from posgap.distillation.batches import Batch, Row, advantageous_rows, pair_up, plan, rows_of_rank, with_gold
 from posgap.distillation.objectives import R1
 from posgap.foundation.errors import PosgapError
 from posgap.tasks.placements import Placement
@@ -110,7 +110,7 @@ def test_more_placements_than_there_are_is_refused():
 
 @given(st.lists(st.integers(), min_size=1, max_size=20), st.integers(1, 6))
 def test_processes_share_a_step_evenly(rows, world):
-    shared = [share(rows, rank, world) for rank in range(world)]
+    shared = [rows_of_rank(rows, rank, world) for rank in range(world)]
     assert len(set(map(len, shared))) == 1
     interleaved = [row for column in zip(*shared) for row in column]
     assert interleaved[: len(rows)] == rows and len(interleaved) < len(rows) + world

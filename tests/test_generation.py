@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config
 
 from posgap.generation.batching import LOOK_AHEAD, batches, group_batches, reading_order, shared_lengths
-from posgap.generation.endings import Reading
+from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Sampling, complete, complete_groups
 from posgap.generation.prefix_cache import can_reuse_prefixes
 from posgap.generation.transformers import TransformersGenerator
@@ -167,7 +167,7 @@ def test_reuse_reads_about_half(tokenizer, monkeypatch):
 
 
 def read(tokenizer, ids):
-    reading = Reading(tokenizer, {tokenizer.eos_token_id}, Sampling(4))
+    reading = ResponseStream(tokenizer, {tokenizer.eos_token_id}, Sampling(4))
     reading.read(ids)
     return reading.completion()
 

@@ -10,8 +10,8 @@ from test_gate import copy_of, promotion
 
 from posgap.cli.main import main
 from posgap.foundation.files import read_json
-from posgap.gating.config import PolicySetConfig
-from posgap.gating.policy import set_policy
+from posgap.gating.config import PolicyConfig
+from posgap.gating.policy import policy as set_policy
 from posgap.stages.promote import promote
 from posgap.tracking import champions
 
@@ -68,7 +68,7 @@ def test_what_needs_approval_waits_as_challenger(tmp_path, base, model_folder, c
         config = promotion(tmp_path, name, model if again else copy_of(model_folder, model), base, again=again)
         if policy:
             (tmp_path / "policy.yaml").write_text(policy)
-            set_policy(PolicySetConfig(name="tiny", file=tmp_path / "policy.yaml"))
+            set_policy(PolicyConfig(name="tiny", file=tmp_path / "policy.yaml"))
         promote(config.model_copy(update={"approval": approval}))
         return read_json(config.out / "promotion.json")
 

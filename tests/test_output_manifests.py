@@ -7,7 +7,7 @@ import os
 import pytest
 
 from posgap.storage.cache import INCOMPLETE, MANIFEST
-from posgap.storage.manifests import REFUSAL, damage, entries, listed, read_record, recorded, stranger
+from posgap.storage.manifests import REFUSAL, damage, listed, read_record, recorded, stranger
 
 OWN = {"stage": "sweep", "identity": "1", "versions": {}, "files": {"a": {"size": 1}, "b/c": {"size": 2}}}
 

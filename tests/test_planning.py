@@ -21,7 +21,7 @@ from posgap.distillation.footprint import (
     counted_flops,
     flops,
     measured_activation_bytes,
-    read,
+    run_micro_batch,
     size_of,
 )
 from posgap.distillation.lora import add_adapters
@@ -134,7 +134,7 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
         checkpoint_activations(model)
     micro = MicroBatchShape(2, 128, 8, arithmetic, checkpointing)
     # With transformers 5.18 real tensors take as much more as the rotary frequencies do, with 5.23 nothing.
-    more = most_bytes(model, lambda: read(model, micro)) - activation_bytes(SHAPE, micro)
+    more = most_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(SHAPE, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
 
 
@@ -149,7 +149,7 @@ def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     micro = MicroBatchShape(2, 128, 8, "float32", lora_rank=rank)
-    more = most_bytes(model, lambda: read(model, micro)) - activation_bytes(shape, micro)
+    more = most_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(shape, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
     size, unique = size_of(shape, rank), {id(parameter): parameter for parameter in model.parameters()}.values()
     assert size.parameters == sum(parameter.numel() for parameter in unique)

@@ -16,7 +16,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.measurement.sweeps import Evidence
 from posgap.tracking import champions, leases
 from posgap.tracking.candidates import best
-from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, move
+from posgap.tracking.champions import CHAMPION, PREVIOUS, UNDER_WAY, set_champion
 from posgap.tracking.leases import Lease, Lost
 
 SEED = int(os.environ.get("CHAOS_SEED", "0"))
@@ -44,7 +44,7 @@ def aliases() -> tuple[str, str]:
 def moved(*steps: tuple[str, str]) -> None:
     """The champion became each of these versions, with that one as the previous."""
     for version, previous in steps:
-        champions.in_turn("tiny", lambda lease, _: move(lease, version, "promoted", previous))  # noqa: B023
+        champions.in_turn("tiny", lambda lease, _: set_champion(lease, version, "promoted", previous))  # noqa: B023
 
 
 def healed():

@@ -13,7 +13,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_json, write_jsonl
 from posgap.tasks.content import content
 from posgap.tasks.examples import Example, RankedExample
-from posgap.tasks.report import read_examples, write_examples
+from posgap.tasks.reading import read_examples, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels
 
 TRACES = Path(__file__).parent / "traces"

@@ -25,7 +25,7 @@ from posgap.storage.outputs import writes_file
 from posgap.storage.versions import release as release_version
 from posgap.tasks.choice_files import LAYOUTS
 from posgap.tasks.examples import AnyExample
-from posgap.tasks.report import told_apart, write_examples
+from posgap.tasks.reading import with_unique_ids, write_examples
 from posgap.tasks.retrieval_logs import ImportReport, ranked_examples, read_labels, without_answering
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def import_examples(config: ImportConfig, file: Path) -> str:
             )
 
     # One at a time, so that memory stays flat however long the file is.
-    imported = write_examples(file, (example for _, example in told_apart(config.input, usable())))
+    imported = write_examples(file, (example for _, example in with_unique_ids(config.input, usable())))
     for why, number in left_out.items():
         if number:
             log.info("left out %d %s", number, why)

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from posgap.distillation.batches import share
+from posgap.distillation.batches import rows_of_rank
 
 # Of what is read in one call of the model, the largest share of a row that is padding.
 MAX_PADDING = 1 / 8
@@ -47,7 +47,7 @@ class MicroBatch:
 
     def calls(self, rank: int, world: int) -> Iterator[list[int]]:
         """The rows of each call of the model on process `rank` of `world`; copies of the last row fill up the end."""
-        own, start = share(self.rows, rank, world), 0
+        own, start = rows_of_rank(self.rows, rank, world), 0
         for size in self.sizes:
             yield own[start : start + size]
             start += size

@@ -24,7 +24,7 @@ import httpx2
 from posgap.foundation.errors import PosgapError, shortened
 from posgap.foundation.interruption import RESUMES
 from posgap.foundation.json_text import RECORD
-from posgap.foundation.redaction import HIDDEN, LEAST, redacted
+from posgap.foundation.redaction import HIDDEN, MIN_CHARACTERS, redacted
 from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retrying_async
 from posgap.generation.endings import before_stop
 from posgap.generation.endpoint_parameters import EndpointParameters
@@ -286,7 +286,7 @@ class OpenAIGenerator:
         """The text without secrets: those of the house, and the headers that were sent."""
         for value in sorted(self.headers.values(), key=len, reverse=True):
             for secret in (value, *value.split()):
-                if len(secret) >= LEAST:
+                if len(secret) >= MIN_CHARACTERS:
                     text = text.replace(secret, HIDDEN)
         return redacted(text)
 

@@ -21,7 +21,7 @@ from posgap.generation.generator import Completion, Sampling
 from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
 from posgap.mitigations.state import needs_document_spans, needs_own_batch
 from posgap.models.attention_reading import attention_rows
-from posgap.models.layout import Span, stream
+from posgap.models.layout import Span, during_forward
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
 
@@ -121,7 +121,7 @@ class TransformersGenerator:
                 "a mitigation of the model must know where the documents stand, which these prompts do not say: "
                 "ask without baselines, or of prompts made here, set `marks_documents` of their builder"
             )
-        with stream(self.model, spans, len(prompt)):
+        with during_forward(self.model, spans, len(prompt)):
             yield
 
     def _answer_alike(

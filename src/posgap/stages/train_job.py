@@ -13,7 +13,7 @@ from posgap.foundation import files
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import Location, is_uri
 from posgap.kfp_steps.launching import as_options
-from posgap.stages.frame import identity_of, missing, record_of
+from posgap.stages.frame import identity_of, record_of, stale_reason
 from posgap.storage.cache import MANIFEST, fetch
 from posgap.storage.folders import ResumableFolder, require_ours, send
 from posgap.storage.inputs import Source, sources
@@ -42,7 +42,7 @@ def train_job(config: TrainJobConfig) -> Location:
         require_ours(config.out, "distill")
         inputs = sources(distilled)
         identity = identity_of("distill", distilled, {field: record_of(source) for field, source in inputs.items()})
-        if not config.force and not missing(config.out, identity):
+        if not config.force and not stale_reason(config.out, identity):
             log.info("distill: %s is complete, reused", config.out)
             return config.out
         name = f"posgap-distill-{identity[:12]}"
