@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from posgap.foundation.files import entries
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 from posgap.storage.manifests import REFUSAL, damage, listed, read_record, recorded, stranger
 
