@@ -1,1 +1,13 @@
 """KFP pipelines."""
+
+# What most steps import: a local run does it once for all of them. Here, where nothing of posgap comes with it.
+LIBRARIES = (
+    "kfp.dsl.executor_main",
+    "mlflow.pyfunc",
+    "mlflow.store.tracking.rest_store",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "great_expectations.expectations",
+    "transformers.models.llama.modeling_llama",
+    "matplotlib.pyplot",
+    "scipy.stats",
+)

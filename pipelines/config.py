@@ -20,18 +20,6 @@ from posgap.foundation.fields import (
 from posgap.preflight.config import PlacedConfig
 from posgap.workflows.config import WatchConfig
 
-# What most steps import: a local run does it once for all of them.
-LIBRARIES = (
-    "kfp.dsl.executor_main",
-    "mlflow.pyfunc",
-    "mlflow.store.tracking.rest_store",
-    "mlflow.store.tracking.sqlalchemy_store",
-    "great_expectations.expectations",
-    "transformers.models.llama.modeling_llama",
-    "matplotlib.pyplot",
-    "scipy.stats",
-)
-
 
 class _OneOfOurs(Config):
     pipeline: Literal["mitigation", "watch"] = Field(

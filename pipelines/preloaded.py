@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 
-from posgap.pipelines.config import LIBRARIES
+from posgap.pipelines import LIBRARIES
 
 # What libraries say as they are imported is no part of a run's output.
 with open(os.devnull, "w") as nowhere:

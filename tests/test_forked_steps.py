@@ -5,8 +5,7 @@ import json
 import pytest
 import warm  # noqa: F401  as there, its libraries are those of a run
 
-from posgap.pipelines import forked_steps
-from posgap.pipelines.config import LIBRARIES
+from posgap.pipelines import LIBRARIES, forked_steps
 
 pytestmark = pytest.mark.slow
 SCRIPT = "python3 -m kfp.dsl.executor_main"

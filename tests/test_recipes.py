@@ -59,3 +59,11 @@ def test_the_docs_have_every_value_and_its_source(monkeypatch):
     paper, authors = (RECIPES[name].settings for name in ("pos2distill", "pos2distill-authors"))
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in shown]
     assert cells == [[f"`{name}`", *map(str, paper[name]), *map(str, authors[name])] for name in paper]
+
+
+def test_what_is_given_comes_before_the_recipe():
+    paths = {"examples": "e", "responses": "r", "model": "m", "out": "o"}
+    given = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-7}
+    config = DistillConfig(**paths, **given)
+    assert {name: getattr(config, name) for name in given} == given
+    assert config.learning_rate == DistillConfig(**paths).learning_rate
