@@ -31,6 +31,7 @@ from posgap.foundation.tables import markdown
 from posgap.gating.config import GateConfig
 from posgap.gating.rules import Case, Ruling
 from posgap.gating.verdict import asked_rules, outcome_of
+from posgap.tasks.registry import TASKS
 
 SPREAD, COMMON = 2.0, 0.8
 KINDS = ("flat", "equal", "hole", "U", "random")
@@ -85,7 +86,9 @@ def evidence(correct: np.ndarray) -> SimpleNamespace:
         correct=correct,
         baselines={},
         outcomes=SimpleNamespace(worst_share=0.0),
-        sweep=SimpleNamespace(task="qa", n_docs=len(placements), placements=placements, filled=None),
+        sweep=SimpleNamespace(
+            task="qa", asked_task=TASKS["qa"], n_docs=len(placements), placements=placements, filled=None
+        ),
     )
 
 

@@ -104,7 +104,7 @@ def test_every_argument_reaches_the_stage():
     with mock.patch.dict(sys.modules, modules), mock.patch("pathlib.Path"):
         {{ name }}.python_func(**given)
     made = modules["posgap.kfp_steps.arguments"].to_config
-    assert made.call_args.args == (modules["posgap.config"].{{ config }}, given)
+    assert made.call_args.args == (modules["{{ config_module }}"].{{ config }}, given)
     assert made.return_value in modules["{{ stage_module }}"].{{ stage }}.call_args.args
 
 
@@ -235,13 +235,19 @@ def _test_source(component: BaseComponent, package: str) -> str:
     calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
     made = next(each for each in calls if ast.unparse(each.func) == "to_config")
     stage = ast.unparse(next(each.func for each in calls if made in each.args))
+    config = ast.unparse(made.args[0])
+
+    def module_of(name: str) -> str | None:
+        return next(each.module for each in imported if any(alias.name == name for alias in each.names))
+
     return _rendered(
         _TEST,
         name=function.name,
         modules=sorted({"posgap"} | modules),
-        config=ast.unparse(made.args[0]),
+        config=config,
+        config_module=module_of(config),
         stage=stage,
-        stage_module=next(each.module for each in imported if any(alias.name == stage for alias in each.names)),
+        stage_module=module_of(stage),
         image=IMAGE,
         package=package,
     )

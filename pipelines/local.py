@@ -67,7 +67,7 @@ class _Digest:
         elif match := _EXECUTOR.search(line):
             if not match[1].startswith(_EXECUTOR_NOISE):
                 self.show(f"         {match[1]}")
-        elif line.startswith(("posgap.errors.", "WARNING posgap")):
+        elif line.startswith(("posgap.foundation.errors.", "WARNING posgap")):
             self.errors.append(line.split(": ", 1)[-1])
         elif (match := _ENDED.search(line)) and match[2] != "SUCCESS":
             self.show(f"         {match[1]}: {match[2]}")

@@ -138,7 +138,7 @@ def test_only_promotion_s_log_in_changes_a_protected_name(server, tmp_path, mode
     logged = ask(lambda client: client.get_logged_model(model_id))
     get_artifact_repository(logged.artifact_location).log_artifact(tmp_path / "gate" / "gate.json", flavor.DATA)
     with pytest.raises(PosgapError, match="has other files than were promoted"):
-        registered.source_at(f"models:/{NAME}@champion").fetch()
+        registered.Registered(f"models:/{NAME}@champion").fetch()
     monkeypatch.setenv(access.PASSWORD, "another")
     with pytest.raises(Refused, match=f"MLflow at {url}: the log-in posgap-pipeline is refused"):
         ask(lambda client: client.get_registered_model(NAME))

@@ -80,9 +80,18 @@ def test_a_required_option_that_is_missing(capsys):
 
 def test_options_that_do_not_go_together_are_said_without_all_the_others(capsys, tmp_path):
     said = fails(
-        capsys, "check", "--model", "m", "--fresh", "--reuse", "--header", "X-Key=hunter2222", "--out", tmp_path / "o"
+        capsys,
+        "check",
+        "--model",
+        "m",
+        "--judge-url",
+        "http://j",
+        "--header",
+        "X-Key=hunter2222",
+        "--out",
+        tmp_path / "o",
     )
-    assert said == "`fresh` and `reuse` exclude each other; leave one out"
+    assert said == "`judge_url`: give the name of the judge there too, as `judge`"
     said = fails(capsys, "sweep", "--model", "m", "--examples", "e", "--samples", 3, "--out", tmp_path / "o")
     assert said.endswith("give a `temperature` for several samples")
 

@@ -297,7 +297,7 @@ def test_a_place_that_may_not_be_written_is_refused_before_any_work(tmp_path):
     os.chmod(tmp_path, 0o755)
     code = (
         "import os, sys; os.setuid(65534)\n"
-        "from posgap.cli import main\n"
+        "from posgap.cli.main import main\n"
         f"main(['data', 'make', 'kv', '--out', {str(tmp_path / 'closed' / 'x.jsonl')!r}])"
     )
     # The interpreter's packages may be where nobody may read.

@@ -121,10 +121,10 @@ def test_thoughts_and_answer_have_room_within_the_length(build, model_folder):
     """Of both the longest, in the prompts and in what is said of them before they are asked."""
     thinking = PromptBuilder(TASKS["qa"], build.tokenizer, 5000, 7, max_thinking_tokens=40)
     asked = SweepConfig(model=str(model_folder), examples="e", out="o", lengths=[1300], depths="2")
-    ((config, at_length),) = at_lengths(asked, thinking, EXAMPLES)
+    (at_length,) = at_lengths(asked.lengths, asked.depths, asked.seed, thinking, EXAMPLES)
     for placement in at_length.fill.placements:
         assert len(at_length(EXAMPLES[1], placement)) == 1300 - 7 - 40
-    said = estimated_lengths(config, [(config, at_length)], EXAMPLES)
+    said = estimated_lengths([at_length], EXAMPLES, 1, lambda tokens: 0)
     assert f"1,300 tokens: {2 * len(EXAMPLES)} prompts of {1300 - 7 - 40:,} tokens" in said
     assert f"{2 * len(EXAMPLES) * 47:,}" in said  # tokens of thoughts and answers
 

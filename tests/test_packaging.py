@@ -158,7 +158,7 @@ def test_the_wheel_compiles_the_pipeline_of_the_checkout_and_carries_it(environm
 
 
 def test_the_wheel_s_project_is_the_checkout_s(environment):
-    script = "from posgap.mlproject import mlproject; print(mlproject(), end='')"
+    script = "from posgap.cli.mlproject import mlproject; print(mlproject(), end='')"
     project = (ROOT / "MLproject").read_text()
     assert run(environment, "python", "-c", script) == project
     assert (environment / "share" / "posgap" / "MLproject").read_text() == project

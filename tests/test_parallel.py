@@ -91,7 +91,7 @@ def test_a_launcher_s_processes_are_refused(options, tmp_path, monkeypatch):
 
 def test_the_processes_end_with_a_killed_parent(options, tmp_path):
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    verb = ["-c", "from posgap.cli import main; main()", "sweep", "--processes=2", f"--out={tmp_path / 'out'}"]
+    verb = ["-c", "from posgap.cli.main import main; main()", "sweep", "--processes=2", f"--out={tmp_path / 'out'}"]
     quiet = {**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
     parent = subprocess.Popen([sys.executable, *verb, *words], env=quiet, stderr=subprocess.DEVNULL)
     children, deadline = [], time.monotonic() + 300

@@ -10,6 +10,7 @@ from posgap.gating.rules import Case
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
 from posgap.measurement.power import Assumed, assumed_of_pair
+from posgap.tasks.registry import TASKS
 
 ASSUMED = Assumed(placements=7, mean=0.8, correlation=0.3, agreement=0.6)
 PAIR = Assumed(placements=2, mean=0.6, correlation=0.2, agreement=0.5)
@@ -81,7 +82,7 @@ def correlated(n: int, placements: int, rng: np.random.Generator) -> tuple[np.nd
 def evidence(correct: np.ndarray) -> SimpleNamespace:
     placements = [[at + 1] for at in range(correct.shape[1])]
     asked = {"task": "qa", "n_docs": len(placements), "placements": placements, "filled": None, "categories": []}
-    return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked), baselines={})
+    return SimpleNamespace(correct=correct, sweep=SimpleNamespace(**asked, asked_task=TASKS["qa"]), baselines={})
 
 
 @pytest.mark.parametrize("placements", [5, 16])

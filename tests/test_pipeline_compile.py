@@ -16,7 +16,7 @@ from toy_pipeline import fails, posgap, toy, write_toy
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import settings_of, settings_text
-from posgap.pipelines import compilation, smoke
+from posgap.pipelines import compilation, smoke, uploading
 from posgap.pipelines.arguments import checked, uncompiled
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.config import PipelineLintConfig
@@ -32,7 +32,7 @@ def test_the_committed_pipelines_are_what_compiles_in_any_process_and_folder(tmp
     for seed in ("1", "2"):
         (tmp_path / seed).mkdir()
         verbs = [["pipeline", "compile", "--pipeline", name, "--out", f"{name}.yaml"] for name in names]
-        code = f"from posgap.cli import build\nfor words in {verbs}: build().main(words, standalone_mode=False)"
+        code = f"from posgap.cli.main import build\nfor words in {verbs}: build().main(words, standalone_mode=False)"
         environment = os.environ | {"PYTHONHASHSEED": seed}
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path / seed, env=environment, check=True)
     for name in names:
@@ -171,7 +171,7 @@ def test_a_pipeline_with_a_parameter_nobody_described_is_refused_and_nothing_is_
         """
         work(n=n)
 
-    monkeypatch.setattr(compilation, "pipeline", lambda name: bare)
+    monkeypatch.setattr(uploading, "pipeline", lambda name: bare)
     (tmp_path / "old.yaml").write_text("as it was")
     complaint = fails(capsys, "compile", "--out", tmp_path / "old.yaml")
     assert complaint == "pipeline bare: describe these parameters in its docstring: n"

@@ -10,7 +10,7 @@ import pytest
 from kfp_server import Server, conforms, served
 from toy_pipeline import GIVEN, fails, posgap, toy
 
-from posgap.pipelines import compilation
+from posgap.pipelines import compilation, uploading
 from posgap.pipelines.compilation import load
 
 HTML = (200, {"Content-Type": "text/html"}, "<html>Log in</html>")
@@ -78,6 +78,7 @@ def upload(capsys, monkeypatch):
 
     def upload(server, *more, pipeline=toy, code=0):
         monkeypatch.setattr(compilation, "pipeline", lambda name: pipeline)
+        monkeypatch.setattr(uploading, "pipeline", lambda name: pipeline)
         words = ("compile", "--host", server.url, *more)
         return posgap(capsys, *words)[:2] if not code else fails(capsys, *words, code=code)
 

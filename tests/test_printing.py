@@ -68,7 +68,8 @@ def test_a_verb_s_result_is_one_json_document_and_nothing_else(words, work, caps
 
 GREETING = """
 import ctypes, subprocess
-from posgap import cli, printing
+from posgap.cli import main as cli
+from posgap.foundation import printing
 def work(config):
     subprocess.run(["echo", "a child greets"], check=True)
     ctypes.CDLL(None).puts(b"a library greets")
@@ -90,8 +91,9 @@ def test_the_document_stands_alone_whoever_writes_to_the_descriptor_itself():
 
 REFUSAL = """
 import os, sys
-from posgap import cli, printing
-from posgap.errors import GateFailed
+from posgap.cli import main as cli
+from posgap.foundation import printing
+from posgap.foundation.errors import GateFailed
 def work(config):
     with open(sys.argv[1], "w") as file:
         printing.show("refused", {})

@@ -123,7 +123,7 @@ def test_without_an_order_there_is_no_correlation_and_the_report_says_so(tmp_pat
     flat, texts = np.full(24, 1 / 24), normalized(np.random.default_rng(0).random((5, 24)))
     figures = compare(flat, texts, np.random.default_rng(0))
     assert figures["spearman"] is None and figures["spearman_ci95"] is None and figures["wasserstein"] > 0
-    said = comparison.reading(figures, flat, texts.mean(axis=0), "rollout")
+    said = comparison.summary_text(figures, flat, texts.mean(axis=0), "rollout")
     assert "cannot be compared in order (no Spearman: one of the two is the same" in said
 
 

@@ -127,13 +127,13 @@ def test_a_run_that_another_took_before_there_was_an_earlier_one_stays(server, m
     monkeypatch.setattr(parents, "_BETWEEN_LOOKS", 0.01)
     experiment = server.create_experiment("two clocks")
     taken = parents.parent_of(server, experiment, "run-7", {})
-    first_look, real = [[]], parents._parents
+    first_look, real = [[]], server.search_runs
 
-    def parents_seen(*asked):
+    def runs_seen(*asked):
         return first_look.pop() if first_look else real(*asked)
 
-    monkeypatch.setattr(parents, "_parents", parents_seen)
+    monkeypatch.setattr(server, "search_runs", runs_seen)
     monkeypatch.setattr(parents.time, "time", lambda: 1.0)
     assert parents.parent_of(server, experiment, "run-7", {}) == taken
-    (left,) = real(server, experiment, "run-7")
+    (left,) = real([experiment])
     assert left.info.run_id == taken

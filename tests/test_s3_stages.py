@@ -182,7 +182,7 @@ def test_whenever_the_upload_is_killed_no_half_of_it_is_taken_for_complete(
 
 def test_a_refusal_keeps_its_report_in_s3_and_names_it_there(shouting, bucket, capsys, monkeypatch):
     put(f"{bucket}/text", b"refuse")
-    monkeypatch.setattr("posgap.stages.frame.stage_at", lambda _: lambda config: shout(shouting))
+    monkeypatch.setattr("posgap.cli.main.stage_at", lambda _: lambda config: shout(shouting))
     code = run("validate", "--examples", "x", "--model", "y", "--out", "z")
     assert code == 2 and f"{bucket}/text: refused; see {bucket}/out.rejected/a.txt" in capsys.readouterr().err
     assert keys(f"{bucket}/out.rejected") == [f"out.rejected/{name}" for name in ("a.txt", "b.txt", "rejected.json")]

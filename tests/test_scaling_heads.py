@@ -212,6 +212,6 @@ def test_what_a_model_applies_is_read_off_its_tables(family, factors, tokenizer,
     serve_check(tmp_path / "model", "transformers")
     applied = " ".join(f"{factor:.4f}" for factor in factors[3]) if family == "llama" else "1.5000"
     assert f"layer   3  config {applied}  applied {applied}" in capsys.readouterr().out
-    monkeypatch.setattr(posgap.models.in_force, "apply_configured", lambda model: model)
+    monkeypatch.setattr(posgap.mitigations.in_force, "apply_configured", lambda model: model)
     with pytest.raises(PosgapError, match="does not apply the factors of its config"):
         serve_check(tmp_path / "model", "transformers")

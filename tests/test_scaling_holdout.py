@@ -98,7 +98,7 @@ def searched(tmp_path, model_folder, monkeypatch):
             evaluation="teacher_forced",
             population=10,
             generations=3,
-            retry_policy=0,
+            patience=0,
         )
         return read_scaling(scale_search(config.model_copy(update=more)))
 

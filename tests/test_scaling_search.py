@@ -21,8 +21,8 @@ def near_target(candidates):
     return [Score(-float(np.square(np.array(c) - TARGET).sum()), True) for c in candidates]
 
 
-def run(strategy, curve=CURVE, generations=25, retry_policy=0, score=near_target):
-    return search(strategy, curve, len(TARGET), score, generations, retry_policy)
+def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
+    return search(strategy, curve, len(TARGET), score, generations, patience)
 
 
 def test_it_finds_the_best_point_and_repeats_itself():
@@ -62,7 +62,7 @@ def test_the_first_generation_holds_the_unscaled_model():
 
 
 def test_early_stop_after_generations_without_improvement():
-    best = run(genetic(), generations=20, retry_policy=3, score=lambda c: [Score(1.0, True) for _ in c])
+    best = run(genetic(), generations=20, patience=3, score=lambda c: [Score(1.0, True) for _ in c])
     assert len(best.history) == 4
     assert best.factors == (1.0, 1.0, 1.0)  # the first of equals
 

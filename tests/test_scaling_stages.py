@@ -69,7 +69,7 @@ def config(tmp_path, model_folder):
         population=6,
         genetic={"elite": 1},
         generations=3,
-        retry_policy=0,
+        patience=0,
     )
 
 

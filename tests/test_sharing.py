@@ -130,7 +130,7 @@ def test_sharing_changes_no_gradient(family, collate, tmp_path):
     student.tokens.clear()
     assert enable(student.model)
     figures, gradients, loop = step(student, objective, collate, 8192, rows, True)
-    assert loop.shares and student.tokens[True] < read
+    assert loop.shares_prefixes and student.tokens[True] < read
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
@@ -152,7 +152,7 @@ def test_sharing_changes_no_gradient_of_a_method(method, tokens, pairs, collate,
     alone, expected, _ = step(student, objective, collate, tokens, rows, False)
     assert enable(student.model)
     figures, gradients, loop = step(student, objective, collate, tokens, rows, True)
-    assert loop.shares and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
+    assert loop.shares_prefixes and figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
 class Small(Counted):
@@ -172,7 +172,7 @@ def test_bundles_are_divided_where_memory_does_not_hold_them(collate, tmp_path, 
     alone, expected, _ = step(student, objective, collate, 8192, rows, False)
     small = Small(student.model, objective, student.teacher)
     figures, gradients, loop = step(small, objective, collate, 8192, rows, enable(small.model))
-    assert loop.micro_batch_tokens < 60 and loop.shares
+    assert loop.micro_batch_tokens < 60 and loop.shares_prefixes
     assert figures == pytest.approx(alone, rel=1e-6) and same(expected, gradients)
 
 
@@ -183,7 +183,7 @@ def test_models_that_cannot_share_read_prompts_one_by_one(family, collate, tmp_p
     rows = objective.rows(DRAWS)
     _, expected, _ = step(student, objective, collate, 8192, rows, False)
     _, gradients, loop = step(student, objective, collate, 8192, rows, enable(student.model))
-    assert not loop.shares and same(expected, gradients)
+    assert not loop.shares_prefixes and same(expected, gradients)
 
 
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=12), min_size=1, max_size=5)

@@ -82,7 +82,7 @@ data() { # the tiny model and its examples, in the bucket
     python -c '
 import sys
 from pathlib import Path
-from posgap.config import DemoConfig
+from posgap.demo.config import DemoConfig
 from posgap.demo import run, tiny_model
 root = Path(sys.argv[1])
 train, held_out = run.examples(DemoConfig(out=root, smoke=True), root)

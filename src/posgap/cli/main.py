@@ -1,4 +1,4 @@
-"""The command line: the verbs of posgap.verbs, their options read off their configs.
+"""The command line: the verbs of posgap.cli.verbs, their options read off their configs.
 
 Exit codes: 0 done, 1 `pipeline lint`, `verify` or `doctor` found something, or a fault of posgap itself (its line names
 the file that has the traceback), 2 bad input (one line says what, where and what to do), 3 the gate refused, 4 a

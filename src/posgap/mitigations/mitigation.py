@@ -62,7 +62,7 @@ class Mitigation:
 
 @dataclass(frozen=True)
 class ModelMitigation(Mitigation):
-    """A mitigation of a model in memory; `posgap.models.in_force` applies, replaces, removes and records it.
+    """A mitigation of a model in memory; `posgap.mitigations.in_force` applies, replaces, removes and records it.
 
     `apply(model, settings)` puts it in force and returns what takes it back. It raises `PosgapError`, before it has
     changed anything, with the true reason why a family cannot have it. `neutral(config)` are settings that change

@@ -24,8 +24,8 @@ def examples_file(path: Path) -> Path:
 def read_examples(path: Path) -> list[AnyExample]:
     """Reads examples from a `.jsonl` or `.jsonl.gz` file, or from the folder of `validate`.
 
-    They may stand in a table too (`posgap.rows`), and where the rows are of a retrieval log or a trace, they are read
-    as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
+    They may stand in a table too (`posgap.foundation.rows`). Where the rows are of a retrieval log or a trace, they are
+    read as `posgap.tasks.retrieval_logs` says; those of options or judged answers as `posgap.tasks.choice_files` does.
     Raises `PosgapError` that names the line, and the field if the schema is wrong, or both lines if two examples have
     the same id.
     """
