@@ -39,7 +39,7 @@ def test_a_step_sees_the_environment_and_the_folder_of_its_run_and_the_libraries
     imported = f"print([name in sys.modules for name in {LIBRARIES}], 'posgap.data.config' in sys.modules)"
     ended, shown = run(
         f"import os, sys; print(len(os.environ['LONG']), os.environ['MORE'], os.getcwd()); {imported}",
-        STAGE_WITH_CHECKS="ü",
+        MORE="ü",
     )
     assert ended == 0 and f"100000 ü {tmp_path}\n{[True] * len(LIBRARIES)} False\n" in shown
 
