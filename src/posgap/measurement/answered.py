@@ -1,14 +1,11 @@
 """The parameter that bounds how many prompts may go without an answer."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from posgap.foundation.choices import Parameters
 from posgap.foundation.fields import RARE
-
-if TYPE_CHECKING:
-    pass
 
 
 class MaxUnanswered(Parameters):

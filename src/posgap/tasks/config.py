@@ -17,11 +17,7 @@ WORDED = (
 
 
 QUESTION = "place of the question in a prompt: after the documents, before them, or on both sides"
-
-
 SHUFFLE = "seed that shuffles each example's distractors, in the same way at every placement; 0: the file's order"
-
-
 DATE = "2024-07-26"  # the day on which Llama 3.2's template falls back where it is not told today's
 
 

@@ -17,8 +17,6 @@ from posgap.tasks.task import BASELINES
 from posgap.tasks.task_file import ENDINGS, definition_of
 
 MAX_DOCS = 100_000
-
-
 JUDGE_PLACES = ("{question}", "{first}", "{second}")  # of what a judge is shown, in its prompt
 
 
@@ -99,35 +97,15 @@ def _shard(text: str) -> str:
 
 TaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked)]
 OptionalTaskName = Annotated[str, TASKS, VERBATIM, BeforeValidator(_task), AfterValidator(TASKS.checked_if_any)]
-
-
 OptionalMetricName = Annotated[str, METRICS, AfterValidator(METRICS.checked_if_any)]
-
-
 PlacementText = Annotated[str, BeforeValidator(_as_text), AfterValidator(_placement)]
-
-
 Lengths = Annotated[
     list[Annotated[str, BeforeValidator(_length), AfterValidator(parse_length)]], BeforeValidator(_lengths)
 ]
-
-
 Depths = Annotated[str, BeforeValidator(_depths)]
-
-
 QuestionPlace = Literal["after", "before", "both"]
-
-
 Placements = Annotated[list[PlacementText], BeforeValidator(split_commas)]
-
-
 BaselineNames = Annotated[list[Annotated[str, AfterValidator(BASELINES.checked)]], BeforeValidator(split_commas)]
-
-
 ChatTemplateText = Annotated[str, VERBATIM, BeforeValidator(_chat_template)]
-
-
 JudgePromptText = Annotated[str, VERBATIM, BeforeValidator(_judge_prompt)]
-
-
 Shard = Annotated[str, AfterValidator(_shard)]
