@@ -1,7 +1,9 @@
 """Baselines: the same examples without documents, with the gold ones alone, and in a random order."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import kv_example, qa_example
 from test_gate import write_sweep
@@ -11,9 +13,19 @@ from posgap.data.two_hop import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure
+from posgap.gating.rules import USEFUL, Case, MinMean
 from posgap.measurement.config import MergeConfig, SweepConfig
+from posgap.measurement.outcomes import OutcomeCounts
 from posgap.measurement.summary import summary_text
-from posgap.measurement.sweeps import PREDICTIONS_FILE, Evidence, read_predictions, read_sweep, swept_rows
+from posgap.measurement.sweeps import (
+    PREDICTIONS_FILE,
+    BaselineScores,
+    Evidence,
+    baselines_of,
+    read_predictions,
+    read_sweep,
+    swept_rows,
+)
 from posgap.stages.merge import merge
 from posgap.stages.sweep import sweep
 from posgap.tasks.examples import Passage, RankedExample
@@ -118,7 +130,8 @@ def of_baseline(folder, name, right):
     first = list({row["id"]: row for row in rows}.values())
     more = [row | {"placement": [], "baseline": name, "correct": i < right} for i, row in enumerate(first)]
     write_jsonl(folder / PREDICTIONS_FILE, [*rows, *more])
-    figures = Evidence(folder).baselines
+    evidence = Evidence(folder)
+    figures = baselines_of(evidence.baselines, evidence.correct)
     written = json.loads((folder / "sweep.json").read_text())
     written["baselines"] = {name: baseline.model_dump(mode="json") for name, baseline in figures.items()}
     (folder / "sweep.json").write_text(json.dumps(written))
@@ -128,7 +141,7 @@ def of_baseline(folder, name, right):
 def test_figures_are_paired_with_the_mean_over_placements(tmp_path):
     folder = of_baseline(write_sweep(tmp_path / "a", [0.9, 0.5, 0.5, 0.5, 0.9]), "oracle", 10**6)
     evidence = Evidence(folder)
-    oracle = evidence.baselines["oracle"]
+    oracle = baselines_of(evidence.baselines, evidence.correct)["oracle"]
     assert oracle.accuracy == 100 and oracle.over_mean == pytest.approx(100 - 100 * evidence.correct.mean())
     assert oracle.over_mean_ci95[0] < oracle.over_mean < oracle.over_mean_ci95[1]
 
@@ -143,7 +156,21 @@ def test_the_gate_asks_for_more_than_what_is_answered_without_documents(tmp_path
     flat = write_sweep(tmp_path / "flat", [0.9] * 5)
     assert useful(flat).passed
     of_baseline(flat, "closed-book", int(0.95 * read_sweep(flat).n_examples))
-    assert not useful(flat).passed and useful(flat).threshold == pytest.approx(95, abs=0.5)
+    assert useful(flat).outcome == "fail" and useful(flat).estimate == pytest.approx(-5, abs=0.5)
+    assert "its own answers without documents" in useful(flat).meaning
+
+
+def test_a_mean_that_only_equals_what_is_known_by_heart_passes_in_5_percent():
+    """Closed book is measured on the same examples, and no more certain than the mean."""
+    rng, passed = np.random.default_rng(0), 0
+    for _ in range(400):
+        easy = rng.beta(0.3, 0.7, 150)
+        correct, scores = rng.random((150, 5)) < easy[:, None], (rng.random(150) < easy).astype(float)
+        sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=5)
+        baselines = {"closed-book": BaselineScores(scores, OutcomeCounts())}
+        case = Case(SimpleNamespace(sweep=sweep, correct=correct.astype(float), baselines=baselines))
+        passed += USEFUL.judge(MinMean(), case).passed
+    assert 0.01 < passed / 400 <= 0.075
 
 
 def test_a_baseline_that_its_predictions_do_not_give_is_no_evidence(tmp_path):

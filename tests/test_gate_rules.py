@@ -178,7 +178,7 @@ def test_every_claim_is_a_sentence(tmp_path):
         "gap, best minus worst position: at most 10 for certain",
         "mean against the champion: at least -2 for certain",
         "accuracy where the champion is best (position 2 or 9), against it: at least -5 for certain",
-        "mean, against guessing and answering without documents: at least 10 for certain",
+        "mean, against guessing: at least 10 for certain",
         "accuracy at the worst position: at least 50 for certain",
         "gap between regions (beginning, middle, end): at most 12.5 for certain",
         "prompts without an answer, in percent, at the worst position: at most 2 for certain",

@@ -27,7 +27,7 @@ def sweep_of(placements: list[list[int]], accuracy: list[float], **changes) -> S
             **{"n_docs": 20, "n_examples": 50, "placements": placements, "accuracy": accuracy},
             **{"ci95": [(max(0, a - 5), min(100, a + 5)) for a in accuracy], "mean": 60.0, "mean_ci95": (55, 65)},
             **{"gap": max(accuracy) - min(accuracy), "gap_ci95": (30.0, 50.0), "gap_noise": 9.5},
-            "flatness": {"q": 30.0, "df": len(placements) - 1, "p": 1e-6},
+            "flatness": {"p": 1e-6},
             "worst": {"placement": placements[worst], "accuracy": accuracy[worst]},
             "categories": ["connected" if b == a + 1 else "reversed" for a, b in placements] if pairs else [],
             "by_category": {"connected": {"accuracy": 70.0, "ci95": (60, 80), "gap": 1.0}} if pairs else {},
@@ -140,20 +140,18 @@ def test_a_sweep_is_read_out_in_words():
         "Accuracy (sub_em, in percent) is highest with the gold document at 1 (90.0) and lowest at 10 (50.0): a gap of "
         "40.0 points (95 % interval 30.0 to 50.0), where a model without position bias would show about 9.5 by chance.",
         "The mean over 3 placements is 60.0 (55.0 to 65.0), of 50 examples.",
-        "Position matters (Cochran's Q = 30.0, 2 degrees of freedom, p < 0.001).",
+        "Position matters (sign-flip test, p < 0.001).",
         "The curve is U-shaped: against the 1 positions in the middle, the first 1 differ by +40.0 points (+30.0 to "
         "+50.0) and the last 1 by +30.0 (+20.0 to +40.0).",
     ]
-    flat = SINGLE.model_copy(update={"flatness": Flatness(q=2.0, df=2, p=0.3679), "shape": shape})
+    flat = SINGLE.model_copy(update={"flatness": Flatness(p=0.3679), "shape": shape})
     # A sweep by an older posgap names a shape all the same: neither the words nor the table do.
     assert (
         "U-shaped"
         not in " ".join(summary_text(flat)) + page([flat], "t").split("No shape is named")[0].split("U-shaped:")[0]
     )
     assert '<th scope="row">shape</th><td>–</td>' in page([flat], "t")
-    assert summary_text(flat)[2:] == [
-        "That position matters cannot be told (Cochran's Q = 2.0, 2 degrees of freedom, p = 0.368)."
-    ]
+    assert summary_text(flat)[2:] == ["That position matters cannot be told (sign-flip test, p = 0.368)."]
     assert "with the gold documents at 1+2 (70.0)" in summary_text(PAIRS)[0]
     assert summary_text(PAIRS)[0].replace("'", "&#39;") in page([PAIRS], "t")
 

@@ -77,7 +77,7 @@ SWEEP = {
     "placements": [[1], [2], [3], [4]], "accuracy": [100.0, 50.0, 25.0, 75.0], "ci95": [[0, 100]] * 4, "mean": 62.5,
     "mean_ci95": [0, 100], "gap": 75.0, "gap_ci95": [0, 100], "gap_noise": 1.0,
     "worst": {"placement": [3], "accuracy": 25.0}, "examples_digest": "", "model_digest": "", "prompt_digest": "",
-    "asked": ASKED.model_dump(), "settings": {}, "flatness": {"q": 3.0, "df": 3, "p": 0.4},
+    "asked": ASKED.model_dump(), "settings": {}, "flatness": {"p": 0.4},
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_a_flat_model_seldom_has_a_shape_and_two_positions_have_none():
     rng, names = np.random.default_rng(0), []
     for _ in range(400):
         correct = (rng.random((100, 9)) < rng.random((100, 1))).astype(float)
-        uneven = statistics.cochran_q(correct)[2] < 0.05
+        uneven = statistics.flatness_p(correct) < 0.05
         names.append(shape_of(correct, range(9), uneven).name)
     assert names.count("of no certain shape") >= 380  # 5 % at most: flatness must be refuted first
     assert shape_of(np.ones((5, 2)), [1, 20], uneven=True) is None

@@ -11,7 +11,7 @@ from posgap.foundation.files import Record, digest, digest_of
 from posgap.gating.demands import Policy
 from posgap.gating.rules import Case
 from posgap.measurement.comparability import alike
-from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, summarize
+from posgap.measurement.sweeps import PREDICTIONS_FILE, SWEEP_FILE, Evidence, Sweep, baselines_of, summarize
 from posgap.storage.lineage import TRAINING_EXAMPLES_FILE, training_examples
 from posgap.tasks.placements import Placement
 from posgap.tasks.registry import TASKS
@@ -105,7 +105,8 @@ def wrong_figure(evidence: Evidence) -> str:
     if sweep.definition or sweep.task in TASKS.names():  # else it is a task of a package that is not installed here
         categories = sweep.asked_task.categories([Placement(tuple(p), sweep.n_docs) for p in sweep.placements])
     figures = summarize(evidence.correct, sweep.placements, seed if isinstance(seed, int) else 0, categories)
-    figures["baselines"] = {name: baseline.model_dump() for name, baseline in evidence.baselines.items()}
+    baselines = baselines_of(evidence.baselines, evidence.correct)
+    figures["baselines"] = {name: baseline.model_dump() for name, baseline in baselines.items()}
     if evidence.sweep.outcomes:
         figures["outcomes"] = evidence.outcomes
     recorded = evidence.sweep.model_dump(mode="json")

@@ -11,7 +11,7 @@ from posgap.foundation.printing import show
 from posgap.gating.config import PlanGateConfig
 from posgap.gating.verdict import asked_rules
 from posgap.measurement import power
-from posgap.measurement.statistics import LEVEL, tango_bound
+from posgap.measurement.statistics import tango_bound, upper_error
 from posgap.storage.inputs import with_local_paths
 
 log = logging.getLogger(__name__)
@@ -58,5 +58,5 @@ def plan_gate(config: PlanGateConfig) -> dict:
 
 def _with(n: int, assumed: power.Assumed, often: float) -> dict[str, float]:
     """What n examples can certify, in points: of a flat model so often, and of one that is always right."""
-    at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, LEVEL))
+    at_best = float(tango_bound(np.array(0.0), np.array(0.0), n, upper_error(assumed.placements)))
     return {"examples": n, "gap": 100 * power.certifiable_gap(n, assumed, often), "gap_at_best": 100 * at_best}

@@ -237,20 +237,32 @@ class MinMean(Parameters):
 
 
 def _useful(parameters: MinMean, case: Case) -> Ruling:
+    """Of the claims that the mean reaches a number, and what each sweep answered without documents, that which is
+    nearest to being broken. All of them must hold, so that none needs a stricter level (intersection-union)."""
     from posgap.measurement import statistics
 
     sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
     chance = 100 * sweep.asked_task.chance(sweep.filled.documents if sweep.filled else sweep.n_docs)
-    sweeps = [evidence for evidence in (case.candidate, case.base, case.champion) if evidence]
-    asked = [evidence.baselines["closed-book"].accuracy for evidence in sweeps if "closed-book" in evidence.baselines]
-    return Ruling(
+    number = Ruling(
         name="useful",
-        meaning="mean, against guessing and answering without documents",
+        meaning="mean, against guessing",
         claim="at least",
-        threshold=max(parameters.min_mean, chance, parameters.closed_book, *asked),
+        threshold=max(parameters.min_mean, chance, parameters.closed_book),
         estimate=100 * means.mean(),
         interval=statistics.mean_interval(means, statistics.LEVEL).tolist(),
     )
+    sweeps = {"its own": case.candidate, "the base's": case.base, "the champion's": case.champion}
+    closed = {
+        of: evidence.baselines["closed-book"].scores
+        for of, evidence in sweeps.items()
+        if evidence and "closed-book" in evidence.baselines
+    }
+    # Documents must not lose against none: a paired difference, since easy questions are easy without documents too.
+    differences = [
+        _lost("useful", f"mean, against {of} answers without documents", means - scores, 0.0)
+        for of, scores in closed.items()
+    ]
+    return min([number, *differences], key=lambda ruling: (ruling.passed, ruling.value - ruling.threshold))
 
 
 def _useful_rate(parameters: MinMean, assumed: "Assumed", n: int) -> float:

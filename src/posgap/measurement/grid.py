@@ -15,8 +15,8 @@ from posgap.tasks.spans import distance
 class Margin(Record):
     """Accuracy by one side of the grid, averaged over the other: at each of `values`, and best minus worst of these.
 
-    `gap_noise` is the gap expected by chance alone, and `p` that of Cochran's Q, small where accuracy is not the same
-    at all values.
+    `gap_noise` is the gap expected by chance alone, and `p` that of the flatness test, small where accuracy is not the
+    same at all values.
     """
 
     values: list[int]
@@ -90,5 +90,5 @@ def _margin(values: list[int], scores: np.ndarray, seed: int) -> Margin:
         gap=statistics.gap(accuracy),
         gap_ci95=statistics.gap_interval(scores),
         gap_noise=statistics.gap_noise(scores, np.random.default_rng(seed)),
-        p=statistics.cochran_q(scores)[2],
+        p=statistics.flatness_p(scores),
     )

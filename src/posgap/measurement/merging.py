@@ -18,6 +18,7 @@ from posgap.measurement.sweeps import (
     Evidence,
     Prediction,
     Sweep,
+    baseline_scores,
     baselines_of,
     read_predictions,
     summarize,
@@ -76,7 +77,9 @@ def merge_sweeps(parts: Sequence[Evidence]) -> tuple[Sweep, list[Prediction]]:
         "spent": Spent.together(part.sweep.spent for part in parts),
     }
     predictions = _predictions(parts)
-    more["baselines"] = baselines_of(predictions, first.ids, correct, first.sweep.asked.samples, first.path)
+    more["baselines"] = baselines_of(
+        baseline_scores(predictions, first.ids, first.sweep.asked.samples, first.path), correct
+    )
     return Sweep(**known, **more, **figures, outcomes=outcomes, settings=settings), predictions
 
 

@@ -19,7 +19,7 @@ import scipy
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.printing import show
 from posgap.measurement.config import ExpectedConfig, PlanConfig
-from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes
+from posgap.measurement.statistics import CONFIDENCE, LEVEL, VARIANCE_OF_TWO, tango_refutes, upper_error
 from posgap.measurement.sweeps import Evidence
 from posgap.storage.inputs import with_local_paths
 
@@ -53,10 +53,11 @@ class Assumed(NamedTuple):
 
 
 def examples_for_gap(gap: float, assumed: Assumed, power: float) -> int:
-    """Examples for which Cochran's Q finds a gap (0 to 1) with this power, at the 5 % level.
+    """Examples for which the flatness test finds a gap (0 to 1) with this power, at the 5 % level.
 
     Counted for the gap that is hardest to see: one placement half of it above and one half of it
-    below all others. Under it Q is noncentral chi-squared.
+    below all others. There the test is about as powerful as Cochran's Q, which is then noncentral chi-squared, where
+    any two placements are equally alike. Where near ones are more alike than far ones it finds less.
     """
     df = assumed.placements - 1
     needed = scipy.special.chndtrinc(scipy.special.chdtri(df, 1 - CONFIDENCE), df, 1 - power)
@@ -69,8 +70,9 @@ def examples_for_difference(difference: float, variance: float, power: float) ->
     return math.ceil(z**2 * variance / difference**2)
 
 
-def _largest_passing(n: int, limit: float, variance: float, pooled: int) -> float:
-    """The largest paired difference (a share) whose upper 95 % bound is at most `limit`, of n examples.
+def _largest_passing(n: int, limit: float, variance: float, pooled: int, error: float = LEVEL) -> float:
+    """The largest paired difference (a share) whose upper bound is at most `limit`, of n examples; the bound is too
+    low with chance `error`.
 
     `variance` is that of an example's difference, of which half is taken to be in either direction. Of rights and
     wrongs it is the mean absolute difference too. Where scores are means over `pooled` placements, that is taken to
@@ -83,7 +85,7 @@ def _largest_passing(n: int, limit: float, variance: float, pooled: int) -> floa
         middle = (low + high) / 2
         either = max(absolute, abs(middle)) / 2
         more, fewer = np.array(size * (either + middle / 2)), np.array(size * (either - middle / 2))
-        passes = tango_refutes(limit, more, fewer, size, LEVEL)
+        passes = tango_refutes(limit, more, fewer, size, error)
         low, high = (middle, high) if passes else (low, middle)
     return low
 
@@ -94,7 +96,7 @@ def flat_rate(n: int, limit: float, placements: int, own_variance: float, pooled
     The placements' own errors are taken to be normal, and their range to pass up to the difference of a pair that
     just passes. Where regions are compared, they take the place of `placements`, and each is a mean over `pooled`.
     """
-    largest = _largest_passing(n, limit, 2 * own_variance, pooled)
+    largest = _largest_passing(n, limit, 2 * own_variance, pooled, upper_error(placements))
     if largest < 0:
         return 0.0
     return _range_chance(largest / math.sqrt(own_variance / n), placements) if own_variance > 0 else 1.0

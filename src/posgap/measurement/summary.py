@@ -34,11 +34,9 @@ def summary_text(sweep: Sweep) -> list[str]:
         )
     if sweep.outcomes and (unanswered := sweep.outcomes.sentence(sweep.placements)):
         sentences.append(unanswered)
-    flat = sweep.flatness
-    test = f"Cochran's Q = {flat.q:.1f}, {flat.df} degrees of freedom, {p_value(flat.p)}"
-    sentences.append(
-        f"Position matters ({test})." if flat.refuted else f"That position matters cannot be told ({test})."
-    )
+    test = f"sign-flip test, {p_value(sweep.flatness.p)}"
+    matters = sweep.flatness.refuted
+    sentences.append(f"Position matters ({test})." if matters else f"That position matters cannot be told ({test}).")
     if shape := sweep.named_shape:
         first, last = ends(shape.beginning_over_middle_ci95, SIGNED), ends(shape.end_over_middle_ci95, SIGNED)
         sentences.append(

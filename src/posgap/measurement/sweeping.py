@@ -26,6 +26,7 @@ from posgap.measurement.sweeps import (
     Asked,
     Prediction,
     Sweep,
+    baseline_scores,
     baselines_of,
     outcomes_of,
     prediction,
@@ -149,7 +150,7 @@ def figures(
         outcomes=answered.outcomes,
         choices=choices,
         baselines=baselines_of(
-            answered.predictions, [example.id for example in examples], correct, config.samples, config.out
+            baseline_scores(answered.predictions, [e.id for e in examples], config.samples, config.out), correct
         ),
         examples_digest=examples_digest(examples, 0 if build.fill else config.n_docs, config.shuffle),
         **digests,

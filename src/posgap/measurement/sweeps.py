@@ -1,7 +1,7 @@
 """The sweep file: `sweep.json` with `predictions.jsonl` beside it."""
 
 import copy
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Annotated, NamedTuple, NotRequired, Self
 
@@ -43,10 +43,8 @@ class Worst(Record):
 
 
 class Flatness(Record):
-    """Cochran's Q test of whether accuracy is the same at every placement: a small `p` says it is not."""
+    """Whether accuracy is the same at every placement, by `statistics.flatness_p`: a small `p` says it is not."""
 
-    q: float
-    df: int
     p: float
 
     @property
@@ -259,7 +257,7 @@ def summarize(correct: np.ndarray, placements: list[list[int]], seed: int, categ
     field names of `Sweep`."""
     accuracy = statistics.accuracy(correct)
     worst = int(np.argmin(accuracy))
-    flatness = Flatness(**dict(zip(("q", "df", "p"), statistics.cochran_q(correct))))
+    flatness = Flatness(p=statistics.flatness_p(correct))
     return {
         "n_examples": len(correct),
         "placements": placements,
@@ -441,20 +439,36 @@ def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Sc
     return Scores(list(scores), list(contents.values()), correct, outcomes_of(predictions, sweep.placements))
 
 
-def baselines_of(
-    predictions: Iterable[Prediction], ids: Sequence[str], correct: np.ndarray, samples: int, where: object
-) -> dict[str, BaselineFigures]:
-    """The figures of each baseline among these predictions of the examples `ids` [E], whose scores at the placements
-    are `correct [E, P]`; `PosgapError`, which names `where`, where its predictions are not all of them."""
+class BaselineScores(NamedTuple):
+    """The scores [E] of a baseline, of examples in the order of those of the placements, and how its prompts ended."""
+
+    scores: np.ndarray
+    outcomes: OutcomeCounts
+
+
+def baseline_scores(
+    predictions: Iterable[Prediction], ids: Sequence[str], samples: int, where: object
+) -> dict[str, BaselineScores]:
+    """The scores of each baseline among these predictions of the examples `ids` [E]; `PosgapError`, which names
+    `where`, where a baseline's predictions are not all of them."""
     rows: dict[str, dict[str, list[Prediction]]] = {}
     for row in predictions:
         if name := row.get("baseline"):
             rows.setdefault(name, {}).setdefault(row["id"], []).append(row)
-    figures = {}
+    found = {}
     for name, by_id in rows.items():
         if by_id.keys() != set(ids) or any(len(of_example) != samples for of_example in by_id.values()):
             raise PosgapError(f"{where}: predictions of {name} are not one of each example; sweep again")
+        endings = [(outcome_of(row), row.get("cut", False)) for of_example in by_id.values() for row in of_example]
         scores = np.array([np.mean([row["correct"] for row in by_id[id]]) for id in ids])
+        found[name] = BaselineScores(scores, OutcomeCounts.of(endings))
+    return found
+
+
+def baselines_of(baselines: Mapping[str, BaselineScores], correct: np.ndarray) -> dict[str, BaselineFigures]:
+    """The figures of baselines of examples whose scores at the placements are `correct [E, P]`."""
+    figures = {}
+    for name, (scores, outcomes) in baselines.items():
         over, over_ci95 = statistics.paired_difference(scores, correct.mean(axis=1))
         best, best_ci95 = None, None
         if correct.shape[1] > 1 and len(correct) > 1:
@@ -467,16 +481,14 @@ def baselines_of(
             over_mean_ci95=over_ci95,
             best_over=best,
             best_over_ci95=best_ci95,
-            outcomes=OutcomeCounts.of(
-                [(outcome_of(row), row.get("cut", False)) for of_example in by_id.values() for row in of_example]
-            ),
+            outcomes=outcomes,
         )
     return figures
 
 
 class Evidence:
     """A sweep with the contents of its examples [E], its scores `correct [E, P]`, how its prompts ended, and the
-    figures of its baselines, all as its predictions say. Where they are not given, both are read from `path`, which
+    scores of its baselines, all as its predictions say. Where they are not given, both are read from `path`, which
     messages name."""
 
     def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
@@ -484,7 +496,7 @@ class Evidence:
         self.sweep = sweep or read_sweep(path)
         predictions = read_predictions(path) if predictions is None else predictions
         self.ids, self.contents, self.correct, self.outcomes = scores_of(predictions, self.sweep, path)
-        self.baselines = baselines_of(predictions, self.ids, self.correct, self.sweep.asked.samples, path)
+        self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
     def in_order_of(self, reference: "Evidence") -> "Evidence":
         """The same with its examples in the order in which the reference has the same ones."""
@@ -495,4 +507,5 @@ class Evidence:
         ordered = copy.copy(self)
         ordered.ids, ordered.contents = [self.ids[i] for i in order], list(reference.contents)
         ordered.correct = self.correct[order]
+        ordered.baselines = {name: each._replace(scores=each.scores[order]) for name, each in self.baselines.items()}
         return ordered
