@@ -1,6 +1,8 @@
 # make demo   sets up .venv and runs the demo
 # make test   sets up .venv and runs the tests
 # make test-all   the same, with those that otherwise run each night: endurance, and what learning alone can show
+# make test-real   the tests on weights that others trained, which it downloads the first time (SmolLM2, 93 MB)
+# make smollm2   gets SmolLM2-135M-Instruct and makes examples for it, runs/smollm2/kv.jsonl
 # make check   ruff, and the quickest tests that fit into two minutes
 # make types   checks the types with mypy
 # make coverage   which lines and branches the tests run, in other processes too (ARGS: a part of the suite)
@@ -33,7 +35,7 @@ S3 ?= ceph
 IMAGES ?= cpu gpu-train gpu-serve
 REGISTRY ?= ../pipelines-components
 # What the demo, the pipeline and the targets here need beside the core, on any machine.
-EXTRAS = mlflow,kfp,s3,tables,validate
+EXTRAS = mlflow,kfp,s3,tables,validate,gguf
 
 PIP = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-compile --constraint constraints.txt
 # uv installs several times as quickly, and only files that hashes.txt knows. Pip takes over where uv fails for any other
@@ -45,7 +47,7 @@ install = $(UV) install --quiet --constraint constraints.txt --constraint hashes
 # Modules are compiled once, as they are imported, also where a machine's settings would have each process do it anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo smoke test test-all check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
+.PHONY: demo smoke smollm2 test test-all test-real check types coverage docs hashes mutants chaos lint package mlproject community manifests pipeline images images-check images-scan containers s3 inspect oldest newest results screenshots clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/posgap demo $(DEMO_ARGS)
@@ -54,10 +56,20 @@ demo: $(VENV)/.installed
 smoke: $(VENV)/.installed
 	$(VENV)/bin/posgap demo --smoke --out runs/smoke
 
+# Weights that others trained, as benchmarks/real_models.py gets them, and records that are not beyond them.
+smollm2: $(VENV)/.installed
+	$(VENV)/bin/posgap data make kv --n-keys 10 --n-examples 20 --force --out runs/smollm2/uuids.jsonl
+	$(VENV)/bin/posgap data import --format litm-kv --input runs/smollm2/uuids.jsonl --key-digits 8 --value-digits 8 \
+		--force --out runs/smollm2/kv.jsonl
+	$(VENV)/bin/python benchmarks/real_models.py smollm2
+
 test test-all: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-		$(if $(filter test-all,$@),-m '')
+		$(if $(filter test-all,$@),-m 'not real')
+
+test-real: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest --durations 20 -m real tests
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build

@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import sys
 import tempfile
 import threading
 from collections import Counter, defaultdict
@@ -305,6 +306,15 @@ def model_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "untrained"
     save_model(tiny_model.untrained(0), tiny_model.tokenizer(), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in float32, for tests marked `real`; the first time it takes a minute and the network."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    import real_models
+
+    return real_models.folder("smollm2")
 
 
 @pytest.fixture(scope="session")

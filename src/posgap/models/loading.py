@@ -19,8 +19,10 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.foundation.errors import PosgapError, first_line
+from posgap.foundation.files import read_object
 from posgap.foundation.retries import within
-from posgap.models import ADAPTER
+from posgap.models import ADAPTER, GGUF_RECORD
+from posgap.models.memory import require_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,14 +92,18 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     from transformers import AutoModelForCausalLM
 
     config = load_config(path)
-    _require_causal_family(path, config)
+    require_causal_family(path, config)
     kept = config.dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
+    if (record := model_folder(path, weights=False) / GGUF_RECORD).is_file():
+        require_memory(
+            path, read_object(record)["parameters"] * kept.itemsize, f"loading it in {str(kept).removeprefix('torch.')}"
+        )
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
     flash = flash and not getattr(config, "alibi", False)  # Falcon's refuses biases
     # sdpa of transformers before 5.21 leaves out what caps attention's scores (Gemma 2).
     otherwise = "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
-    with _without_reports():
+    with without_reports():
         model, report = _loaded(
             AutoModelForCausalLM,
             path,
@@ -109,14 +115,14 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
             ignore_mismatched_sizes=True,  # which the report then has
             output_loading_info=True,
         )
-    _require_whole(path, report)
+    require_whole(path, report)
     _require_finite(path, model.named_parameters())
     _require_causal(path, model.eval())
     return model
 
 
 @contextmanager
-def _without_reports() -> Iterator[None]:
+def without_reports() -> Iterator[None]:
     """Within the block transformers prints no tables of weights; what is in them is said in a line."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
@@ -126,7 +132,7 @@ def _without_reports() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def _require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
+def require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
     """`PosgapError` unless every weight of the model was in its files, and nothing else; transformers goes on with
     random ones. What the family leaves out (tied weights, buffers) is in no such report."""
     faults = {
@@ -141,7 +147,7 @@ def _require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
             raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
 
 
-def _require_causal_family(path: str, config: PretrainedConfig) -> None:
+def require_causal_family(path: str, config: PretrainedConfig) -> None:
     """`PosgapError` where transformers has no causal language model of a family: models that see or hear and answer in
     words (Qwen2.5-VL, LLaVA), encoders with decoders (T5)."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+from posgap.foundation.errors import PosgapError
+
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _BESIDE_WEIGHTS = 1.2  # activations and the key-value cache of a prompt, as a share of the weights
 
@@ -32,6 +34,15 @@ def available_bytes() -> float:
     """The memory that a process may still take: of the machine, and of its container, if that has a limit. Infinite
     where the system does not tell (not Linux)."""
     return min(_of_machine(), _of_container())
+
+
+def require_memory(what: str, needed: float, doing: str) -> None:
+    """`PosgapError` where a process may not take so many bytes more."""
+    if needed > (available := available_bytes()):
+        raise PosgapError(
+            f"{what}: {doing} takes {needed / 1e9:.1f} GB of memory, of which this machine has {available / 1e9:.1f} "
+            "GB free; end other programs, or take a smaller model or another machine"
+        )
 
 
 def _of_machine() -> float:

@@ -73,7 +73,8 @@ class AtAddress(Source):
 
 @dataclass(frozen=True)
 class Opener:
-    """How another room reads what a location names: a location that it `takes`, or a folder that holds a `file`.
+    """How another room reads what a location names: a location that it `takes`, a folder that holds a `file`, or a file
+    whose name has an `ending`, which is in small letters here and in any there.
 
     The entry point group `posgap.openers` has them, so that this room need not know who rests on it.
     """
@@ -83,6 +84,7 @@ class Opener:
     open: Callable[[Any], Source]
     takes: Callable[[Location], bool] = lambda location: False
     file: str = ""
+    ending: str = ""
     parameters: ClassVar[type[Parameters]] = Parameters  # none
 
 
@@ -97,19 +99,24 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     """
     if is_uri(location):
         there = look(location)
-        return _opened(there, {stored.name for stored in there.objects})
+        if there.is_folder:
+            return _opened(there, {stored.name for stored in there.objects})
+        return _file(there)
     if is_address(location):
-        return AtAddress(location, brought(location))
+        return _file(AtAddress(location, brought(location)))
     if opener := next((each for each in OPENERS if each.takes(location)), None):
         return opener.open(location)
     path = Path(location)
     if path.is_dir() and path.resolve() != Path("/"):
         return _opened(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
     if path.is_file():
-        return OnDisk(path)
+        # What another program serves goes by that program's names, and llama.cpp's are those of files.
+        return OnDisk(path) if may_be_any_name else _file(OnDisk(path))
     if path.exists():
         raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
     if isinstance(location, str):
+        if not may_be_any_name and _by_ending(location):
+            raise PosgapError(f"{location}: no such file")
         if not (may_be_any_name or is_hub_name(location)):
             raise PosgapError(f"{location}: no such folder, and no name of a model on the hub")
         return ByName(location)
@@ -128,6 +135,17 @@ def _opened(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
     """A folder, or what an opener makes of one that holds files of these names."""
     opener = next((each for each in OPENERS if each.file in names), None)
     return opener.open(folder) if opener else folder
+
+
+def _file(file: "OnDisk | Snapshot | AtAddress") -> Source:
+    """A file, or what an opener makes of one whose name ends so."""
+    opener = _by_ending(file.location)
+    return opener.open(file) if opener else file
+
+
+def _by_ending(location: Location) -> Opener | None:
+    name = str(location).lower()
+    return next((each for each in OPENERS if each.ending and name.endswith(each.ending)), None)
 
 
 def sources(config: Config) -> dict[str, Source]:
