@@ -24,10 +24,9 @@ from posgap.measurement.config import DiagnoseConfig, MergeConfig, SweepConfig
 from posgap.measurement.mitigated import Mitigated, Question
 from posgap.measurement.summary import summary_text
 from posgap.measurement.sweeps import read_predictions, read_sweep
+from posgap.mitigations.document_orders import Orders, at_ends, by_relevance, majority
 from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
-from posgap.mitigations.permutation import Orders, majority
 from posgap.mitigations.registry import MITIGATIONS
-from posgap.mitigations.reordering import at_ends, by_relevance
 from posgap.peers.config import HubPushConfig
 from posgap.peers.hub import _sweeps
 from posgap.stages.gate import gate

@@ -14,7 +14,7 @@ import families
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.in_force import apply, load_model, model_mitigation, remove, written
 from posgap.mitigations.rope_parameters import Factor
-from posgap.mitigations.yarn import Yarn
+from posgap.mitigations.rope_scaling import Yarn
 from posgap.models import NTK_KEY
 from posgap.models.loading import save_model
 

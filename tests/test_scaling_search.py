@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.mitigations.curves import MONOTONE, Curve
-from posgap.mitigations.factor_search import Score, search
-from posgap.mitigations.strategies import Genetic
+from posgap.mitigations.factor_search import Genetic, Score, search
 
 TARGET = np.array([1.2, 1.8, 1.4])
 CURVE = Curve("free")

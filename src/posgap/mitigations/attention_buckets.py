@@ -18,6 +18,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.mitigations.rope_parameters import changed, changed_types, followed_rotaries, logits, require_bases
+from posgap.models.patching import all_of, cached_length, name_of, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +46,7 @@ def _apply(model: "PreTrainedModel", settings: Bases) -> Undo:
     from posgap.models.layer_scaling import has_tables_by_head
     from posgap.models.rope_lengths import RopeLengths
 
-    where = f"{model.name_or_path or type(model).__name__}: {NAME}"
+    where = f"{name_of(model)}: {NAME}"
     if has_tables_by_head(model):
         raise PosgapError(f"{where}: its heads have factors of their own (ms-poe); take those back first")
     if RopeLengths.of(model.config.get_text_config()):
@@ -89,14 +90,8 @@ class _Copies:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self.read(*args, **kwargs)
 
-        undone = [_replaced(self.model, forward)]
-        undone += [self._with_tables(index, rotary) for index, rotary in enumerate(self.rotaries)]
-
-        def undo() -> None:
-            for each in undone:
-                each()
-
-        return undo
+        with_tables = [self._with_tables(index, rotary) for index, rotary in enumerate(self.rotaries)]
+        return all_of([replaced(self.model, "forward", forward), *with_tables])
 
     def require_that_base(self, alone: "Tensor", where: str) -> None:
         """`PosgapError` unless one copy gives what the model gives with its base `alone`, to the bit."""
@@ -133,8 +128,7 @@ class _Copies:
 
         read = arguments["input_ids"] if arguments.get("input_ids") is not None else arguments["inputs_embeds"]
         rows, length = read.shape[:2]
-        cache = arguments.get("past_key_values")
-        seen = cache.get_seq_length() if cache is not None else 0
+        seen = cached_length(arguments)
         if arguments.get("position_ids") is None:
             arguments["position_ids"] = torch.arange(seen, seen + length, device=read.device)[None]
         arguments["position_ids"] = arguments["position_ids"].expand(rows, -1)
@@ -164,7 +158,7 @@ class _Copies:
                 rotary._buffers.update(kept)
             return _by_row(made, self.rows)
 
-        return _replaced(rotary, forward)
+        return replaced(rotary, "forward", forward)
 
 
 def _by_row(made: Sequence[Any], rows: int) -> Any:
@@ -182,23 +176,6 @@ def _by_row(made: Sequence[Any], rows: int) -> Any:
     for number, other in enumerate(made[1:], 1):
         mixed = torch.where((base == number)[:, None, None], other, mixed)
     return mixed
-
-
-def _replaced(module: "nn.Module", forward: Any) -> Undo:
-    """Gives a module another `forward`; returns what gives it its own again. Where it was wrapped once more since, for
-    good, as scaling by layer does it, it stays: it then does as the module's own."""
-    before = vars(module).get("forward")
-    vars(module)["forward"] = forward
-
-    def undo() -> None:
-        if vars(module).get("forward") is not forward:
-            return
-        if before is None:
-            del vars(module)["forward"]
-        else:
-            vars(module)["forward"] = before
-
-    return undo
 
 
 def _few(model: "PreTrainedModel") -> "Tensor":

@@ -19,6 +19,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.models.layout import layout_of
+from posgap.models.patching import cached_length, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ def _apply(model: "PreTrainedModel", settings: Calibration) -> Undo:
     from posgap.mitigations.own_attention import require_plain_attention, take_over
 
     require_plain_attention(model, "calibration")
-    config, name = model.config.get_text_config(), model.name_or_path or type(model).__name__
+    config, name = model.config.get_text_config(), name_of(model)
     if settings.last_layers > config.num_hidden_layers:
         raise PosgapError(f"{name}: calibration: it has {config.num_hidden_layers} layers, not {settings.last_layers}")
     if settings.dummy >= config.vocab_size:
@@ -53,14 +54,7 @@ def _apply(model: "PreTrainedModel", settings: Calibration) -> Undo:
     if not settings.last_layers:
         return lambda: None
     reader = _Reader(layout_of(model), settings, config.num_hidden_layers)
-    hook = model.get_decoder().register_forward_pre_hook(reader.measure, with_kwargs=True)
-    give_back = take_over(model, reader.attend)
-
-    def undo() -> None:
-        give_back()
-        hook.remove()
-
-    return undo
+    return take_over(model, reader.attend, before_forward=reader.measure)
 
 
 class _Reader:
@@ -81,8 +75,7 @@ class _Reader:
         """Measures the documents' relevance before a prompt is read."""
         if self.measured is not None:
             return
-        cache = kwargs.get("past_key_values")
-        self.seen = cache.get_seq_length() if cache is not None else 0
+        self.seen = cached_length(kwargs)
         if len(self.layout.spans) < 2:
             self.shares = None
             return
@@ -122,13 +115,8 @@ class _Reader:
             return out, weights
         first = max(self.prompt - 1, self.seen)
         shared = _shared_out(_weights(computed, first), self.spans, self.shares)
-        answered = (shared.to(computed.value.dtype) @ _by_head(computed, computed.value)).transpose(1, 2)
+        answered = (shared.to(computed.value.dtype) @ computed.by_head(computed.value)).transpose(1, 2)
         return torch.cat([out[:, : first - self.seen], answered], dim=1), None
-
-
-def _by_head(computed: "Computed", of: "Tensor") -> "Tensor":
-    """Keys or values `[B, H, K, D]`, those that heads have in common once for each."""
-    return of.repeat_interleave(computed.query.shape[1] // of.shape[1], dim=1)
 
 
 def _weights(computed: "Computed", first: int) -> "Tensor":
@@ -137,7 +125,7 @@ def _weights(computed: "Computed", first: int) -> "Tensor":
 
     columns = torch.arange(computed.key.shape[2], device=computed.key.device)
     query = computed.query[:, :, computed.query.shape[2] - (len(columns) - first) :]
-    scores = (query @ _by_head(computed, computed.key).transpose(2, 3)).float() * computed.scaling
+    scores = (query @ computed.by_head(computed.key).transpose(2, 3)).float() * computed.scaling
     return scores.masked_fill(columns > columns[first:, None], -torch.inf).softmax(-1)
 
 

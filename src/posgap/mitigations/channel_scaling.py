@@ -8,7 +8,7 @@ tokens; every other token attends as ever (section 3.3). The cache keeps the sca
 that prompts must be read whole.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -16,6 +16,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.models.layout import layout_of
+from posgap.models.patching import all_of, cached_length, name_of, replaced, without_cache
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,7 +54,7 @@ def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
     from posgap.mitigations.own_attention import is_taken_over
 
     layers = decoder_layers(model, "channel-scaling")
-    name, width = model.name_or_path or type(model).__name__, model.config.get_text_config().hidden_size
+    name, width = name_of(model), model.config.get_text_config().hidden_size
     if settings.channel >= width:
         raise PosgapError(f"{name}: channel-scaling: hidden states have {width} channels, none is {settings.channel}")
     if is_taken_over(model):
@@ -61,13 +62,7 @@ def _apply(model: "PreTrainedModel", settings: Channel) -> Undo:
     if outside := [layer for layer in settings.layers if layer >= len(layers)]:
         raise PosgapError(f"{name}: channel-scaling: there are {len(layers)} layers, counted from 0, none {outside[0]}")
     found = [_attention(layers[layer], name) for layer in dict.fromkeys(settings.layers)]
-    undone = [_scaled(each, settings, layout_of(model)) for each in found]
-
-    def undo() -> None:
-        for undo_layer in reversed(undone):
-            undo_layer()
-
-    return undo
+    return all_of([_scaled(each, settings, layout_of(model)) for each in found])
 
 
 def decoder_layers(model: "PreTrainedModel", mitigation: str) -> "nn.ModuleList":
@@ -80,7 +75,7 @@ def decoder_layers(model: "PreTrainedModel", mitigation: str) -> "nn.ModuleList"
     for child in decoder_of(model).children():
         if isinstance(child, nn.ModuleList) and len(child) == n_layers:
             return child
-    raise PosgapError(f"{model.name_or_path or type(model).__name__}: {mitigation}: its layers are not one stack")
+    raise PosgapError(f"{name_of(model)}: {mitigation}: its layers are not one stack")
 
 
 def _attention(layer: "nn.Module", name: str) -> _Attention:
@@ -135,12 +130,11 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
         hidden = args[0] if args else kwargs["hidden_states"]
         scaled = hidden.clone()
         scaled[..., settings.channel] *= settings.factor
-        cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-        seen = cache.get_seq_length(attention.module.layer_idx) if cache is not None else 0
+        seen = cached_length(kwargs, attention.module.layer_idx)
         first = _first_answering(layout, seen, hidden.shape[1])
         if first and seen:
             raise PosgapError("channel-scaling: the prompt is read in pieces; it must be read whole")
-        unscaled = own(*args, **{**kwargs, **dict.fromkeys(set(kwargs) & set(_CACHES))}) if first else None
+        unscaled = own(*args, **without_cache(kwargs)) if first else None
         states.append(hidden)
         try:
             out = own(scaled, *args[1:], **kwargs) if args else own(**{**kwargs, "hidden_states": scaled})
@@ -150,10 +144,9 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
             return out
         return (torch.cat([unscaled[0][:, :first], out[0][:, first:]], dim=1), *out[1:])
 
-    return replaced(attention.module, forward, also=(attention.projection, projected))
-
-
-_CACHES = ("past_key_values", "layer_past")
+    return all_of(
+        [replaced(attention.module, "forward", forward), replaced(attention.projection, "forward", projected)]
+    )
 
 
 def _first_answering(layout: "Layout", seen: int, length: int) -> int:
@@ -161,21 +154,6 @@ def _first_answering(layout: "Layout", seen: int, length: int) -> int:
     the response's."""
     prompt = layout.length if layout.length is not None else seen or length
     return min(max(0, prompt - 1 - seen), length) if seen < prompt else 0
-
-
-def replaced(module: "nn.Module", forward: Callable[..., Any], also: "tuple[nn.Module, Callable[..., Any]]") -> Undo:
-    """Gives two modules other `forward`s; returns what gives them theirs again."""
-    before = [(each, vars(each).get("forward")) for each in (module, also[0])]
-    vars(module)["forward"], vars(also[0])["forward"] = forward, also[1]
-
-    def undo() -> None:
-        for each, own in before:
-            if own is None:
-                del vars(each)["forward"]
-            else:
-                vars(each)["forward"] = own
-
-    return undo
 
 
 def middle_layers(n_layers: int) -> tuple[int, ...]:
@@ -203,12 +181,9 @@ def positional_channels(states: "Tensor", n: int) -> list[int]:
     rough = torch.where(follows, rough, torch.inf).amin(0)
     layers = follows.sum(0)
     candidate = layers > len(states) // 4
-    keys = [(not ok, 0 if ok else -many, each) for ok, many, each in zip(*map(_listed, (candidate, layers, rough)))]
+    listed = zip(*(values.tolist() for values in (candidate, layers, rough)))
+    keys = [(not ok, 0 if ok else -many, each) for ok, many, each in listed]
     return sorted(range(len(keys)), key=keys.__getitem__)[:n]
-
-
-def _listed(values: "Tensor") -> list[Any]:
-    return values.tolist()
 
 
 def _cubic(curves: "Tensor") -> "Tensor":
@@ -247,8 +222,9 @@ def _tried(tried_on: TriedOn) -> Sequence[Channel]:
             read = decoder_of(tried_on.model)(input_ids=ids, use_cache=False, output_hidden_states=True)
             states = read.hidden_states[1:]
             if any(each.ndim != 3 for each in states):
-                name = tried_on.model.name_or_path or type(tried_on.model).__name__
-                raise PosgapError(f"{name}: channel-scaling: a token has several hidden states in a layer, not one")
+                raise PosgapError(
+                    f"{name_of(tried_on.model)}: channel-scaling: a token has several hidden states in a layer, not one"
+                )
             total = total + torch.cat(states).float()
     channels = positional_channels((total / len(tried_on.prompts)).cpu(), CHANNELS)
     layers = middle_layers(tried_on.model.config.get_text_config().num_hidden_layers)

@@ -16,6 +16,7 @@ from pydantic import Field
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.channel_scaling import decoder_layers
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
+from posgap.models.patching import all_of, forward_few_tokens, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,7 +139,7 @@ def _projections(model: "PreTrainedModel") -> "list[nn.Module]":
     """Each layer's projection of its heads' outputs into the stream."""
     from torch import nn
 
-    where = f"{model.name_or_path or type(model).__name__}: {_NAME}"
+    where = f"{name_of(model)}: {_NAME}"
     found: list[nn.Module] = []
     for index, layer in enumerate(decoder_layers(model, _NAME)):
         attentions = [module for module in layer.modules() if type(module).__name__.endswith("Attention")]
@@ -169,19 +170,13 @@ def _apply(model: "PreTrainedModel", settings: Gates) -> Undo:
     import torch
 
     inputs = _checked(model, settings)
-    undone = [_gated(projection, torch.tensor(row)) for projection, row in zip(inputs, settings.gates)]
-
-    def undo() -> None:
-        for each in undone:
-            each()
-
-    return undo
+    return all_of([_gated(projection, torch.tensor(row)) for projection, row in zip(inputs, settings.gates)])
 
 
 def _checked(model: "PreTrainedModel", settings: Gates) -> "list[nn.Module]":
     """The projections, of a model that can have these gates; else `PosgapError`."""
     inputs, n_heads = _projections(model), _n_heads(model)
-    where = f"{model.name_or_path or type(model).__name__}: {_NAME}"
+    where = f"{name_of(model)}: {_NAME}"
     if len(settings.gates) != len(inputs) or any(len(row) != n_heads for row in settings.gates):
         raise PosgapError(f"{where}: give a gate for each of {n_heads} heads in each of {len(inputs)} layers")
     _require_heads(model, inputs, n_heads)
@@ -201,8 +196,8 @@ def _in_weights(model: "PreTrainedModel", settings: Gates) -> "dict[str, Tensor]
         name = f"{names[projection]}.weight"
         if not isinstance(projection, nn.Linear | Conv1D) or name in factors:
             raise PosgapError(
-                f"{model.name_or_path or type(model).__name__}: {_NAME}: {names[projection]} has no weights of its own "
-                "that a head's gate could multiply; leave `in_weights` out"
+                f"{name_of(model)}: {_NAME}: {names[projection]} has no weights of its own that a head's gate could "
+                "multiply; leave `in_weights` out"
             )
         transposed = isinstance(projection, Conv1D)  # [in, out], where nn.Linear has [out, in]
         width = projection.weight.shape[0 if transposed else 1]
@@ -215,7 +210,7 @@ def _require_heads(model: "PreTrainedModel", inputs: "Sequence[nn.Module]", n_he
     """`PosgapError` unless every projection is given all heads' outputs side by side as a prompt is read."""
     import torch
 
-    where = f"{model.name_or_path or type(model).__name__}: {_NAME}"
+    where = f"{name_of(model)}: {_NAME}"
     widths: dict[int, int] = {}
 
     def seen(index: int) -> Any:
@@ -228,7 +223,7 @@ def _require_heads(model: "PreTrainedModel", inputs: "Sequence[nn.Module]", n_he
     with ExitStack() as hooks, torch.inference_mode():
         for index, projection in enumerate(inputs):
             hooks.callback(projection.register_forward_pre_hook(seen(index)).remove)
-        model(input_ids=torch.arange(3, device=model.device)[None], use_cache=False)
+        forward_few_tokens(model)
     for index in range(len(inputs)):
         if index not in widths or widths[index] % n_heads:
             raise PosgapError(

@@ -12,6 +12,7 @@ from posgap.foundation.files import parsed, read_object
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.models import CONFIG_KEY, MITIGATIONS_KEY
 from posgap.models.factors import Factors, check_factors, config_factors
+from posgap.models.patching import name_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -63,7 +64,7 @@ def scale_model(model: "PreTrainedModel", factors: Factors | None = None) -> "Pr
         factors = config_factors(model.config)
     if factors is None:
         return model
-    check_factors(factors, model.config.get_text_config().num_hidden_layers, model.name_or_path or type(model).__name__)
+    check_factors(factors, model.config.get_text_config().num_hidden_layers, name_of(model))
     by_head = [isinstance(row, list | tuple) for row in factors]
     if any(by_head) and not all(by_head):
         raise PosgapError(f"{model.name_or_path}: some layers have a RoPE factor for each head, some have one for all")
@@ -93,9 +94,7 @@ def load_model(path: str, dtype: str = "auto", compute: str = "") -> "PreTrained
 def apply_configured(model: "PreTrainedModel") -> "PreTrainedModel":
     """Puts in force what the model's config names, its RoPE factors and what it lists, and returns the model."""
     _take_from_folder(model)
-    also = configured(
-        model.config, model.name_or_path or type(model).__name__
-    )  # before anything is applied, which lists what is in force
+    also = configured(model.config, name_of(model))  # before anything is applied, which lists what is in force
     scale_model(model)
     for listed in also:
         apply(model, listed["name"], listed["settings"])

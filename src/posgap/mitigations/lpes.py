@@ -71,8 +71,7 @@ class _LayerScaling(ModelMitigation):
     ) -> None:
         """Searches Bezier curves as `scale search` does, with another judge of candidates."""
         from posgap.mitigations.curves import Curve
-        from posgap.mitigations.factor_search import Score, search
-        from posgap.mitigations.strategies import Genetic
+        from posgap.mitigations.factor_search import Genetic, Score, search
 
         def scores(candidates: "Sequence[Candidate]") -> list[Any]:
             return [Score(fitness(LayerFactors(factors=list(factors))), True) for factors in candidates]

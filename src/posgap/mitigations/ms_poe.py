@@ -24,6 +24,7 @@ from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Un
 from posgap.mitigations.state import in_force
 from posgap.models import CONFIG_KEY
 from posgap.models.factors import check_factors
+from posgap.models.patching import name_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -76,8 +77,8 @@ def _require_own_attention(model: "PreTrainedModel", name: str) -> None:
     taken = str(model.config.get_text_config()._attn_implementation).startswith("posgap_")
     if taken or "attention-buckets" in in_force(model):
         raise PosgapError(
-            f"{model.name_or_path or type(model).__name__}: {name}: another mitigation computes its attention or its "
-            "rotary tables already; remove that first"
+            f"{name_of(model)}: {name}: another mitigation computes its attention or its rotary tables already; remove "
+            "that first"
         )
 
 

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from posgap.foundation.errors import PosgapError
 from posgap.mitigations.state import in_force
 from posgap.models.layer_scaling import factors_in_force
+from posgap.models.patching import all_of, name_of
 from posgap.models.rope_lengths import RopeLengths
 
 _FURTHER = 5  # positions by which queries are turned to see how a model does it
@@ -33,6 +34,10 @@ class Computed(NamedTuple):
     scaling: float
     as_ever: Callable[[], tuple[Tensor, Tensor | None]]
 
+    def by_head(self, shared: Tensor) -> Tensor:
+        """Keys or values `[B, H_kv, K, D]`, those that heads share once for each head, `[B, H, K, D]`."""
+        return shared.repeat_interleave(self.query.shape[1] // shared.shape[1], dim=1)
+
 
 Attend = Callable[[Computed], tuple[Tensor, Tensor | None]]
 
@@ -40,7 +45,7 @@ Attend = Callable[[Computed], tuple[Tensor, Tensor | None]]
 def require_plain_attention(model: PreTrainedModel, mitigation: str) -> None:
     """`PosgapError` unless every layer of `model` attends to all that was read, through transformers' interface, and no
     other mitigation computes its attention."""
-    name = f"{model.name_or_path or type(model).__name__}: {mitigation}"
+    name = f"{name_of(model)}: {mitigation}"
     config: Any = model.config.get_text_config()
     if is_taken_over(model):
         raise PosgapError(f"{name}: another mitigation computes its attention already; remove that first")
@@ -91,8 +96,13 @@ def _code_of(module: nn.Module) -> Any:
     return sys.modules[type(module).__module__]
 
 
-def take_over(model: PreTrainedModel, attend: Attend) -> Callable[[], None]:
-    """Has `attend` compute the attention of all layers; returns what gives it back to the model's implementation."""
+def take_over(
+    model: PreTrainedModel, attend: Attend, before_forward: Callable[..., Any] | None = None
+) -> Callable[[], None]:
+    """Has `attend` compute the attention of all layers; returns what gives it back to the model's implementation.
+
+    `before_forward(decoder, args, kwargs)` is called before each forward pass, as a hook of torch.
+    """
     own = model.config.get_text_config()._attn_implementation
     name = f"{_PREFIX}own_{own}"
     AttentionInterface.register(name, _attention)
@@ -108,7 +118,9 @@ def take_over(model: PreTrainedModel, attend: Attend) -> Callable[[], None]:
         for module in attentions:
             delattr(module, _ATTRIBUTE)
 
-    return undo
+    if before_forward is None:
+        return undo
+    return all_of([model.get_decoder().register_forward_pre_hook(before_forward, with_kwargs=True).remove, undo])
 
 
 def _attention(
@@ -134,7 +146,7 @@ class Rotation:
     """
 
     def __init__(self, model: PreTrainedModel, mitigation: str):
-        name = f"{model.name_or_path or type(model).__name__}: {mitigation}"
+        name = f"{name_of(model)}: {mitigation}"
         self.model = model
         if not hasattr(self.rotary, "inv_freq"):
             raise PosgapError(f"{name}: it has no rotary embedding of all its layers, whose positions could be moved")

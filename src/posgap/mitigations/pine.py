@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from posgap.mitigations.mitigation import ModelMitigation, Settings, TriedOn, Undo
 from posgap.models.layout import layout_of
+from posgap.models.patching import cached_length
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,14 +73,7 @@ def _apply(model: "PreTrainedModel", settings: NoChoice) -> Undo:
 
     require_plain_attention(model, "pine")
     reader = _Reader(layout_of(model), Rotation(model, "pine"))
-    hook = model.get_decoder().register_forward_pre_hook(reader.places, with_kwargs=True)
-    give_back = take_over(model, reader.attend)
-
-    def undo() -> None:
-        give_back()
-        hook.remove()
-
-    return undo
+    return take_over(model, reader.attend, before_forward=reader.places)
 
 
 class _Reader:
@@ -93,8 +87,7 @@ class _Reader:
     def places(self, decoder: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         """Gives documents their positions, before the decoder reads."""
         ids: Any = args[0] if args else kwargs.get("input_ids")
-        cache = kwargs.get("past_key_values")
-        self.seen = cache.get_seq_length() if cache is not None else 0
+        self.seen = cached_length(kwargs)
         if len(self.layout.spans) < 2:
             self.plan = None
             return None
@@ -115,14 +108,14 @@ def _attended(computed: "Computed", plan: _Plan, seen: int, turn: "Rotation") ->
     import torch
 
     layer, query = computed.layer, computed.query[0] * computed.scaling
-    key, value = (_by_head(x[0], query) for x in (computed.key, computed.value))
+    key, value = (computed.by_head(shared)[0] for shared in (computed.key, computed.value))
     columns = torch.arange(key.shape[1], device=query.device)
     rows = columns[seen:]
     if layer not in plan.free_keys:
         documents = slice(plan.first, plan.end)
         places = -plan.positions[documents].to(query.device)
         plan.free_keys[layer] = turn(computed.key[0, :, documents], places, layer)
-    shifts = _shifts(query, plan, seen, turn, layer)
+    shifts = _shifts(query, computed.by_head(plan.free_keys[layer][None])[0], plan, seen, turn, layer)
     scores = query.new_empty(*query.shape[:2], len(columns))
     for outside in (slice(0, plan.first), slice(plan.end, None)):
         scores[..., outside] = query @ key[:, outside].transpose(1, 2)
@@ -137,13 +130,9 @@ def _attended(computed: "Computed", plan: _Plan, seen: int, turn: "Rotation") ->
     return (scores.to(value.dtype) @ value).transpose(0, 1)[None].contiguous()
 
 
-def _by_head(of: "Tensor", query: "Tensor") -> "Tensor":
-    """Keys or values `[H_kv, K, D]`, those that heads have in common once for each of the query's heads."""
-    return of.repeat_interleave(query.shape[0] // of.shape[0], dim=0)
-
-
-def _shifts(query: "Tensor", plan: _Plan, seen: int, turn: "Rotation", layer: int) -> "Tensor":
-    """How far each document is moved away from the end of the documents, `[H, Q, n]`, for each token that looks."""
+def _shifts(query: "Tensor", free_key: "Tensor", plan: _Plan, seen: int, turn: "Rotation", layer: int) -> "Tensor":
+    """How far each document is moved away from the end of the documents, `[H, Q, n]`, for each token that looks.
+    `free_key [H, K, D]` are the documents' keys without positions."""
     import torch
 
     device = query.device
@@ -159,7 +148,7 @@ def _shifts(query: "Tensor", plan: _Plan, seen: int, turn: "Rotation", layer: in
     free = turn(query, -positions, layer) / turn.gain**2
     shifts = torch.zeros(*query.shape[:2], n_docs, device=device)
     first, end = max(0, plan.first - seen), max(0, plan.end - seen)
-    scores = (free @ _by_head(plan.free_keys[layer], query).transpose(1, 2)).float()
+    scores = (free @ free_key.transpose(1, 2)).float()
     after = scores[:, end:].softmax(-1) @ belongs / lengths
     shifts[:, end:] = _moved(after, lengths)
     if end > first:

@@ -4,20 +4,16 @@ from typing import cast
 
 from posgap.foundation.choices import Choices
 from posgap.mitigations.attention_buckets import ATTENTION_BUCKETS
-from posgap.mitigations.attention_sorting import ATTENTION_SORTING
 from posgap.mitigations.calibration import CALIBRATION
 from posgap.mitigations.channel_scaling import CHANNEL_SCALING
+from posgap.mitigations.document_orders import ATTENTION_SORTING, PERMUTATION, REORDERING, REVERSED
 from posgap.mitigations.head_gates import HEAD_GATES
-from posgap.mitigations.linear import LINEAR
 from posgap.mitigations.lpes import LPES
 from posgap.mitigations.mitigation import Mitigation, PromptMitigation
 from posgap.mitigations.ms_poe import MS_POE, MS_POE_STATIC
-from posgap.mitigations.ntk import NTK
-from posgap.mitigations.permutation import PERMUTATION
 from posgap.mitigations.pine import PINE
-from posgap.mitigations.reordering import REORDERING, REVERSED
+from posgap.mitigations.rope_scaling import LINEAR, NTK, YARN
 from posgap.mitigations.self_extend import SELF_EXTEND
-from posgap.mitigations.yarn import YARN
 
 MITIGATIONS: Choices[Mitigation] = Choices(
     "mitigation",

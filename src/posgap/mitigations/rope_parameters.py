@@ -11,6 +11,7 @@ from pydantic import Field
 
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.mitigations.mitigation import Settings, Undo
+from posgap.models.patching import all_of, forward_few_tokens, name_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -41,7 +42,7 @@ def followed_rotaries(model: "PreTrainedModel", name: str, change: Change) -> "l
     model computes; `PosgapError` where it does not, or where there are none."""
     import torch
 
-    where = _where(model, name)
+    where = f"{name_of(model)}: {name}"
     rotaries = [module for module in model.modules() if _is_rotary(module, model.config.get_text_config())]
     if not rotaries:
         raise PosgapError(f"{where}: it has no rotary embedding that its rope_parameters make")
@@ -129,7 +130,7 @@ def _changed(config: Any, where: str, change: Change, factor: float) -> dict[str
 def changed(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", change: Change, factor: float) -> Undo:
     """Makes the rotary embeddings of a model anew, from its configuration with a factor; returns what undoes it."""
     config: Any = model.config.get_text_config()
-    where, before = _where(model, name), getattr(config, "rope_parameters", None)
+    where, before = f"{name_of(model)}: {name}", getattr(config, "rope_parameters", None)
     try:
         wanted = _changed(config, where, change, factor)
         if wanted == before:
@@ -145,13 +146,7 @@ def changed(model: "PreTrainedModel", name: str, rotaries: "list[nn.Module]", ch
         config.rope_parameters = before
         raise PosgapError(f"{where}: its configuration replaces rope_parameters by its own")
     undone = [_become(module, new) for module, new in zip(rotaries, made)]
-
-    def undo() -> None:
-        config.rope_parameters = before
-        for each in undone:
-            each()
-
-    return undo
+    return all_of([*undone, lambda: setattr(config, "rope_parameters", before)])
 
 
 def _become(module: "nn.Module", new: "nn.Module") -> Undo:
@@ -194,10 +189,6 @@ def changed_types(config: Any, parameters: Mapping[str, Any]) -> list[str]:
     return [_FULL] if _FULL in types else types
 
 
-def _where(model: "PreTrainedModel", name: str) -> str:
-    return f"{model.name_or_path or type(model).__name__}: {name}"
-
-
 def _line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it asks for {error} in them"
@@ -206,12 +197,4 @@ def _line(error: Exception) -> str:
 
 def logits(model: "PreTrainedModel") -> "Tensor":
     """The logits of a few tokens."""
-    import torch
-
-    trained = model.training
-    model.eval()  # dropout would make two runs differ
-    try:
-        with torch.no_grad():
-            return model(input_ids=torch.arange(3, device=model.device)[None]).logits
-    finally:
-        model.train(trained)
+    return forward_few_tokens(model).logits

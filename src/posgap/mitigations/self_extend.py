@@ -38,20 +38,13 @@ def _apply(model: "PreTrainedModel", settings: Groups) -> Undo:
     turn = Rotation(model, NAME)
     if settings.group == 1:
         return lambda: None
-    hook = model.get_decoder().register_forward_pre_hook(_require_no_padding, with_kwargs=True)
 
     def attend(computed: "Computed") -> "tuple[Tensor, Tensor | None]":
         if computed.key.shape[2] <= settings.window:
             return computed.as_ever()
         return _attended(computed, settings, turn), None
 
-    give_back = take_over(model, attend)
-
-    def undo() -> None:
-        give_back()
-        hook.remove()
-
-    return undo
+    return take_over(model, attend, before_forward=_require_no_padding)
 
 
 def _require_no_padding(decoder: Any, args: tuple, kwargs: dict) -> None:
@@ -66,14 +59,13 @@ def _attended(computed: "Computed", settings: Groups, turn: "Rotation") -> "Tens
     import torch
 
     query = computed.query
-    heads, n_queries, n_keys = query.shape[1], query.shape[2], computed.key.shape[2]
+    n_queries, n_keys = query.shape[2], computed.key.shape[2]
     columns = torch.arange(n_keys, device=query.device)
     rows = columns[n_keys - n_queries :]
     shift = settings.window - settings.window // settings.group
-    key, value = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (computed.key, computed.value))
+    key, value = computed.by_head(computed.key), computed.by_head(computed.value)
     far_query = turn(query, rows // settings.group + shift - rows, computed.layer)
-    far_key = turn(computed.key, columns // settings.group - columns, computed.layer)
-    far_key = far_key.repeat_interleave(heads // far_key.shape[1], dim=1)
+    far_key = computed.by_head(turn(computed.key, columns // settings.group - columns, computed.layer))
     out = []
     for some in torch.arange(n_queries, device=query.device).split(_QUERIES):
         distance = rows[some, None] - columns

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.models.layer_scaling import LayerScaling, Rungs, decoder_of, layer_scaling
 from posgap.models.layout import Layout, layout_of
+from posgap.models.patching import cached_length, forward_few_tokens, name_of, replaced, without_cache
 
 LOW, HIGH = 1.2, 1.8
 FIRST_LAYER = 2
@@ -32,7 +33,6 @@ _ATTRIBUTE = "_posgap_heads"
 _SHARED = "query heads that share a key have different factors, and its keys cannot be kept apart; give them one factor"
 _OTHERWISE = "its attention reads rotary tables otherwise than by head"
 _NO_FUNCTION = "{} is no separate function of queries and keys to rank heads by"
-_CACHES = ("past_key_values", "layer_past")
 
 
 @dataclass
@@ -89,7 +89,7 @@ def scaled_heads(model: PreTrainedModel, factors: Sequence[Sequence[float]]) -> 
     scaling = layer_scaling(model)
     n_heads = model.config.get_text_config().num_attention_heads
     if [len(row) for row in factors] != [n_heads] * scaling.n_layers:
-        raise PosgapError(f"{_name(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
+        raise PosgapError(f"{name_of(model)}: per-head RoPE factors must be {scaling.n_layers} rows of {n_heads}")
     rungs = sorted({1.0, *(factor for row in factors for factor in row)})
     groups = n_heads // n_key_heads(model)
     rows: dict[int, list[float]] = {}
@@ -227,7 +227,7 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
     given = kwargs.get("position_embeddings")
     if not isinstance(given, Rungs):
         return own(*args, **kwargs)
-    if state.ranking and _begins(state, kwargs):
+    if state.ranking and not cached_length(kwargs, state.layer):  # a prompt is read from its beginning
         sensitivities = _sensitivities(state, own, given, args, kwargs)
         if state.seen is not None:
             state.seen.append(sensitivities)
@@ -239,18 +239,11 @@ def _attend(state: _Heads, own: Callable[..., Any], *args: Any, **kwargs: Any) -
     return own(*args, **{**kwargs, "position_embeddings": _tables(given, state.chosen)})
 
 
-def _begins(state: _Heads, kwargs: dict) -> bool:
-    """Whether a prompt is read from its beginning."""
-    cache = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
-    return cache is None or not cache.get_seq_length(state.layer)
-
-
 def _sensitivities(state: _Heads, own: Callable[..., Any], given: Rungs, args: tuple, kwargs: dict) -> Tensor:
     """The sensitivities `[B, H]` of a layer's key heads, of queries and keys without positions, as the authors' code
     has them."""
     cos = given.tables[0][0]
-    without = {name: None for name in _CACHES if name in kwargs}
-    plain = {**kwargs, **without, "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
+    plain = {**without_cache(kwargs), "position_embeddings": (torch.ones_like(cos), torch.zeros_like(cos))}
     config: Any = getattr(state.module, "config", None)
     if config is None:
         raise PosgapError(_NO_FUNCTION.format(type(state.module).__name__))
@@ -310,7 +303,7 @@ def _taken_over(
     raises, the model is as it was."""
     heads: list[_Heads] = []
     if scaling.rungs is not None:
-        raise PosgapError(f"{_name(model)}: its heads are scaled already; take that back first")
+        raise PosgapError(f"{name_of(model)}: its heads are scaled already; take that back first")
 
     def undo() -> None:
         scaling.rungs = None
@@ -322,8 +315,8 @@ def _taken_over(
         layout, ones = layout_of(model), torch.zeros(n_key_heads(model), dtype=torch.long)
         for layer, module in scaling.attentions():
             each = _Heads(module, layer, ones, layout)
-            each.undone.append(_replaced(module, _ATTRIBUTE, each))
-            each.undone.append(_replaced(module, "forward", partial(_attend, each, module.forward)))
+            each.undone.append(replaced(module, _ATTRIBUTE, each))
+            each.undone.append(replaced(module, "forward", partial(_attend, each, module.forward)))
             heads.append(each)
         _check(model, scaling, heads)
         scaling.rungs = torch.tensor(rungs, dtype=torch.float32)
@@ -333,12 +326,12 @@ def _taken_over(
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         undo()
         reason = first_line(error)
-        raise PosgapError(f"{_name(model)}: its heads cannot be scaled: {reason}") from None
+        raise PosgapError(f"{name_of(model)}: its heads cannot be scaled: {reason}") from None
     except PosgapError as error:
         undo()
-        if str(error).startswith(_name(model)):
+        if str(error).startswith(name_of(model)):
             raise
-        raise PosgapError(f"{_name(model)}: its heads cannot be scaled: {error}") from None
+        raise PosgapError(f"{name_of(model)}: its heads cannot be scaled: {error}") from None
 
 
 def _check(model: PreTrainedModel, scaling: LayerScaling, heads: list[_Heads]) -> None:
@@ -372,16 +365,9 @@ def _alike(states: Tensor, wanted: Tensor) -> bool:
     return torch.allclose(states.float(), wanted, rtol=1e-3, atol=1e-3 * float(wanted.std()))
 
 
-@torch.no_grad()
 def _run(model: PreTrainedModel) -> Tensor:
     """The states of a few tokens."""
-    decoder = decoder_of(model)
-    trained = decoder.training
-    decoder.eval()
-    try:
-        return decoder(input_ids=torch.arange(5, device=model.device)[None], use_cache=False).last_hidden_state
-    finally:
-        decoder.train(trained)
+    return forward_few_tokens(decoder_of(model), 5).last_hidden_state
 
 
 def _one_key_per_query_head(attention: Any, groups: int) -> Callable[[], None]:
@@ -402,21 +388,3 @@ def _one_key_per_query_head(attention: Any, groups: int) -> Callable[[], None]:
             hook.remove()
 
     return undo
-
-
-def _replaced(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
-    """Sets an attribute of a module, and returns what takes that back."""
-    before = vars(module).get(name)
-    setattr(module, name, value)
-
-    def undo() -> None:
-        if before is None:
-            delattr(module, name)
-        else:
-            setattr(module, name, before)
-
-    return undo
-
-
-def _name(model: PreTrainedModel) -> str:
-    return model.name_or_path or type(model).__name__

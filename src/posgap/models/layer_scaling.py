@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError, first_line
+from posgap.models.patching import all_of, forward_few_tokens, name_of, replaced
 from posgap.models.rope_lengths import KINDS
 
 _ATTRIBUTE = "_posgap_layer_scaling"
@@ -69,25 +70,25 @@ class LayerScaling:
         """Raises `PosgapError` where the model cannot be scaled; without `tried`, which is for a model that runs inside
         a server alone, no tokens are read to see that."""
         decoder = decoder_of(model)
-        self.name = model.name_or_path or type(model).__name__
+        self.name = name_of(model)
         layers, rotaries = _rope_parts(decoder, self.name)
         unscaled = _tried(decoder, self.name) if tried else None
         self.layer_types: list[str] | None = getattr(decoder.config, "layer_types", None)
         self.length_dependent = any(_follows_length(rotary, None) for rotary in rotaries)
         self.factors = torch.ones(len(layers))
-        own = [(module, vars(module).get("forward")) for module in (*rotaries, *layers)]
+        undone = []
         for rotary in rotaries:
             names = tuple(inspect.signature(rotary.forward).parameters)
-            rotary.forward = partial(_tables, self, rotary, rotary.forward, names)
+            undone.append(replaced(rotary, "forward", partial(_tables, self, rotary, rotary.forward, names)))
         self._layers = [layers]  # in a list: no second owner of modules
         for index, layer in enumerate(layers):
-            layer.forward = partial(_with_own_tables, index, layer.forward)
+            undone.append(replaced(layer, "forward", partial(_with_own_tables, index, layer.forward)))
         if unscaled is None:
             return
         try:
             self._require_effect(decoder, unscaled)
         except PosgapError:
-            _give_back(own)
+            all_of(undone)()
             raise
 
     def _require_effect(self, decoder: nn.Module, unscaled: Tensor) -> None:
@@ -133,15 +134,6 @@ class LayerScaling:
         return [index for index, kind in enumerate(self.layer_types) if kind == layer_type]
 
 
-def _give_back(own: list[tuple[nn.Module, Callable[..., Any] | None]]) -> None:
-    """Gives modules the `forward`s that they had; None: that of their class."""
-    for module, forward in own:
-        if forward is None:
-            del vars(module)["forward"]
-        else:
-            vars(module)["forward"] = forward
-
-
 def decoder_of(model: PreTrainedModel) -> Any:
     """The part of a model that has its layers. Where a family calls the model with its head so, a part of that."""
     decoder = model.get_decoder()
@@ -157,19 +149,13 @@ def _rotaries(decoder: nn.Module) -> list[nn.Module]:
     return [child for child in children if "RotaryEmbedding" in type(child).__name__]
 
 
-@torch.no_grad()
 def _tried(decoder: Any, name: str) -> Tensor:
     """The last hidden states of three tokens; `PosgapError` where they cannot be computed."""
-    trained = decoder.training
-    decoder.eval()  # dropout would make two runs differ
     try:
-        ids = torch.arange(3, device=decoder.device)[None]
-        return decoder(input_ids=ids, use_cache=False).last_hidden_state
+        return forward_few_tokens(decoder).last_hidden_state
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         reason = first_line(error)
         raise PosgapError(f"{name}: its rotary positions cannot be scaled by layer: {reason}") from None
-    finally:
-        decoder.train(trained)
 
 
 def _rope_parts(decoder: nn.Module, name: str) -> tuple[nn.ModuleList, list[nn.Module]]:

@@ -20,9 +20,8 @@ from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
 from posgap.mitigations.curve_kinds import CURVES
 from posgap.mitigations.curves import Candidate, Curve
-from posgap.mitigations.factor_search import search
+from posgap.mitigations.factor_search import Genetic, search
 from posgap.mitigations.in_force import load_model
-from posgap.mitigations.strategies import Genetic
 from posgap.models.layer_scaling import layer_scaling
 from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths

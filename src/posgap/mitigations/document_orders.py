@@ -1,0 +1,166 @@
+"""Mitigations that ask a question over its documents in other orders: reversed, by relevance, by the attention that the
+model pays to them, and several at random with a vote on the answer (permutation self-consistency)."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from posgap.mitigations.mitigation import Asked, PromptMitigation, Settings
+from posgap.tasks.examples import RankedExample
+from posgap.tasks.metrics import normalize
+
+if TYPE_CHECKING:
+    from posgap.tasks.examples import AnyExample, Document
+
+_ANYWHERE = ("transformers", "vllm", "endpoints")
+
+
+class NoSettings(Settings):
+    """Nothing can be chosen."""
+
+
+def _reversed(asked: Asked, settings: NoSettings) -> Sequence[Sequence["Document"]]:
+    return [list(reversed(asked.documents))]
+
+
+REVERSED = PromptMitigation(
+    name="reversed",
+    help="the documents in the reverse order, the last one first",
+    level="prompt",
+    source="a baseline: what stood last stands first",
+    cost="nothing",
+    served_by=_ANYWHERE,
+    settings=NoSettings,
+    orders=_reversed,
+    chosen=lambda responses: 0,
+    tried=lambda: [NoSettings()],
+)
+
+
+class Relevance(Settings):
+    """Where the most relevant documents stand: at both `ends` of the prompt, the least relevant in its middle, or
+    `first`, or `last`."""
+
+    most: Literal["ends", "first", "last"] = "ends"
+
+
+def at_ends(ranked: Sequence["Document"]) -> list["Document"]:
+    """Documents of which the most relevant comes first, so that it stands first, the second last, the third second ...
+
+    LangChain's LongContextReorder has the same order of an odd number of documents, and its mirror image of an even
+    one; Haystack's LostInTheMiddleRanker has this.
+    """
+    return [*ranked[::2], *ranked[1::2][::-1]]
+
+
+def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list["Document"]:
+    """The documents, the most relevant to the example's question first, whatever is known of which are gold.
+
+    That is the order of the retriever where the example was retrieved, and else that of BM25, by which title and text
+    count among these documents; those that are as relevant stay in the order given.
+    """
+    from posgap.data.bm25 import relevance
+
+    if isinstance(example, RankedExample):
+        ranks = {passage.document: rank for rank, passage in reversed([*enumerate(example.passages)])}
+        return sorted(documents, key=lambda document: ranks.get(document, len(ranks)))
+    scores = relevance(example.question, documents)
+    return [documents[i] for i in sorted(range(len(documents)), key=lambda i: -scores[i])]
+
+
+def _by_relevance(asked: Asked, settings: Relevance) -> Sequence[Sequence["Document"]]:
+    ranked = by_relevance(asked.example, asked.documents)
+    return [{"ends": at_ends(ranked), "first": ranked, "last": ranked[::-1]}[settings.most]]
+
+
+REORDERING = PromptMitigation(
+    name="reordering",
+    help="the documents in the order of their relevance to the question, the most relevant at the ends",
+    level="prompt",
+    source="LongContextReorder of LangChain, LostInTheMiddleRanker of Haystack; Liu et al. 2024, TACL 12:157-173, "
+    "section 6; BM25 as Robertson and Zaragoza 2009",
+    cost="ranks the documents, on the CPU",
+    served_by=_ANYWHERE,
+    settings=Relevance,
+    orders=_by_relevance,
+    chosen=lambda responses: 0,
+    tried=lambda: [Relevance(most="ends"), Relevance(most="first"), Relevance(most="last")],
+)
+
+
+class Rounds(Settings):
+    """How often documents are sorted, each time by the attention that they get in the order of the time before, and
+    where the most attended stand: `last`, or `first` for a model that reads the beginning best."""
+
+    rounds: int = Field(1, ge=1, le=20)
+    most: Literal["last", "first"] = "last"
+
+
+def _sorted(asked: Asked, settings: Rounds) -> Sequence[Sequence["Document"]]:
+    assert asked.attention, "needs_attention says that it is there"
+    documents, sign = list(asked.documents), 1 if settings.most == "last" else -1
+    for _ in range(settings.rounds):
+        attention = asked.attention(documents)
+        # Of documents with equal attention the one that stood first stays first.
+        documents = [documents[i] for i in sorted(range(len(documents)), key=lambda i: sign * attention[i])]
+    return [documents]
+
+
+ATTENTION_SORTING = PromptMitigation(
+    name="attention-sorting",
+    help="the documents in the order of the attention that the model pays to them",
+    level="prompt",
+    source="Peysakhovich and Lerer 2023, arXiv 2310.01427, and the authors' code, github.com/adamlerer/synthwiki",
+    cost="the prompt is read once more in each round",
+    served_by=("transformers",),
+    settings=Rounds,
+    orders=_sorted,
+    chosen=lambda responses: 0,
+    tried=lambda: [Rounds(), Rounds(rounds=2), Rounds(most="first")],
+    needs_attention=True,
+)
+
+
+class Orders(Settings):
+    """How many random orders of its documents a question is asked in, all of them where there are no more."""
+
+    orders: int = Field(5, ge=1, le=100)
+
+
+def _shuffled(asked: Asked, settings: Orders) -> Sequence[Sequence["Document"]]:
+    """Different orders, drawn for the example: at every placement its slots are shuffled in the same ways."""
+    drawn: dict[tuple[int, ...], None] = {}
+    draws = random.Random(f"permutation {asked.seed} {asked.example.id}")
+    slots = list(range(len(asked.documents)))
+    while len(drawn) < min(settings.orders, math.factorial(len(slots))):
+        draws.shuffle(slots)
+        drawn[tuple(slots)] = None
+    return [[asked.documents[slot] for slot in order] for order in drawn]
+
+
+def majority(responses: Sequence[str]) -> int:
+    """The index of the first response of those that are given most often, as SQuAD normalises them; of several that are
+    given as often, the one that came first. A response that says nothing is none, unless all are."""
+    said = [normalize(response) for response in responses]
+    votes = Counter(filter(None, said)) or Counter(said)
+    ((most, _),) = votes.most_common(1)  # which keeps the order in which they came
+    return said.index(most)
+
+
+PERMUTATION = PromptMitigation(
+    name="permutation",
+    help="several random orders of the documents, and the answer that most of them give",
+    level="decoding",
+    source="permutation self-consistency: Tang et al. 2024, arXiv 2310.07712, section 2; votes as Wang et al. 2023, "
+    "arXiv 2203.11171, since single answers have no ranking to aggregate",
+    cost="a prompt and an answer for each order",
+    served_by=_ANYWHERE,
+    settings=Orders,
+    orders=_shuffled,
+    chosen=majority,
+    tried=lambda: [Orders(orders=3), Orders(orders=5)],
+)

@@ -1,0 +1,74 @@
+"""What changes of a model in memory have in common: its name in messages, attributes that are replaced for a while,
+and a forward pass over a few tokens, which shows what a change does."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+_CACHES = ("past_key_values", "layer_past")
+
+
+def name_of(model: "PreTrainedModel") -> str:
+    """What messages call a model: its folder or name on the hub, else its class."""
+    return model.name_or_path or type(model).__name__
+
+
+def replaced(module: "nn.Module", name: str, value: Any) -> Callable[[], None]:
+    """Sets an attribute of a module, and returns what restores it.
+
+    Nothing is restored where the attribute was replaced once more for good, as layer scaling does it.
+    """
+    before = vars(module).get(name)
+    vars(module)[name] = value
+
+    def undo() -> None:
+        if vars(module).get(name) is not value:
+            return
+        if before is None:
+            del vars(module)[name]
+        else:
+            vars(module)[name] = before
+
+    return undo
+
+
+def all_of(undone: "list[Callable[[], None]]") -> Callable[[], None]:
+    """Takes several changes back, the last one first."""
+
+    def undo() -> None:
+        for each in reversed(undone):
+            each()
+
+    return undo
+
+
+def forward_few_tokens(module: Any, n: int = 3) -> Any:
+    """The output of a model, or of its decoder, for `n` tokens: without dropout, gradients and cache."""
+    import torch
+
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            return module(input_ids=torch.arange(n, device=module.device)[None], use_cache=False)
+    finally:
+        module.train(training)
+
+
+def cache_of(kwargs: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a forward pass; None where there is none."""
+    return next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
+
+
+def without_cache(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a forward pass that neither looks into a cache nor adds to it."""
+    return {**kwargs, **dict.fromkeys(set(kwargs) & set(_CACHES))}
+
+
+def cached_length(kwargs: Mapping[str, Any], layer: int = 0) -> int:
+    """How many tokens a layer's cache holds before a forward pass with these arguments."""
+    cache = cache_of(kwargs)
+    return cache.get_seq_length(layer) if cache is not None else 0
