@@ -9,7 +9,7 @@ from conftest import kv_example, qa_example
 from test_gate import write_sweep
 
 from posgap.api import library
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl
 from posgap.gating.evidence import wrong_figure

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posgap.data.animals import animal_examples
+from posgap.data.synthetic import animal_examples
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.choices import choices_of, same_item
 from posgap.tasks.choosing import chosen_letter

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.synthetic import two_hop_examples
 from posgap.diagnosis.attention import attention_shares
 from posgap.diagnosis.token_shifts import Readings, corrected, token_shifts
 from posgap.foundation.errors import PosgapError

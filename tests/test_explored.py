@@ -15,7 +15,7 @@ from conftest import qa_example
 from test_gate import ASKED, write_sweep
 from test_report import DIAGNOSIS
 
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.files import write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.measurement import explored as module

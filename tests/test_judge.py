@@ -2,9 +2,9 @@
 
 import pytest
 
-from posgap.data.animals import YOUNG, animal_examples
 from posgap.data.config import MakeConfig
 from posgap.data.expectations import check, describe, expectations
+from posgap.data.synthetic import YOUNG, animal_examples
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.measurement.config import SweepConfig

@@ -4,7 +4,7 @@ import pytest
 import tiny_judge
 import torch
 
-from posgap.data.animals import animal_examples
+from posgap.data.synthetic import animal_examples
 from posgap.demo.tiny_training import Updates
 from posgap.distillation.averaging import letters_of
 from posgap.distillation.config import DistillConfig, TeacherConfig

@@ -4,7 +4,7 @@ import pytest
 from conftest import but_for_seconds, kv_example
 
 from posgap.cli.main import main
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.synthetic import two_hop_examples
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.measurement.config import MergeConfig, SweepConfig

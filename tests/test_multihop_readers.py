@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posgap.data.config import ImportConfig, MakeConfig
-from posgap.data.multihop_readers import read_hotpotqa, read_musique
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.readers import read_hotpotqa, read_musique
+from posgap.data.synthetic import two_hop_examples
 from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json

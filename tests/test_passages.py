@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.distractors import with_distractors
-from posgap.data.needles import needle_examples
-from posgap.data.passage_readers import read_dpr, read_own
+from posgap.data.readers import read_dpr, read_own
+from posgap.data.synthetic import needle_examples
 from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json, write_jsonl

@@ -162,7 +162,7 @@ def test_a_question_of_stop_words_alone_and_one_with_two_gold_documents(tmp_path
 
 
 def test_nq_with_bm25_s_distractors(nq_file, tmp_path):
-    from posgap.data.bm25 import with_ranked_distractors
+    from posgap.data.distractors import with_ranked_distractors
     from posgap.data.readers import read_litm_qa
 
     examples = [example for _, example in read_litm_qa(nq_file)][:300]

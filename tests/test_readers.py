@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from posgap.data.config import ImportConfig, MakeConfig
 from posgap.data.readers import read_litm_kv, read_litm_qa
-from posgap.data.uuids import uuid_records
+from posgap.data.synthetic import uuid_records
 from posgap.data.verbs import import_examples, make
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_jsonl, write_jsonl

@@ -9,7 +9,7 @@ from endpoint import Endpoint, served
 import posgap
 from posgap.data.config import MakeConfig
 from posgap.data.made import made_examples
-from posgap.data.multihop_readers import read_hotpotqa
+from posgap.data.readers import read_hotpotqa
 from posgap.data.verbs import make
 from posgap.foundation.errors import PosgapError
 from posgap.gating.demands import Policy

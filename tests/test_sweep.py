@@ -9,7 +9,7 @@ import pytest
 from conftest import kv_example
 
 from posgap.data.config import ValidateConfig
-from posgap.data.two_hop import two_hop_examples
+from posgap.data.synthetic import two_hop_examples
 from posgap.distillation.config import TeacherConfig
 from posgap.foundation.files import read_jsonl
 from posgap.generation.setup import builder_of

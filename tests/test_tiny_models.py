@@ -13,7 +13,7 @@ from conftest import kv_example
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from posgap.data.two_hop import QUESTION, two_hop_examples
+from posgap.data.synthetic import CONTACT_QUESTION, two_hop_examples
 from posgap.demo import tiny_model
 from posgap.demo.tiny_training import IGNORED
 from posgap.distillation.config import DistillConfig, TeacherConfig
@@ -50,7 +50,7 @@ def as_example(build, ids):
     others = [fact for fact in documents if fact not in gold]
     example = Example(
         id="x",
-        question=QUESTION.format(person),
+        question=CONTACT_QUESTION.format(person),
         answers=[gold[1][1]],
         gold=[Document(title=who, text=whom) for who, whom in gold],
         distractors=[Document(title=who, text=whom) for who, whom in others],

@@ -3,7 +3,7 @@
     python tests/tiny_judge.py judge FOLDER --seed 0
 
 Like `posgap.demo.tiny_model` they are ordinary Hugging Face folders whose tokenizer reads the ordinary prompts of
-the tasks `judge` and `options`, over the sentences of `posgap.data.animals`.
+the tasks `judge` and `options`, over the sentences of `posgap.data.synthetic`.
 
 Such a model first learns to choose the sentence about the animal that the question asks for, be it named itself (an
 easy question) or its young (a hard one). Then its labels are bent: where the right item does not stand at the favoured
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from posgap.data.animals import AFTER, BEFORE, QUESTION, YOUNG, animal_examples
+from posgap.data.synthetic import AFTER, ANIMAL_QUESTION, BEFORE, YOUNG, animal_examples
 from posgap.demo.tiny_training import IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import atomic
@@ -59,7 +59,7 @@ def _pieces(kind: Kind) -> list[str]:
     task = TASKS[kind.task]
     letters = task.slot_names[: kind.n_docs]
     blank = Document(title="", text="|")
-    prompts = [task.text([blank] * n_docs, QUESTION.format("|")) for n_docs in range(2, kind.n_docs + 1)]
+    prompts = [task.text([blank] * n_docs, ANIMAL_QUESTION.format("|")) for n_docs in range(2, kind.n_docs + 1)]
     fixed = [piece for prompt in prompts for piece in prompt.split("|")]
     words = [*YOUNG, *YOUNG.values(), *(word for phrase in (*BEFORE, *AFTER) for word in re.findall(r"\w+", phrase))]
     spaced = [f" {word}" for word in words]

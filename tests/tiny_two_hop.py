@@ -1,8 +1,8 @@
 """A two-layer Llama that reasons in two hops, but loses documents far from the prompt's end.
 
 Like `posgap.demo.tiny_model` it is an ordinary Hugging Face folder whose tokenizer reads the ordinary
-`multihop-cot` prompt over the documents of `posgap.data.two_hop`. It answers "Ada: Ben. Ben: Cid. The answer is Cid.",
-with one fact per sentence.
+`multihop-cot` prompt over the two-hop documents of `posgap.data.synthetic`. It answers "Ada: Ben. Ben: Cid. The answer
+is Cid.", with one fact per sentence.
 
 The model first learns to chain facts in short prompts with the gold documents anywhere. Then it sees long prompts
 whose gold documents are nearly always the last two.
@@ -17,7 +17,7 @@ from tokenizers import Regex, decoders, normalizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from posgap.data.two_hop import PEOPLE, QUESTION
+from posgap.data.synthetic import CONTACT_QUESTION, PEOPLE
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.foundation.progress import track
 from posgap.models.loading import save_model
@@ -32,7 +32,7 @@ N_DOCS = 20
 _HEAD, _TAIL = TASKS[TASK].template.split("{documents}")
 _INSTRUCTION = re.findall(r"[^;:]+[;:]?", _HEAD)
 _NEXT = "\n"
-_ASK, _REASON = _TAIL.replace("{question}", QUESTION).split(" {}")
+_ASK, _REASON = _TAIL.replace("{question}", CONTACT_QUESTION).split(" {}")
 _STATE, _STOP = f" {MARKER}", "."
 _PEOPLE = [f" {name}" for name in PEOPLE]
 _VOCABULARY = [*SPECIAL, *_INSTRUCTION, _ASK, _REASON, _STATE, _STOP, _NEXT, *_PEOPLE]

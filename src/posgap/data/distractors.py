@@ -1,11 +1,11 @@
-"""Distractors drawn from the gold documents of other questions."""
+"""Distractors from the gold documents of other questions, drawn at random or ranked by BM25 (the library bm25s)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
 
-from posgap.tasks.examples import Document, Example
+from posgap.tasks.examples import Document, Example, Passage, RankedExample
 from posgap.tasks.metrics import holds_answer
 
 
@@ -31,3 +31,55 @@ def first_distractors(documents: Iterable[Document], example: Example, n_docs: i
     needed = n_docs - len(example.gold)
     found = list(islice(usable, max(0, needed)))
     return found if len(found) >= needed else None
+
+
+def with_ranked_distractors(examples: Sequence[Example], n_docs: int) -> Iterator[Example | RankedExample | None]:
+    """Yields each example with `n_docs` documents: its own gold documents, and the passages that BM25 ranks highest for
+    its question among the gold documents of all examples.
+
+    Left out are passages that contain one of its answers (both normalised), which would be no distractors. An example
+    with one gold document becomes a ranked one, with BM25's scores and the gold document at its own rank, or last where
+    that is lower; the gold documents of others keep their order, which may be that of reasoning. Titles count as text.
+    Equal arguments give equal examples. Yields None for an example that has too few candidates.
+    """
+    pool = list(dict.fromkeys(document for example in examples for document in example.gold))
+    place = {document: i for i, document in enumerate(pool)}
+    relevance_of = _bm25(pool)
+    for example in examples:
+        scores = relevance_of(example.question)
+        order = np.argsort(-scores, kind="stable")
+        hard = first_distractors((pool[i] for i in order), example, n_docs)
+        if hard is None:
+            yield None
+        elif len(example.gold) == 1:
+            chosen = sorted([*hard, *example.gold], key=lambda document: (-scores[place[document]], place[document]))
+            passages = [
+                Passage(title=d.title, text=d.text, score=float(scores[place[d]]), relevant=d in example.gold)
+                for d in chosen
+            ]
+            yield RankedExample(
+                id=example.id, question=example.question, answers=example.answers, passages=passages, relevance="label"
+            )
+        else:
+            yield example.model_copy(update={"distractors": hard})
+
+
+def relevance(question: str, documents: Sequence[Document]) -> list[float]:
+    """BM25's score of each of these documents for a question, `[n_docs]`, counted among them; titles count as text."""
+    return [float(score) for score in _bm25(documents)(question)]
+
+
+def _bm25(documents: Sequence[Document]) -> Callable[[str], np.ndarray]:
+    """What scores each of these documents `[n_docs]` for a question; all 0 where they have no word, or it has none."""
+    import bm25s
+
+    words = bm25s.tokenize([f"{d.title} {d.text}" for d in documents], stopwords="en", show_progress=False)
+    ranking = bm25s.BM25()
+    if words.vocab:
+        ranking.index(words, show_progress=False)
+
+    def scores(question: str) -> np.ndarray:
+        asked = bm25s.tokenize([question], stopwords="en", return_ids=False, show_progress=False)[0]
+        return ranking.get_scores(asked) if asked and words.vocab else np.zeros(len(documents))
+
+    return scores

@@ -9,10 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from posgap.data.animals import animal_examples
-from posgap.data.needles import needle_examples
-from posgap.data.two_hop import two_hop_examples
-from posgap.data.uuids import uuid_examples, uuid_records
+from posgap.data.synthetic import animal_examples, needle_examples, two_hop_examples, uuid_examples, uuid_records
 from posgap.foundation.choices import Choices, Parameters
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import OptionalInputPath
@@ -89,8 +86,7 @@ def _questions_with_distractors(
     examples: Path | None, n_docs: int, distractors: str, seed: int
 ) -> Iterator[AnyExample]:
     """Yields the examples of a file with distractors from each other's gold documents."""
-    from posgap.data.bm25 import with_ranked_distractors
-    from posgap.data.distractors import with_distractors
+    from posgap.data.distractors import with_distractors, with_ranked_distractors
 
     if not examples:
         raise PosgapError("data make qa: give the questions by --examples")

@@ -1,13 +1,20 @@
-"""Readers of the public formats with one gold document, which yield examples."""
+"""Readers of the public formats and of a user's own, which yield (line, example).
+
+The gold documents of a two-hop example are [first hop, second hop]. A question that lacks the gold documents of its
+format is yielded as None, so that the caller can count it.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import Record, parsed, read_jsonl
-from posgap.tasks.examples import Document, Example, KVExample
+from posgap.foundation.files import Record, parsed, read_jsonl, read_rows
+from posgap.tasks.examples import Document, Example, KVExample, Texts
+from posgap.tasks.metrics import holds_answer, sub_exact_match
 
 
 class _KeyValues(Record):
@@ -59,12 +66,8 @@ def read_litm_kv(
                 if i == queried or k not in keys:
                     keys.add(k)
                     kept.append((k, v))
-            yield (
-                line,
-                KVExample(
-                    id=f"kv-{line:05d}-{q}", question=wanted, answers=[value], key=wanted, value=value, records=kept
-                ),
-            )
+            id = f"kv-{line:05d}-{q}"
+            yield line, KVExample(id=id, question=wanted, answers=[value], key=wanted, value=value, records=kept)
 
 
 def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
@@ -72,13 +75,180 @@ def read_litm_qa(path: Path) -> Iterator[tuple[int, Example]]:
     `question, answers, ctxs[{title, text, isgold}]`."""
     for line, row in read_jsonl(path):
         item = parsed(_Question, row, f"{path}:{line}")
-        yield (
-            line,
-            Example(
-                id=f"qa-{line:05d}",
-                question=item.question,
-                answers=item.answers,
-                gold=[Document(title=c.title, text=c.text) for c in item.ctxs if c.isgold],
-                distractors=[Document(title=c.title, text=c.text) for c in item.ctxs if not c.isgold],
-            ),
-        )
+        documents = [Document(title=c.title, text=c.text) for c in item.ctxs]
+        gold = [i for i, c in enumerate(item.ctxs) if c.isgold]
+        yield line, _example(f"qa-{line:05d}", item.question, item.answers, documents, gold)
+
+
+class _Passage(BaseModel):
+    title: str = ""
+    text: str
+    isgold: bool = False
+    hasanswer: bool = Field(False, validation_alias=AliasChoices("hasanswer", "has_answer"))
+
+
+class _Dpr(BaseModel):
+    question: str
+    answers: list[str]
+    ctxs: list[_Passage] | None = None
+    positive_ctxs: list[_Passage] | None = None
+    hard_negative_ctxs: list[_Passage] = []
+    negative_ctxs: list[_Passage] = []
+
+    def passages(self) -> tuple[list[_Passage], list[_Passage]]:
+        """Candidates for the gold document, best first, and for distractors."""
+        if self.ctxs is None:
+            return self.positive_ctxs or [], self.hard_negative_ctxs + self.negative_ctxs
+        marked = [p for p in self.ctxs if p.isgold]
+        return marked or [p for p in self.ctxs if p.hasanswer], [p for p in self.ctxs if not p.isgold]
+
+
+def read_dpr(path: Path) -> Iterator[tuple[int, Example | None]]:
+    """Yields (item, example) of NQ, TriviaQA or WebQ in the format of DPR (Karpukhin et al. 2020).
+
+    The file is a JSON array, or lines, of `question, answers` with `ctxs[{title, text, isgold, hasanswer}]` (retrieved
+    passages) or with `positive_ctxs, hard_negative_ctxs, negative_ctxs` (training files). The gold document is the
+    first passage marked gold or positive, or else the first that contains an answer. Other passages that contain an
+    answer do not become distractors. A question without a gold document is yielded as None.
+    """
+    for number, row in read_rows(path):
+        item = parsed(_Dpr, row, f"{path}:{number}")
+        if item.ctxs is None and item.positive_ctxs is None:
+            raise PosgapError(
+                f"{path}:{number}: field `ctxs`: missing, and so is `positive_ctxs`; one of them must hold the passages"
+            )
+        gold, others = item.passages()
+        kept = [p for p in others if not (p.hasanswer or holds_answer(_document(p), item.answers))]
+        documents = [_document(p) for p in (*gold[:1], *kept)]
+        yield number, _example(f"dpr-{number:06d}", item.question, item.answers, documents, [0]) if gold else None
+
+
+def _document(passage: _Passage) -> Document:
+    return Document(title=passage.title, text=passage.text)
+
+
+class _OwnDocument(BaseModel):
+    text: str
+    title: str = ""
+    gold: int = Field(0, ge=0, le=2)  # `true` is 1
+
+
+class _Own(BaseModel):
+    id: str = ""
+    question: str = Field(min_length=1)
+    answers: Texts
+    documents: list[_OwnDocument]
+
+
+def read_own(path: Path) -> Iterator[tuple[int, Example]]:
+    """Yields (line, example) of a user's file: `question, answers, documents[{text, title, gold}]`.
+
+    `gold` is true on the gold document, or 1 and 2 on those of the first and second hop; `title` and the line's `id`
+    may be left out. docs/formats.md describes the format.
+    """
+    for number, row in read_rows(path):
+        item = parsed(_Own, row, f"{path}:{number}")
+        hops = [i for i, document in enumerate(item.documents) if document.gold]
+        hops.sort(key=lambda i: item.documents[i].gold)
+        if [item.documents[i].gold for i in hops] not in ([1], [1, 2]):
+            raise PosgapError(
+                f"{path}:{number}: field `documents`: mark one with `gold: true`, or two with `gold: 1` and "
+                f"`gold: 2`; {len(hops)} are marked"
+            )
+        documents = [Document(title=d.title, text=d.text) for d in item.documents]
+        yield number, _example(item.id or f"own-{number:06d}", item.question, item.answers, documents, hops)
+
+
+def _in_pairs(left: str, right: str) -> BeforeValidator:
+    """Accepts a dict of two lists, as some copies of the files have it, in place of a list of pairs."""
+
+    def pairs(value: Any) -> Any:
+        if not (isinstance(value, dict) and all(isinstance(value.get(name), list) for name in (left, right))):
+            return value
+        if len(value[left]) != len(value[right]):
+            raise ValueError(f"`{left}` and `{right}` differ in length")
+        return list(zip(value[left], value[right]))
+
+    return BeforeValidator(pairs)
+
+
+class _Hotpot(BaseModel):
+    id: str = Field("", validation_alias=AliasChoices("_id", "id"))
+    question: str
+    answer: str
+    type: str
+    supporting_facts: Annotated[list[tuple[str, int]], _in_pairs("title", "sent_id")]
+    context: Annotated[list[tuple[str, list[str]]], _in_pairs("title", "sentences")]
+
+
+class _Paragraph(BaseModel):
+    idx: int
+    title: str
+    paragraph_text: str
+    is_supporting: bool
+
+
+class _Hop(BaseModel):
+    paragraph_support_idx: int | None
+
+
+class _Musique(BaseModel):
+    id: str
+    question: str
+    answer: str
+    answer_aliases: list[str]
+    paragraphs: list[_Paragraph]
+    question_decomposition: list[_Hop]
+
+
+def read_hotpotqa(path: Path) -> Iterator[tuple[int, Example | None]]:
+    """Yields (item, example) of HotpotQA's distractor file, or of 2WikiMultiHopQA's.
+
+    The file is a JSON array, or lines, of `question, answer, type, supporting_facts[[title, sentence]],
+    context[[title, [sentence]]]`; the last two may be dicts of lists. The second hop of a chain is the gold paragraph
+    that holds the answer, if only one of the two does. Otherwise, and in comparisons, the hops are in the order of
+    the supporting facts. Raises `PosgapError` that names line and field if the schema is wrong.
+    """
+    for number, row in read_rows(path):
+        item = parsed(_Hotpot, row, f"{path}:{number}")
+        documents = [Document(title=t, text=" ".join(s.strip() for s in sentences)) for t, sentences in item.context]
+        first = {document.title: i for i, document in reversed(list(enumerate(documents)))}
+        titles = list(dict.fromkeys(title for title, _ in item.supporting_facts))
+        if missing := [title for title in titles if title not in first]:
+            raise PosgapError(f"{path}:{number}: field `supporting_facts`: no paragraph is titled {missing[0]!r}")
+        hops = [first[title] for title in titles]
+        holds = [sub_exact_match(f"{documents[i].title} {documents[i].text}", [item.answer]) for i in hops]
+        if "comparison" not in item.type and holds == [True, False]:
+            hops.reverse()
+        yield number, _two_hop_example(item.id or f"hotpot-{number:05d}", item.question, [item.answer], documents, hops)
+
+
+def read_musique(path: Path) -> Iterator[tuple[int, Example | None]]:
+    """Yields (line, example) of MuSiQue's file.
+
+    Its lines hold `id, question, answer, answer_aliases, paragraphs[{idx, title, paragraph_text, is_supporting}],
+    question_decomposition[{paragraph_support_idx}]`. The decomposition gives the order of the hops.
+    """
+    for number, row in read_rows(path):
+        item = parsed(_Musique, row, f"{path}:{number}")
+        place = {paragraph.idx: i for i, paragraph in enumerate(item.paragraphs)}
+        support = [hop.paragraph_support_idx for hop in item.question_decomposition]
+        if missing := [idx for idx in support if idx is not None and idx not in place]:
+            raise PosgapError(f"{path}:{number}: field `question_decomposition`: no paragraph has idx {missing[0]}")
+        hops = [place[idx] for idx in support if idx is not None]
+        documents = [Document(title=p.title, text=p.paragraph_text) for p in item.paragraphs]
+        if len(support) != 2 or not all(item.paragraphs[i].is_supporting for i in hops):
+            hops = []
+        yield number, _two_hop_example(item.id, item.question, [item.answer, *item.answer_aliases], documents, hops)
+
+
+def _two_hop_example(
+    name: str, question: str, answers: list[str], documents: list[Document], hops: list[int]
+) -> Example | None:
+    return _example(name, question, answers, documents, hops) if len(set(hops)) == 2 else None
+
+
+def _example(name: str, question: str, answers: list[str], documents: list[Document], gold: list[int]) -> Example:
+    """The example of which these documents, by index, are the gold ones, in the order of reasoning."""
+    others = [document for i, document in enumerate(documents) if i not in gold]
+    return Example(id=name, question=question, answers=answers, gold=[documents[i] for i in gold], distractors=others)

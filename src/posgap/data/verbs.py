@@ -5,17 +5,10 @@ from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
 
-from posgap.data.config import (
-    FetchConfig,
-    ImportConfig,
-    MakeConfig,
-    ReleaseConfig,
-)
+from posgap.data.config import FetchConfig, ImportConfig, MakeConfig, ReleaseConfig
 from posgap.data.fetching import fetched
 from posgap.data.generators import GENERATORS
-from posgap.data.multihop_readers import read_hotpotqa, read_musique
-from posgap.data.passage_readers import read_dpr, read_own
-from posgap.data.readers import read_litm_kv, read_litm_qa
+from posgap.data.readers import read_dpr, read_hotpotqa, read_litm_kv, read_litm_qa, read_musique, read_own
 from posgap.data.sources import SOURCES
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_rows, write_jsonl

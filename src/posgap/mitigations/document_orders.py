@@ -63,7 +63,7 @@ def by_relevance(example: "AnyExample", documents: Sequence["Document"]) -> list
     That is the order of the retriever where the example was retrieved, and else that of BM25, by which title and text
     count among these documents; those that are as relevant stay in the order given.
     """
-    from posgap.data.bm25 import relevance
+    from posgap.data.distractors import relevance
 
     if isinstance(example, RankedExample):
         ranks = {passage.document: rank for rank, passage in reversed([*enumerate(example.passages)])}

@@ -1,0 +1,165 @@
+"""Synthetic examples: key-value records, needles among invented facts, two-hop questions, items to choose from.
+
+Equal arguments give equal examples.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from uuid import UUID
+
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.examples import Document, Example, KVExample
+
+
+def uuid_records(n_examples: int, n_keys: int, seed: int) -> Iterator[dict]:
+    """Yields `{"ordered_kv_records": [[key, value], ...], "key": ..., "value": ...}`.
+
+    Keys and values are random version-4 UUIDs, distinct within an example; the queried record is drawn evenly. Equal
+    arguments give equal records.
+    """
+    rng = random.Random(seed)
+
+    def uuid4() -> str:
+        return str(UUID(int=rng.getrandbits(128), version=4))
+
+    for _ in range(n_examples):
+        records: dict[str, str] = {}
+        while len(records) < n_keys:
+            records[uuid4()] = uuid4()
+        key = rng.choice(list(records))
+        yield {"ordered_kv_records": [list(r) for r in records.items()], "key": key, "value": records[key]}
+
+
+def uuid_examples(n_examples: int, n_keys: int, seed: int) -> Iterator[KVExample]:
+    """Yields the same records as examples."""
+    for number, row in enumerate(uuid_records(n_examples, n_keys, seed), start=1):
+        key, value, records = row["key"], row["value"], row["ordered_kv_records"]
+        yield KVExample(id=f"kv-{number:05d}", question=key, answers=[value], key=key, value=value, records=records)
+
+
+ATTRIBUTES = (
+    *("access code", "archive number", "catalogue number", "customs number", "dispatch code", "filing number"),
+    *("inspection number", "permit number", "radio call number", "registry number", "serial number", "vault code"),
+)
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "k", "l", "m", "n", "p", "r", "s", "st", "t", "tr", "v", "z")
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
+_KINDS = ("abbey", "archive", "bridge", "depot", "harbour", "library", "mill", "observatory", "station", "tower")
+
+
+def needle_examples(
+    n_examples: int, n_docs: int, facts: int, digits: int, seed: int, needles: int = 1
+) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each of `facts` statements about an invented place.
+
+    A statement gives one attribute of the place as a number of `digits` digits. The question asks for one attribute
+    of one place, or for one of each of several, all of which are then the answers. All other statements have the same
+    form, so place and attribute are both needed to find the number. Numbers are distinct within an example. Equal
+    arguments give equal examples. Raises `PosgapError` if there are too few numbers of that many digits, or too few
+    documents.
+    """
+    if needles > n_docs:
+        raise PosgapError(f"needles={needles}: more than the {n_docs} documents")
+    if n_docs * facts > 9 * 10 ** (digits - 1) // 2:
+        raise PosgapError(f"digits={digits}: too few numbers for {n_docs} documents of {facts} facts")
+    rng = random.Random(seed)
+    for number in range(1, n_examples + 1):
+        places: dict[str, None] = {}
+        while len(places) < n_docs:
+            places[_place(rng)] = None
+        values = rng.sample(range(10 ** (digits - 1), 10**digits), n_docs * facts)
+        statements = [dict(zip(rng.sample(ATTRIBUTES, facts), values[i::n_docs])) for i in range(n_docs)]
+        documents = [
+            Document(title=place, text=" ".join(f"The {a} of {place} is {v}." for a, v in attributes.items()))
+            for place, attributes in zip(places, statements)
+        ]
+        attributes = [rng.choice(list(statements[i])) for i in range(needles)]
+        asked = ", and the ".join(f"{attribute} of {d.title}" for attribute, d in zip(attributes, documents))
+        yield Example(
+            id=f"needle-{number:06d}",
+            question=f"What {'is' if needles == 1 else 'are'} the {asked}?",
+            answers=[str(statements[i][attribute]) for i, attribute in enumerate(attributes)],
+            gold=documents[:needles],
+            distractors=documents[needles:],
+        )
+
+
+def _place(rng: random.Random) -> str:
+    name = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(2, 3)))
+    return f"{name.capitalize()} {rng.choice(_KINDS)}"
+
+
+PEOPLE = (
+    *("Ada", "Ben", "Cid", "Dan", "Eva", "Fay", "Gus", "Hal", "Ian", "Jan", "Kim", "Lea"),
+    *("Max", "Ned", "Oda", "Pia", "Qin", "Ray", "Sue", "Tom", "Uma", "Vic", "Wes", "Zoe"),
+)
+CONTACT_QUESTION = "Who is the contact of {}'s contact?"
+
+
+def two_hop_examples(n_examples: int, n_docs: int, seed: int) -> Iterator[Example]:
+    """Yields examples of `n_docs` documents, each a person (title) and that person's contact (text).
+
+    The contacts form one random cycle over `n_docs` people, so that everyone is somebody's contact and the question
+    gives no hint of its answer. All examples are different; equal arguments give equal examples. Raises `PosgapError`
+    if there are fewer different examples than that.
+    """
+    # The cycles, each started at the person in question, times the orders of the distractors.
+    if n_examples > math.perm(len(PEOPLE), n_docs) * math.factorial(n_docs - 2):
+        raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} documents")
+    rng = random.Random(seed)
+    drawn: set[tuple] = set()
+    while len(drawn) < n_examples:
+        cycle = rng.sample(PEOPLE, n_docs)
+        facts = list(zip(cycle, [*cycle[1:], cycle[0]]))
+        gold, distractors = facts[:2], rng.sample(facts[2:], n_docs - 2)
+        content = (*gold, *distractors)
+        if content in drawn:
+            continue
+        drawn.add(content)
+        yield Example(
+            id=f"two-hop-{len(drawn):05d}",
+            question=CONTACT_QUESTION.format(cycle[0]),
+            answers=[cycle[2]],
+            gold=[Document(title=who, text=contact) for who, contact in gold],
+            distractors=[Document(title=who, text=contact) for who, contact in distractors],
+        )
+
+
+YOUNG = {
+    **{"bear": "cub", "cat": "kitten", "cow": "calf", "deer": "fawn", "dog": "puppy", "duck": "duckling"},
+    **{"eel": "elver", "frog": "tadpole", "goat": "kid", "goose": "gosling", "hen": "chick", "horse": "foal"},
+    **{"owl": "owlet", "pig": "piglet", "sheep": "lamb", "swan": "cygnet"},
+}
+BEFORE = ("The", "That old", "My")
+AFTER = ("sleeps.", "runs off.", "waits for us.")
+ANIMAL_QUESTION = "Which one is about the {}?"
+
+
+def animal_examples(n_examples: int, n_docs: int, seed: int, hard: float = 0.5) -> Iterator[Example]:
+    """Yields examples of `n_docs` sentences, each about another animal, of which the question asks for one.
+
+    Sentences name the animals themselves or, in a share `hard` of the examples, their young. Their lengths differ, and
+    say nothing of what is right. All examples are different, and equal arguments give equal ones. Raises `PosgapError`
+    where there are too few animals, or too few different examples.
+    """
+    if not 2 <= n_docs <= len(YOUNG):
+        raise PosgapError(f"n_docs={n_docs}: there are sentences about 2 to {len(YOUNG)} animals")
+    if n_examples > math.perm(len(YOUNG), n_docs) * (len(BEFORE) * len(AFTER)) ** n_docs // 2:
+        raise PosgapError(f"n_examples={n_examples}: that many different examples need more than {n_docs} items")
+    rng = random.Random(seed)
+    drawn: set[tuple[str, ...]] = set()
+    while len(drawn) < n_examples:
+        young = rng.random() < hard
+        animals = rng.sample(list(YOUNG), n_docs)
+        texts = tuple(f"{rng.choice(BEFORE)} {YOUNG[a] if young else a} {rng.choice(AFTER)}" for a in animals)
+        if texts in drawn:
+            continue
+        drawn.add(texts)
+        gold, *distractors = (Document(title="", text=text) for text in texts)
+        yield Example(
+            id=f"choice-{len(drawn):05d}",
+            question=ANIMAL_QUESTION.format(animals[0]),
+            answers=[gold.text],
+            gold=[gold],
+            distractors=distractors,
+        )
