@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from posgap.data.synthetic import two_hop_examples
 from posgap.demo import tiny_model
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.final_answers import final_answer
+from posgap.tasks.multihop import final_answer
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS

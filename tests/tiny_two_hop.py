@@ -21,7 +21,7 @@ from posgap.data.synthetic import CONTACT_QUESTION, PEOPLE
 from posgap.demo.tiny_training import BATCH, IGNORED, SPECIAL, TinyModel, Updates, untrained_model, word_tokenizer
 from posgap.foundation.progress import track
 from posgap.models.loading import save_model
-from posgap.tasks.final_answers import MARKER
+from posgap.tasks.multihop import MARKER
 from posgap.tasks.registry import TASKS
 
 TASK = "multihop-cot"

@@ -115,7 +115,8 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
     """Has an attention look at scaled hidden states for what is answered; returns what takes that back."""
     import torch
 
-    own, project = attention.module.forward, attention.projection.forward
+    module: Any = attention.module
+    own, project = module.forward, attention.projection.forward
     # The states as they are, while the attention reads scaled ones; values are made of these.
     states: list[Tensor] = []
 
@@ -130,7 +131,7 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
         hidden = args[0] if args else kwargs["hidden_states"]
         scaled = hidden.clone()
         scaled[..., settings.channel] *= settings.factor
-        seen = cached_length(kwargs, attention.module.layer_idx)
+        seen = cached_length(kwargs, module.layer_idx)
         first = _first_answering(layout, seen, hidden.shape[1])
         if first and seen:
             raise PosgapError("channel-scaling: the prompt is read in pieces; it must be read whole")
@@ -144,9 +145,7 @@ def _scaled(attention: _Attention, settings: Channel, layout: "Layout") -> Undo:
             return out
         return (torch.cat([unscaled[0][:, :first], out[0][:, first:]], dim=1), *out[1:])
 
-    return all_of(
-        [replaced(attention.module, "forward", forward), replaced(attention.projection, "forward", projected)]
-    )
+    return all_of([replaced(module, "forward", forward), replaced(attention.projection, "forward", projected)])
 
 
 def _first_answering(layout: "Layout", seen: int, length: int) -> int:

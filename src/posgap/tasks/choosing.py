@@ -1,6 +1,7 @@
-"""Tasks in which a model chooses one of the lettered items of a prompt, and how its choice is read.
+"""Tasks in which a model chooses one of the lettered items of a prompt, and how its choice is read: multiple-choice
+questions (`options`), and answers to be judged (`judge`).
 
-What such a model is asked has every item at every letter once: the items are turned as a ring.
+A sweep puts every item at every letter once: the items are turned as a ring.
 """
 
 import re
@@ -109,3 +110,30 @@ class Choosing(Task):
 
 def _first_line(response: str) -> str:
     return response.strip().partition("\n")[0]
+
+
+OPTIONS = Choosing(
+    name="options",
+    help="a multiple-choice question",
+    template=(
+        "Choose the right option of the following multiple-choice question, and reply with its letter alone.\n\n"
+        "{documents}\n\nQuestion: {question}\nAnswer:"
+    ),
+    render=lettered("{letter}. {text}", "\n"),
+    metric="em",
+    max_new_tokens=32,
+    synthetic="choice",
+)
+JUDGE = Choosing(
+    name="judge",
+    help="the best of two or more answers to a question, which the model judges",
+    template=(
+        "Compare the answers to the following question, and choose the best one. Neither the order of the answers nor "
+        "their length says which is better. Reply with the letter of the best answer alone.\n\n"
+        "{documents}\n\nQuestion: {question}\nBest answer:"
+    ),
+    render=lettered("Answer {letter}:\n{text}", "\n\n"),
+    metric="em",
+    max_new_tokens=32,
+    synthetic="choice",
+)

@@ -4,11 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.examples import Document
+from posgap.tasks.examples import AnyExample, Document
 from posgap.tasks.framing import ChatTemplate, common_beginning
+from posgap.tasks.placements import Placement
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 
 Span = tuple[int, int]
 
@@ -51,10 +54,36 @@ def token_spans(offsets: Sequence[Span], found: Sequence[Span]) -> tuple[Span, .
     A token that two documents share is the first one's. Raises `PosgapError` where a document has no token.
     """
     spans: list[Span] = []
-    for number, (start, end) in enumerate(found, start=1):
+    for number, span in enumerate(found, start=1):
         free = spans[-1][1] if spans else 0
-        columns = [i for i, (a, b) in enumerate(offsets) if i >= free and a < end and start < b]
+        columns = [i for i, each in enumerate(offsets) if i >= free and _overlap(each, span)]
         if not columns:
             raise PosgapError(f"document {number} has no token of its own, so it cannot be told from its neighbours")
         spans.append((columns[0], columns[-1] + 1))
     return tuple(spans)
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def gold_spans(build: "TextPromptBuilder", example: AnyExample, placement: Placement) -> list[Span]:
+    """The characters [start, end) of each gold document, title and text, in the prompt's text."""
+    documents = build.documents(example, placement)
+    gold = {document: place for place, document in enumerate(example.gold)}
+    where = [position for position, document in enumerate(documents, start=1) if document in gold]
+    return [
+        characters(lambda shown: build.worded(example, shown), documents, position)
+        for position in sorted(where, key=lambda position: gold[documents[position - 1]])
+    ]
+
+
+def gold_tokens(build: "PromptBuilder", example: AnyExample, placement: Placement) -> list[int]:
+    """The indices, in the prompt's token ids, of the tokens that contain a character of a gold document."""
+    text, prompt = build.text(example, placement), build(example, placement)
+    try:
+        offsets = token_offsets(build.tokenizer, build.chat, text, prompt)
+    except PosgapError as error:
+        raise PosgapError(f"{error}; diagnose with `attention` 0") from None
+    spans = gold_spans(build, example, placement)
+    return [i for i, each in enumerate(offsets) if any(_overlap(each, span) for span in spans)]

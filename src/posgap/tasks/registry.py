@@ -2,9 +2,8 @@
 
 from posgap.foundation.choices import Choices
 from posgap.foundation.errors import PosgapError
-from posgap.tasks.judge import JUDGE
+from posgap.tasks.choosing import JUDGE, OPTIONS
 from posgap.tasks.multihop import COC, COT
-from posgap.tasks.options import OPTIONS
 from posgap.tasks.rag import RAG, RAG_ALONE, RAG_ONE
 from posgap.tasks.retrieval import KV, QA
 from posgap.tasks.spans import SPANS, SPANS_3, SPANS_4
