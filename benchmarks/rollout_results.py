@@ -82,7 +82,7 @@ def figure(out: Path, preset: str, networks: int) -> None:
     text = FIGURE.format(
         date=date.today(), preset=preset, title=TITLES[preset],
         networks=networks or chosen.seeds, of=chosen.seeds, iterations=f"{chosen.training.iterations:,}",
-        tests=f"{chosen.training.tests:,}", summary=experiment["means"],
+        tests=f"{chosen.training.tests:,}", summary=experiment["summary"],
         gaps=gap_table(experiment["means"]), sinks=sink_table(experiment["means"]),
     )  # fmt: skip
     write_section("results", f"rollout-{preset}", text)
@@ -310,7 +310,7 @@ Written by `benchmarks/rollout_results.py --preset {preset} --networks {networks
 other work: {iterations} iterations, {tests} sequences a test, {networks} of the preset's {of}
 seeds.
 
-{reading}.
+{summary}.
 
 ![{preset}](rollout-{preset}.png)
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.foundation.files import read_json
+from posgap.rollout import trials as experiment
 from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_summary import gap_table, sink_table, summary_text
 from posgap.rollout.in_context import PAIRS, InContextTask, TaskSizes, distinct
 from posgap.rollout.networks import Design, NetworkStack
 from posgap.rollout.presets import PRESETS
-from posgap.rollout.trials import Training, Trial, nulls, run_trials, saved_state
+from posgap.rollout.trials import Training, Trial, nulls, run_trials, trained
 from posgap.stages.rollout_experiment import rollout_experiment
 
 SMALL = TaskSizes(size=16, classes=40, labels=12)
@@ -145,33 +146,33 @@ def test_trials_do_not_depend_on_what_runs_beside_them(tmp_path):
         assert a["accuracy"]["any"] == pytest.approx(b["accuracy"]["any"], abs=5)
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_an_interrupted_stack_goes_on_to_the_same_result(tmp_path, monkeypatch, caplog, damaged):
-    whole = run_trials(trials()[:2], TINY, tmp_path / "whole")
+def test_an_interrupted_run_goes_on_behind_the_trials_that_are_finished(tmp_path, monkeypatch):
+    whole = run_trials(trials(), TINY, tmp_path / "whole")
+    begun = []
 
     def stopping(items, total, what):
-        for item in items:
-            if item == 7:
-                raise KeyboardInterrupt
-            yield item
+        begun.append(what)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        yield from items
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("posgap.rollout.trials.track", stopping)
-        run_trials(trials()[:2], TINY, tmp_path / "parts")
-    (checkpoint,) = (tmp_path / "parts").glob("*.pt")
-    assert saved_state(checkpoint, torch.device("cpu"))["done"] == 7
-    if damaged:
-        checkpoint.write_bytes(checkpoint.read_bytes()[:-100] + bytes(100))
-    assert run_trials(trials()[:2], TINY, tmp_path / "parts") == whole
-    assert not list((tmp_path / "parts").glob("*.pt"))
-    assert ("is damaged; these networks are trained from the beginning" in caplog.text) == damaged
+    monkeypatch.setattr("posgap.rollout.trials.track", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(trials(), TINY, tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("*.json"))) == 2
+    assert run_trials(trials(), TINY, tmp_path / "parts") == whole
+    assert begun == ["2 networks of depth 2", *["1 networks of depth 1"] * 2]
 
 
-def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
-    """Over the mean maps of one sequence, so that the mean is the sequence's own."""
-    training = Training(iterations=2, batch=4, tests=1)
-    (result,) = run_trials([Trial(Design(2, "window", width=4), SMALL, 3)], training, tmp_path)
-    attention = torch.tensor(result["attention"])
+def test_sinks_are_the_metric_of_appendix_k_4():
+    """Over the maps of one sequence, so that the mean is the sequence's own."""
+    stack = [Trial(Design(2, "window", width=4), SMALL, 3)]
+    net, (task,), losses = trained(stack, Training(iterations=2, batch=4))
+    (result,) = experiment.tested(stack, net, [task], losses, tests=1)
+    maps = []
+    with torch.no_grad():
+        net(task.novel(1, rng(4 * 1_000_003))[0][None], maps)
+    attention = torch.stack(maps)[:, 0, 0]
     assert attention.shape == (2, 17, 17)
     torch.testing.assert_close(attention.sum(-1), torch.ones(2, 17))
     i, j = torch.arange(17)[:, None], torch.arange(17)
@@ -183,13 +184,12 @@ def test_sinks_are_the_metric_of_appendix_k_4(tmp_path):
 
 def test_presets_are_of_a_task_that_networks_learn():
     assert get_args(RolloutExperimentConfig.model_fields["preset"].annotation) == tuple(PRESETS)
-    for name, preset in PRESETS.items():
-        assert len({(c.panel, c.name) for c in preset.cells}) == len(preset.cells), name
+    for preset in PRESETS.values():
         assert (preset.sizes.burstiness, preset.sizes.spread, preset.training.iterations) == (2, 0.1, 3000)
-    assert {(c.design.depth, c.design.width, c.design.prefix) for c in PRESETS["learned"].cells} == {
+    assert {(d.depth, d.width, d.prefix) for d in PRESETS["learned"].designs.values()} == {
         (2, 0, 0), (3, 0, 0), (2, 9, 0), (2, 0, 4),
     }  # fmt: skip
-    assert set(PRESETS["quick"].cells) < set(PRESETS["learned"].cells)
+    assert PRESETS["quick"].designs.items() < PRESETS["learned"].designs.items()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -200,26 +200,26 @@ def test_stage_writes_figures_and_data(tmp_path, name):
             preset=name, out=tmp_path / name, seeds=1, iterations=2, batch=8, tests=20, work=tmp_path / "work"
         )
     )
-    experiment = read_json(out / "experiment.json")
-    assert len(experiment["trials"]) == len(preset.cells) and len(experiment["means"]) == len(preset.cells)
+    written = read_json(out / "experiment.json")
+    assert len(written["trials"]) == len(preset.designs) and len(written["means"]) == len(preset.designs)
     assert (out / "experiment.png").stat().st_size > 10_000
     rows = (out / "experiment.md").read_text().splitlines()
-    masks = {(c.design.mask, c.design.width, c.design.prefix) for c in preset.cells}
-    assert len(rows) == 2 * len(preset.cells) + 7 + len(masks)
-    assert len({len(row) for row in rows[2 : len(preset.cells) + 4]}) == 1
+    masks = {(design.mask, design.width, design.prefix) for design in preset.designs.values()}
+    assert len(rows) == 2 * len(preset.designs) + 7 + len(masks)
+    assert len({len(row) for row in rows[2 : len(preset.designs) + 4]}) == 1
 
 
-def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
+def test_the_summary_names_the_greatest_bias_and_the_strongest_sink():
     def cell(name: str, gap: float, sink: float, uniform: float, right: float) -> dict:
         values = {"first,middle": gap, "first,last": 1.0, "middle,last": 2.0}
         gaps = {pair: {"mean": mean, "sd": 0.5} for pair, mean in values.items()}
         nulls = {"uniform_sinks": [0.05, uniform], "chance": 50.0}
-        return {"panel": "p", "name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": right}} | nulls
+        return {"name": name, "gaps": gaps, "sinks": [0.1, sink], "accuracy": {"any": right}} | nulls
 
     summary = [cell("a", -20.0, 0.3, 0.29, 54.0), cell("b", 10.0, 0.25, 0.15, 56.0)]
     assert summary_text(summary) == (
-        "The greatest bias is that of p, a: the middle item over the first by 20.0 points. The strongest attention "
-        "sink beyond uniform attention is token 2 of p, b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
+        "The greatest bias is that of a: the middle item over the first by 20.0 points. The strongest attention "
+        "sink beyond uniform attention is token 2 of b (0.25, uniform 0.15). 1 of 2 settings answer clearly above "
         "chance, which is naming any label of the sequence: the others' gaps and sinks are those of networks that did "
         "not learn to match items"
     )
@@ -227,10 +227,10 @@ def test_a_reading_names_the_greatest_bias_and_the_strongest_sink():
         "1 of 1 settings answer clearly above chance, which is naming any label of the sequence"
     )
     row = " ".join(gap_table(summary).splitlines()[2].split())
-    assert row == "| p: a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 54.0 | 50.0 |"
+    assert row == "| a | -20.0 ± 0.5 | +1.0 ± 0.5 | +2.0 ± 0.5 | 54.0 | 50.0 |"
     assert [" ".join(line.split()) for line in sink_table(summary).splitlines()[2:]] == [
-        "| p: a | 0.10 | 0.30 |", "| uniform attention | 0.05 | 0.29 |",
-        "| p: b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
+        "| a | 0.10 | 0.30 |", "| uniform attention | 0.05 | 0.29 |",
+        "| b | 0.10 | 0.25 |", "| uniform attention | 0.05 | 0.15 |",
     ]  # fmt: skip
     alike = [cell("a", 1.0, 0.3, 0.2, 50.0), cell("b", 2.0, 0.3, 0.2, 50.0)]
     assert sink_table(alike).count("uniform attention") == 1 and ". 0 of 2 settings answer" in summary_text(alike)
@@ -244,4 +244,3 @@ def test_the_nulls_are_a_copier_s_accuracy_and_uniform_attention_s_sinks():
     assert nulls(Trial(Design(2, "window", width=4), SMALL, 0))["uniform_sinks"] == pytest.approx([1] * 17)
     window = nulls(Trial(Design(2, "window", width=5), SMALL, 0))
     assert window["uniform_sinks"] == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5] + [0] * 13)
-    assert window["uniform_attention"][5] == pytest.approx([0] + [1 / 5] * 5 + [0] * 11)

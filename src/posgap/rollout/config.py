@@ -143,4 +143,4 @@ class RolloutExperimentConfig(StageConfig):
     iterations: int = Field(0, ge=0, description="training steps; 0: the preset's")
     batch: int = Field(0, ge=0, description="sequences in a training step; 0: the preset's")
     tests: int = Field(0, ge=0, description="sequences of each test set; 0: the preset's")
-    work: WorkPath = Field(None, description="folder for checkpoints and finished trials; empty: one beside `out`")
+    work: WorkPath = Field(None, description="folder for finished trials; empty: one beside `out`")

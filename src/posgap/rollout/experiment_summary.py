@@ -6,19 +6,18 @@ from posgap.foundation.tables import markdown
 
 
 def summarize(rows: list[dict]) -> list[dict]:
-    """Combines the seeds of each cell: gaps with mean and standard deviation; accuracy, sinks and maps as means.
+    """Combines the seeds of each setting: gaps with mean and standard deviation; accuracy and sinks as means.
 
-    What a network that learned nothing shows (see `trials.nulls`) is the same for all seeds of a cell.
+    What a network that learned nothing shows (see `trials.nulls`) is the same for all seeds of a setting.
     """
-    cells: dict[tuple[str, str], list[dict]] = {}
+    settings: dict[str, list[dict]] = {}
     for row in rows:
-        cells.setdefault((row["panel"], row["name"]), []).append(row)
+        settings.setdefault(row["name"], []).append(row)
     summary = []
-    for (panel, name), seeds in cells.items():
+    for name, seeds in settings.items():
         gaps = {pair: [row["gaps"][pair] for row in seeds] for pair in seeds[0]["gaps"]}
         summary.append(
             {
-                "panel": panel,
                 "name": name,
                 "seeds": len(seeds),
                 "gaps": {
@@ -33,8 +32,7 @@ def summarize(rows: list[dict]) -> list[dict]:
                     key: float(np.mean([row["accuracy"][key] for row in seeds])) for key in seeds[0]["accuracy"]
                 },
                 "sinks": np.mean([row["sinks"] for row in seeds], axis=0).tolist(),
-                "attention": np.mean([row["attention"] for row in seeds], axis=0).tolist(),
-                **{null: seeds[0][null] for null in ("chance", "uniform_attention", "uniform_sinks")},
+                **{null: seeds[0][null] for null in ("chance", "uniform_sinks")},
             }
         )
     return summary
@@ -50,7 +48,7 @@ def gap_table(summary: list[dict]) -> str:
     ]
     rows = [
         [
-            f"{cell['panel']}: {cell['name']}",
+            cell["name"],
             *(f"{gap['mean']:+.1f} ± {gap['sd']:.1f}" for gap in cell["gaps"].values()),
             f"{cell['accuracy']['any']:.1f}",
             f"{cell['chance']:.1f}",
@@ -65,7 +63,7 @@ def sink_table(summary: list[dict]) -> str:
     head = ["attention sinks", *(str(token) for token in range(1, len(summary[0]["sinks"]) + 1))]
     rows = []
     for cell, following in zip(summary, [*summary[1:], None]):
-        rows.append([f"{cell['panel']}: {cell['name']}", *(f"{sink:.2f}" for sink in cell["sinks"])])
+        rows.append([cell["name"], *(f"{sink:.2f}" for sink in cell["sinks"])])
         if following is None or following["uniform_sinks"] != cell["uniform_sinks"]:
             rows.append(["uniform attention", *(f"{sink:.2f}" for sink in cell["uniform_sinks"])])
     return markdown(head, rows)
@@ -89,8 +87,8 @@ def summary_text(summary: list[dict]) -> str:
     others = ": the others' gaps and sinks are those of networks that did not learn to match items"
     others = others if learned < len(summary) else ""
     return (
-        f"The greatest bias is that of {cell['panel']}, {cell['name']}: the {better} item over the {worse} by "
+        f"The greatest bias is that of {cell['name']}: the {better} item over the {worse} by "
         f"{abs(gap):.1f} points. The strongest attention sink beyond uniform attention is token {token} of "
-        f"{drawn['panel']}, {drawn['name']} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
+        f"{drawn['name']} ({sink:.2f}, uniform {uniform:.2f}). {learned} of {len(summary)} settings "
         f"answer clearly above chance, which is naming any label of the sequence{others}"
     )

@@ -11,8 +11,8 @@ from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_plots import gap_bars
 from posgap.rollout.experiment_summary import gap_table, sink_table, summarize, summary_text
 from posgap.rollout.plots import save
-from posgap.rollout.presets import preset
-from posgap.rollout.trials import nulls, run_trials
+from posgap.rollout.presets import PRESETS
+from posgap.rollout.trials import Trial, nulls, run_trials
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
 
@@ -23,21 +23,22 @@ log = logging.getLogger(__name__)
 @resumable()
 def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> None:
     """Writes `experiment.json`, `experiment.md` and `experiment.png`."""
-    changes = {name: getattr(config, name) for name in ("iterations", "batch", "tests")}
-    chosen = preset(config.preset, **changes)
-    planned = chosen.trials(config.seed, config.seeds or chosen.seeds)
-    work = config.work or work_folder(config.out)
-    results = run_trials([trial for _, trial in planned], chosen.training, work)
+    chosen = PRESETS[config.preset]
+    given = {name: value for name in ("iterations", "batch", "tests") if (value := getattr(config, name))}
+    training = dataclasses.replace(chosen.training, **given)
+    seeds = range(config.seed, config.seed + (config.seeds or chosen.seeds))
+    planned = [(name, Trial(each, chosen.sizes, seed)) for name, each in chosen.designs.items() for seed in seeds]
+    results = run_trials([trial for _, trial in planned], training, config.work or work_folder(config.out))
     rows = [
-        {"panel": cell.panel, "name": cell.name, **dataclasses.asdict(trial), **result, **nulls(trial)}
-        for (cell, trial), result in zip(planned, results)
+        {"name": name, **dataclasses.asdict(trial), **result, **nulls(trial)}
+        for (name, trial), result in zip(planned, results)
     ]
     summary = summarize(rows)
     write_json(
         out / "experiment.json",
         {
             "preset": config.preset,
-            "training": dataclasses.asdict(chosen.training),
+            "training": dataclasses.asdict(training),
             "sizes": dataclasses.asdict(chosen.sizes),
             "summary": summary_text(summary),
             "means": summary,
@@ -49,7 +50,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
         partial.write_text(f"# {config.preset}\n\n{tables}\n", encoding="utf-8")
     save(gap_bars(summary), out / "experiment.png")
     for cell in summary:
-        name = f"{cell['panel']} {cell['name']}".replace(",", "").replace(" = ", "").replace(" ", "_")
+        name = cell["name"].replace(",", "").replace(" ", "_")
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})
         run.metrics({f"{name}.first_sink": cell["sinks"][0]})
     run.artifact(out)
