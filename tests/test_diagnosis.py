@@ -35,7 +35,7 @@ from posgap.models.loading import load_tokenizer
 from posgap.stages.diagnose import diagnose
 from posgap.stages.sweep import sweep
 from posgap.storage.inputs import read_manifest
-from posgap.tasks.document_spans import gold_spans, gold_tokens
+from posgap.tasks.gold_spans import gold_spans, gold_tokens
 from posgap.tasks.placements import Placement
 from posgap.tasks.prompts import Prompt, PromptBuilder
 from posgap.tasks.reading import write_examples

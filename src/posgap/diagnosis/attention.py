@@ -17,7 +17,7 @@ from posgap.generation.generator import Sampling, complete_groups
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.diagnoses import AttentionFigures
 from posgap.models.attention_reading import attention_rows
-from posgap.tasks.document_spans import gold_tokens
+from posgap.tasks.gold_spans import gold_tokens
 
 
 class Shares(NamedTuple):

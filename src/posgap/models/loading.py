@@ -3,7 +3,6 @@
 import copy
 import functools
 import inspect
-import logging
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,11 +19,8 @@ from transformers.utils import is_flash_attn_2_available
 from transformers.utils import logging as transformers_logging
 
 from posgap.foundation.errors import PosgapError, first_line
-from posgap.foundation.files import read_object
-from posgap.foundation.locations import with_uris
 from posgap.foundation.retries import within
-from posgap.models import ADAPTER, GGUF_RECORD
-from posgap.models.memory import require_memory
+from posgap.models import ADAPTER
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,7 +31,6 @@ _WEIGHTS = "*.safetensors"
 _OTHER_WEIGHTS = ("consolidated*.safetensors", "*/*.safetensors")  # the same again, for other programs
 HUB_SECONDS = 60.0  # for a model's small files
 SILENCE_SECONDS = 10.0  # of the hub, after which it is given up
-log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()
 
 
@@ -97,8 +92,6 @@ def load_as_trained(path: str, dtype: str = "auto", compute: str = "") -> "PreTr
     config = load_config(path)
     require_causal_family(path, config)
     kept = config.dtype or torch.float32 if dtype == "stored" else resolve_dtype(dtype)
-    if (record := model_folder(path, weights=False) / GGUF_RECORD).is_file():
-        _require_memory_for(with_uris(path), read_object(record)["parameters"], kept)
     arithmetic = resolve_dtype(compute) if compute else kept
     flash = torch.cuda.is_available() and is_flash_attn_2_available() and arithmetic in (torch.bfloat16, torch.float16)
     flash = flash and not getattr(config, "alibi", False)  # Falcon's refuses biases
@@ -146,20 +139,6 @@ def require_whole(path: str, report: Mapping[str, Iterable[Any]]) -> None:
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise PosgapError(f"{path}: weights {fault}: {names[0]}{more}; get the whole model, or save it again")
-
-
-def _require_memory_for(name: str, parameters: int, dtype: torch.dtype) -> None:
-    """Says what a model that was a GGUF file takes, which that file's size does not show; `PosgapError` where this
-    machine does not have it."""
-    size, kind = parameters * dtype.itemsize, str(dtype).removeprefix("torch.")
-    require_memory(name, size, f"loading it in {kind}")
-    log.info(
-        "%s: dequantised from GGUF; %.1f million parameters in %s take %.2f GB of memory",
-        name,
-        parameters / 1e6,
-        kind,
-        size / 1e9,
-    )
 
 
 def require_causal_family(path: str, config: PretrainedConfig) -> None:

@@ -1,0 +1,35 @@
+"""Finds the characters and tokens of the gold documents in a prompt."""
+
+from collections.abc import Sequence
+
+from posgap.foundation.errors import PosgapError
+from posgap.tasks.document_spans import characters, token_offsets
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
+
+
+def gold_spans(build: TextPromptBuilder, example: AnyExample, placement: Placement) -> list[tuple[int, int]]:
+    """The characters [start, end) of each gold document, title and text, in the prompt's text."""
+    documents = build.documents(example, placement)
+    gold = {document: place for place, document in enumerate(example.gold)}
+    where = [position for position, document in enumerate(documents, start=1) if document in gold]
+    return [
+        characters(lambda shown: build.worded(example, shown), documents, position)
+        for position in sorted(where, key=lambda position: gold[documents[position - 1]])
+    ]
+
+
+def gold_tokens(build: PromptBuilder, example: AnyExample, placement: Placement) -> list[int]:
+    """The indices, in the prompt's token ids, of the tokens that contain a character of a gold document."""
+    text, prompt = build.text(example, placement), build(example, placement)
+    try:
+        offsets = token_offsets(build.tokenizer, build.chat, text, prompt)
+    except PosgapError as error:
+        raise PosgapError(f"{error}; diagnose with `attention` 0") from None
+    spans = gold_spans(build, example, placement)
+    return [i for i, each in enumerate(offsets) if any(_overlap(each, span) for span in spans)]
+
+
+def _overlap(a: Sequence[int], b: Sequence[int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
