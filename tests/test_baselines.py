@@ -173,6 +173,19 @@ def test_a_mean_that_only_equals_what_is_known_by_heart_passes_in_5_percent():
     assert 0.01 < passed / 400 <= 0.075
 
 
+def test_a_claim_that_is_broken_decides_however_far_off_an_unsure_one_is():
+    """A mean of 30 in every example breaks the 33 that are asked for. Closed book, right in a third of 60 examples, is
+    far from certain either way."""
+    correct, scores = np.full((60, 4), 0.3), np.arange(60) % 3 == 0
+    sweep = SimpleNamespace(asked_task=TASKS["qa"], filled=None, n_docs=4)
+    baselines = {"closed-book": BaselineScores(scores.astype(float), OutcomeCounts())}
+    case = Case(SimpleNamespace(sweep=sweep, correct=correct, baselines=baselines))
+    unsure, broken = (USEFUL.judge(MinMean(min_mean=least), case) for least in (5, 33))
+    assert unsure.outcome == "unsure" and unsure.sentence.endswith("without documents: at least 0 for certain")
+    assert broken.outcome == "fail" and broken.threshold == 33
+    assert unsure.value - unsure.threshold < broken.value - broken.threshold  # the margin alone would choose the other
+
+
 def test_a_baseline_that_its_predictions_do_not_give_is_no_evidence(tmp_path):
     folder = of_baseline(write_sweep(tmp_path / "a", [0.9] * 5), "closed-book", 150)
     assert not wrong_figure(Evidence(folder))

@@ -214,7 +214,7 @@ def _lost(name: str, meaning: str, differences: "np.ndarray", tolerance: float) 
         name=name,
         meaning=meaning,
         claim="at least",
-        threshold=-tolerance,
+        threshold=0.0 - tolerance,  # which is never "-0"
         estimate=100 * differences.mean(),
         interval=statistics.difference_interval(differences, statistics.LEVEL).tolist(),
     )
@@ -237,8 +237,8 @@ class MinMean(Parameters):
 
 
 def _useful(parameters: MinMean, case: Case) -> Ruling:
-    """Of the claims that the mean reaches a number, and what each sweep answered without documents, that which is
-    nearest to being broken. All of them must hold, so that none needs a stricter level (intersection-union)."""
+    """The ruling on the claim that comes off worst: that the mean reaches a number, or what a sweep answered without
+    documents. All of these claims must hold, so that none needs a stricter level (intersection-union)."""
     from posgap.measurement import statistics
 
     sweep, means = case.candidate.sweep, case.candidate.correct.mean(axis=1)
@@ -262,7 +262,8 @@ def _useful(parameters: MinMean, case: Case) -> Ruling:
         _lost("useful", f"mean, against {of} answers without documents", means - scores, 0.0)
         for of, scores in closed.items()
     ]
-    return min([number, *differences], key=lambda ruling: (ruling.passed, ruling.value - ruling.threshold))
+    worst_first = ("fail", "unsure", "pass")
+    return min([number, *differences], key=lambda r: (worst_first.index(r.outcome), r.value - r.threshold))
 
 
 def _useful_rate(parameters: MinMean, assumed: "Assumed", n: int) -> float:
