@@ -72,7 +72,8 @@ def convert(file: Path, out: Path, name: str) -> None:
             config = AutoConfig.from_pretrained(**where)
             require_causal_family(name, config)
             tokenizer = AutoTokenizer.from_pretrained(**where)
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loader: Any = AutoModelForCausalLM  # of whose results mypy knows but the model alone
+            model, report = loader.from_pretrained(
                 **where, **_dequantised(), dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
             )
         except (PosgapError, MemoryError):
