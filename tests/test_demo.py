@@ -16,7 +16,7 @@ from posgap.gating.config import GateConfig
 from posgap.gating.demands import Policy
 from posgap.gating.replay import replayed
 from posgap.gating.verdict import read_verdict
-from posgap.measurement.sweeps import read_scores, read_sweep
+from posgap.measurement.sweeps import Evidence, read_sweep
 from posgap.stages.gate import gate
 from posgap.storage.inputs import read_manifest
 from posgap.tasks.content import among, contents
@@ -67,7 +67,7 @@ def test_the_gap_is_large_and_then_small(demo):
 
 def test_the_summary_is_what_the_sweeps_say(demo):
     for key, folder in (("base", "merge_base"), ("candidate", "merge_candidate")):
-        accuracy = 100 * read_scores(demo.steps[folder]).correct.mean(axis=0)
+        accuracy = 100 * Evidence(demo.steps[folder]).correct.mean(axis=0)
         assert demo.summary[key]["accuracy"] == pytest.approx(accuracy.tolist())
         assert demo.summary[key]["gap"] == pytest.approx(accuracy.max() - accuracy.min())
         assert demo.summary[key]["gap_ci95"] == list(read_sweep(demo.steps[folder]).gap_ci95)

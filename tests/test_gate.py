@@ -12,7 +12,7 @@ from posgap.foundation.errors import GateFailed, PosgapError
 from posgap.foundation.files import digest, read_json, write_json, write_jsonl
 from posgap.gating.config import GateConfig
 from posgap.gating.verdict import markdown, read_verdict
-from posgap.measurement.sweeps import Asked, Sweep, read_scores, summarize
+from posgap.measurement.sweeps import Asked, Evidence, Sweep, summarize
 from posgap.stages.gate import gate
 from posgap.stages.promote import promote
 from posgap.tasks.placements import category
@@ -142,7 +142,7 @@ def test_missing_predictions_are_noticed(tmp_path, base):
     lines = (base / "predictions.jsonl").read_text().splitlines()
     (base / "predictions.jsonl").write_text("\n".join(lines[:-1]))
     with pytest.raises(PosgapError, match="predictions are missing"):
-        read_scores(base)
+        Evidence(base)
 
 
 def test_a_refused_model_ends_the_verb_with_code_3(tmp_path, base, capsys):

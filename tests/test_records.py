@@ -14,7 +14,7 @@ from posgap.gating.rules import Ruling
 from posgap.gating.verdict import Verdict, read_verdict
 from posgap.measurement.comparison import read_comparison
 from posgap.measurement.diagnoses import read_diagnosis
-from posgap.measurement.sweeps import Sweep, read_scores, read_sweep, summarize
+from posgap.measurement.sweeps import Evidence, Sweep, read_sweep, summarize
 from posgap.rollout.files import read_measurement, read_prediction
 from posgap.scaling.scaling_file import read_scaling
 from posgap.storage.inputs import read_manifest
@@ -159,11 +159,11 @@ def test_a_sweep_that_contradicts_itself_is_refused(swept, changes, complaint):
 def test_predictions_that_are_not_the_sweep_s_are_refused(swept, change, complaint):
     file = swept / "predictions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert read_scores(swept).correct.shape == (4, 3)
+    assert Evidence(swept).correct.shape == (4, 3)
     write_jsonl(file, change(rows))
     for path in (swept, swept / "sweep.json"):
         with pytest.raises(PosgapError, match=complaint):
-            read_scores(path)
+            Evidence(path)
 
 
 def test_a_verdict_comes_back(tmp_path):

@@ -15,7 +15,7 @@ from posgap.foundation.files import read_jsonl
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import SweepConfig
 from posgap.measurement.report import write_report
-from posgap.measurement.sweeps import read_scores, read_sweep, summarize
+from posgap.measurement.sweeps import Evidence, read_sweep, summarize
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.stages.validate import validate
@@ -66,7 +66,8 @@ def test_single_positions_have_no_categories(swept):
 
 
 def test_predictions_give_the_accuracies_back(swept):
-    ids, _, correct, _ = read_scores(swept)
+    evidence = Evidence(swept)
+    ids, correct = evidence.ids, evidence.correct
     assert ids == [f"kv-{i}" for i in range(4)]
     assert (100 * correct.mean(axis=0)).tolist() == read_sweep(swept).accuracy
     rows = [row for _, row in read_jsonl(swept / "predictions.jsonl")]
@@ -173,7 +174,7 @@ def test_a_partly_right_response_counts_in_part_and_is_not_taught(tmp_path, mode
     write_examples(tmp_path / "e.jsonl", [kv_example(i) for i in range(4)])  # kv-0 asks for a 0
     shared = {"examples": tmp_path / "e.jsonl", "model": str(model_folder), "n_docs": 4, "max_new_tokens": 2}
     swept = sweep(SweepConfig(out=tmp_path / "s", metric="f1", **shared))
-    assert read_scores(swept).correct.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
+    assert Evidence(swept).correct.tolist() == [[0.25] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4]
     assert read_sweep(swept).accuracy == [81.25] * 4
     responses = teacher(TeacherConfig(out=tmp_path / "t", metric="f1", advantageous="1", **shared))
     assert [r.id for r in read_responses(responses)] == ["kv-1", "kv-2", "kv-3"]

@@ -10,7 +10,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.extras import needed
 from posgap.measurement import length_pages
 from posgap.measurement.comparison import Comparison, compare_sweeps, named_apart
-from posgap.measurement.explored import Swept, explored_together, read_texts, texts_of
+from posgap.measurement.explored import Swept, explored, read_texts, texts_of
 from posgap.measurement.lengths import EffectiveLength, effective_length, folder_at, length_map, read_lengths
 from posgap.measurement.plots import picture_of, placement_differences
 from posgap.measurement.report import save_page, write_page
@@ -128,7 +128,7 @@ class SweepResult:
     def report(self, path: str | Path) -> Path:
         """Writes the sweep as one HTML page, which needs nothing beside itself, and returns its path."""
         path = Path(path)
-        write_page([self.figures], path, self.figures.title, explored_together([self._swept()]))
+        write_page([self.figures], path, self.figures.title, explored([self._swept()]))
         return path
 
     def compare(self, other: "SweepResult", *, allow: Sequence[str] = ()) -> "ComparisonResult":
@@ -137,7 +137,7 @@ class SweepResult:
         `allow` names what may be asked otherwise, like `["template"]`. Raises `PosgapError` where more is.
         """
         evidence = named_apart([self._evidence("this"), other._evidence("other")])
-        swept = [each._swept()._replace(evidence=own) for each, own in zip((self, other), evidence)]
+        swept = [each._swept()._replace(sweep=own.sweep) for each, own in zip((self, other), evidence)]
         return ComparisonResult(compare_sweeps(evidence, allow), swept)
 
     def save(self, folder: str | Path) -> Path:
@@ -148,7 +148,7 @@ class SweepResult:
         return _saved(Path(folder), self._write)
 
     def _write(self, folder: Path) -> None:
-        write_sweep(self.figures, self.predictions, self._learnt, folder, explored_together([self._swept()]))
+        write_sweep(self.figures, self.predictions, self._learnt, folder, explored([self._swept()]))
 
     def write_evidence(self, folder: Path) -> None:
         """Writes what a gate reads of the sweep into a folder that is there."""
@@ -156,7 +156,7 @@ class SweepResult:
 
     def _swept(self) -> "Swept":
         texts = read_texts(self._folder) if self._folder else texts_of(self._examples)
-        return Swept(self._evidence("this"), self.predictions, texts)
+        return Swept(self.figures, self.predictions, texts)
 
     def _evidence(self, name: str) -> Evidence:
         return Evidence(Path(name), self.figures, self.predictions)
@@ -287,8 +287,8 @@ class ComparisonResult:
     def report(self, path: str | Path) -> Path:
         """Writes both sweeps and their difference as one HTML page, and returns its path."""
         path = Path(path)
-        sweeps = [each.evidence.sweep for each in self._swept]
-        write_page(sweeps, path, self.figures.title, explored_together(self._swept), comparison=self.figures)
+        sweeps = [each.sweep for each in self._swept]
+        write_page(sweeps, path, self.figures.title, explored(self._swept), comparison=self.figures)
         return path
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from posgap.generation.backends import BACKENDS
 from posgap.generation.setup import builder_of
 from posgap.measurement.config import DiagnoseConfig, SweepConfig
 from posgap.measurement.filling import as_filled
-from posgap.measurement.sweeps import Prediction, Sweep, read_predictions, read_scores, read_sweep, swept_rows
+from posgap.measurement.sweeps import Evidence, Prediction, Sweep, read_predictions, read_sweep, swept_rows
 from posgap.tasks.content import examples_digest
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -62,7 +62,8 @@ def read_swept(config: DiagnoseConfig) -> Swept:
         raise PosgapError(f"{config.sweep}: has responses that were drawn; sweep without a temperature to diagnose")
     everything = read_examples(config.examples)
     build = as_filled(was.lengths, was.depths, was.seed, builder_of(was), everything)
-    ids, _, correct, _ = read_scores(config.sweep)
+    evidence = Evidence(config.sweep, sweep)
+    ids, correct = evidence.ids, evidence.correct
     by_id = {example.id: example for example in everything}
     examples = [by_id[id] for id in ids if id in by_id]
     now = {

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from posgap.foundation.files import Record
 from posgap.foundation.json_text import EXPANSION, FREE
 from posgap.measurement.shape import regions
@@ -40,14 +42,14 @@ class ExampleTexts(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """A sweep's evidence and predictions, and what its examples ask, by their ids, as far as it is known."""
+    """A sweep, its predictions, and what its examples ask, by their ids, as far as it is known."""
 
-    evidence: Evidence
+    sweep: Sweep
     predictions: Sequence[Prediction]
     texts: Mapping[str, ExampleTexts]
 
 
-class Shown(NamedTuple):
+class _Shown(NamedTuple):
     """A sweep on the page, and its predictions by the examples on the page, `rows [E]`."""
 
     sweep: Sweep
@@ -63,16 +65,19 @@ class Explored(NamedTuple):
     n_answers: int
 
 
-def explored(shown: Sequence[Shown], texts: Sequence[ExampleTexts | None]) -> Explored:
+def explored(sweeps: Sequence[Swept]) -> Explored:
     """What the page of these sweeps embeds; all are over the same examples at the same placements.
 
-    `texts [E]` says what each example asks. The difference shown is the second sweep minus the first.
+    The difference shown is the second sweep minus the first.
     """
+    shown = [_Shown(each.sweep, rows) for each, rows in zip(sweeps, _in_one_order(sweeps))]
     scores = [_scores(each) for each in shown]
-    order = sorted(range(len(texts)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
+    order = sorted(range(len(shown[0].rows)), key=lambda at: len({x for of in scores for x in of[at]}) == 1)
     answers, size = [], 0
     for at in order:
-        line = _answers_line(at, texts[at], [each.rows[at] for each in shown], shown[0].sweep)
+        rows = [each.rows[at] for each in shown]
+        asked = next(filter(None, (each.texts.get(own[0]["id"]) for each, own in zip(sweeps, rows))), None)
+        line = _answers_line(at, asked, rows, shown[0].sweep)
         if size + len(line) <= MAX_PAGE_BYTES:
             answers.append(line)
             size += len(line)
@@ -82,8 +87,7 @@ def explored(shown: Sequence[Shown], texts: Sequence[ExampleTexts | None]) -> Ex
 
 def explored_sweep(sweep: Sweep, predictions: Sequence[Prediction], examples: Sequence[AnyExample]) -> Explored:
     """What the page of a sweep embeds; `examples` are those of the predictions."""
-    rows = _by_id(predictions)
-    return explored([Shown(sweep, [rows[example.id] for example in examples])], list(texts_of(examples).values()))
+    return explored([Swept(sweep, predictions, texts_of(examples))])
 
 
 def texts_of(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
@@ -91,26 +95,9 @@ def texts_of(examples: Iterable[AnyExample]) -> dict[str, ExampleTexts]:
     return {example.id: ExampleTexts(example.question, example.answers) for example in examples}
 
 
-def explored_together(sweeps: Sequence[Swept]) -> Explored:
-    """What a page about several sweeps of the same examples embeds."""
-    first = sweeps[0].evidence
-    paired = [first, *(each.evidence.in_order_of(first) for each in sweeps[1:])]
-    by_id = [_by_id(each.predictions) for each in sweeps]
-    shown = [Shown(each.sweep, [rows[id] for id in each.ids]) for each, rows in zip(paired, by_id)]
-    known = [[each.texts.get(id) for id in of.ids] for each, of in zip(sweeps, paired)]
-    return explored(shown, [next(filter(None, of_example), None) for of_example in zip(*known)])
-
-
 def explored_folders(evidence: Sequence[Evidence]) -> Explored:
-    """The same of finished sweeps; their questions are those on the sweeps' own pages, where these are."""
-    return explored_together([Swept(each, read_predictions(each.path), read_texts(each.path)) for each in evidence])
-
-
-def explored_parts(sweep: Sweep, predictions: Sequence[Prediction], parts: Sequence[Path]) -> Explored:
-    """What the page of a sweep embeds that was merged from these parts."""
-    rows = _by_id(predictions)
-    texts = {id: asked for part in parts for id, asked in read_texts(part).items()}
-    return explored([Shown(sweep, list(rows.values()))], [texts.get(id) for id in rows])
+    """What the page of finished sweeps embeds; their questions are those on the sweeps' own pages, where these are."""
+    return explored([Swept(each.sweep, read_predictions(each.path), read_texts(each.path)) for each in evidence])
 
 
 def read_texts(path: Path) -> dict[str, ExampleTexts]:
@@ -136,11 +123,18 @@ class _AnswersLine(Record):
     a: list[str]
 
 
-def _by_id(predictions: Sequence[Prediction]) -> dict[str, list[Prediction]]:
-    rows: dict[str, list[Prediction]] = {}
-    for row in swept_rows(predictions):
-        rows.setdefault(row["id"], []).append(row)
-    return rows
+def _in_one_order(sweeps: Sequence[Swept]) -> list[list[list[Prediction]]]:
+    """The rows of each sweep by example `[E]`, in the order of the first sweep's; the same example has one content."""
+    by_example = []
+    for each in sweeps:
+        rows: dict[str, list[Prediction]] = {}
+        for row in swept_rows(each.predictions):
+            rows.setdefault(row["id"], []).append(row)
+        by_example.append(list(rows.values()))
+    order = np.argsort([rows[0]["content"] for rows in by_example[0]], kind="stable")
+    back = np.argsort(order, kind="stable")
+    ordered = [sorted(rows, key=lambda of: of[0]["content"]) for rows in by_example]
+    return [[rows[at] for at in back] for rows in ordered]
 
 
 def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]:
@@ -151,13 +145,13 @@ def _columns(sweep: Sweep, rows: Sequence[Prediction]) -> list[list[Prediction]]
     return list(by_placement.values())
 
 
-def _scores(shown: Shown) -> list[list[float]]:
+def _scores(shown: _Shown) -> list[list[float]]:
     return [
         [sum(row["correct"] for row in cell) / len(cell) for cell in _columns(shown.sweep, rows)] for rows in shown.rows
     ]
 
 
-def _map(shown: Sequence[Shown], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
+def _map(shown: Sequence[_Shown], scores: Sequence[Sequence[Sequence[float]]]) -> dict[str, Any]:
     """Scores from 0 to 1 by example and placement, and which prompts were not answered: [example, placement, how]."""
     sweep = shown[0].sweep
     return {

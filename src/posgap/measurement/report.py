@@ -28,22 +28,19 @@ _MAP = ("embedded", "saving", "filters", "map", "cell", "explorer")  # scripts, 
 _WIDTHS = (720, 340)  # of a chart in pixels, on a wide screen and on a narrow one
 
 
-def write_report(sweeps: Sequence[Sweep], png: Path, html: Path, title: str, explored: Explored | None = None) -> None:
-    """Writes the picture of `sweeps` as PNG, and their page."""
-    from posgap.measurement.plots import picture_of, save_picture
-
-    save_picture(picture_of(sweeps), png)
-    write_page(sweeps, html, title, explored)
-
-
-def write_comparison(
-    comparison: Comparison, sweeps: Sequence[Sweep], png: Path, html: Path, explored: Explored | None = None
+def write_report(
+    sweeps: Sequence[Sweep],
+    png: Path,
+    html: Path,
+    title: str,
+    explored: Explored | None = None,
+    comparison: Comparison | None = None,
 ) -> None:
-    """Writes the picture of the differences between `sweeps` as PNG, and their page."""
-    from posgap.measurement.plots import placement_differences, save_picture
+    """Writes the picture of `sweeps`, or of their differences, as PNG, and their page."""
+    from posgap.measurement.plots import picture_of, placement_differences, save_picture
 
-    save_picture(placement_differences(comparison), png)
-    write_page(sweeps, html, comparison.title, explored, comparison=comparison)
+    save_picture(placement_differences(comparison) if comparison else picture_of(sweeps), png)
+    write_page(sweeps, html, title, explored, comparison=comparison)
 
 
 def write_page(

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Annotated, NamedTuple, NotRequired, Self
+from typing import Annotated, NamedTuple, NotRequired, Self, cast
 
 import numpy as np
 from pydantic import ConfigDict, Field, model_validator, with_config
@@ -340,19 +340,15 @@ def prediction(
         "response": completion.text,
         "correct": score if completion.outcome == "answered" else False,
     }
-    if placement.baseline:
-        row["baseline"] = placement.baseline
-    if sample:
-        row["sample"] = sample
-    if completion.outcome != "answered":
-        row["outcome"] = completion.outcome
-    if completion.thoughts:
-        row["thoughts"] = completion.thoughts
-    if completion.reason:
-        row["reason"] = completion.reason
-    if completion.cut:
-        row["cut"] = True
-    return row
+    unusual = {
+        "baseline": placement.baseline,
+        "sample": sample,
+        "outcome": completion.outcome if completion.outcome != "answered" else "",
+        "thoughts": completion.thoughts,
+        "reason": completion.reason,
+        "cut": completion.cut,
+    }
+    return cast(Prediction, row | {name: value for name, value in unusual.items() if value})
 
 
 def read_predictions(path: Path) -> list[Prediction]:
@@ -400,23 +396,9 @@ def no_figures(
     )
 
 
-class Scores(NamedTuple):
-    """Example ids [E], their contents [E], scores `correct [E, P]`, columns as in a sweep's `placements`, and how its
-    prompts ended."""
-
-    ids: list[str]
-    contents: list[str]
-    correct: np.ndarray
-    outcomes: Outcomes
-
-
-def read_scores(path: Path) -> Scores:
-    """The scores of a sweep's predictions."""
-    return scores_of(read_predictions(path), read_sweep(path), path)
-
-
-def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Scores:
-    """The scores of these predictions of a sweep, which is at `path`; `PosgapError` where they are not all of it."""
+def _scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> tuple[list[str], list[str], np.ndarray]:
+    """Example ids [E], their contents [E] and scores `correct [E, P]` of a sweep, which is at `path`; `PosgapError`
+    where the predictions are not all of it."""
     column = {tuple(p): i for i, p in enumerate(sweep.placements)}
     samples = sweep.asked.samples
     scores: dict[str, list[float | None]] = {}  # of every placement and sample
@@ -436,7 +418,7 @@ def scores_of(predictions: Sequence[Prediction], sweep: Sweep, path: Path) -> Sc
     if any(None in of_example for of_example in scores.values()) or len(scores) != sweep.n_examples:
         raise PosgapError(f"{path}: predictions are missing; sweep again with --force")
     correct = np.array(list(scores.values()), dtype=float).reshape(len(scores), len(column), samples).mean(axis=2)
-    return Scores(list(scores), list(contents.values()), correct, outcomes_of(predictions, sweep.placements))
+    return list(scores), list(contents.values()), correct
 
 
 class BaselineScores(NamedTuple):
@@ -487,15 +469,19 @@ def baselines_of(baselines: Mapping[str, BaselineScores], correct: np.ndarray) -
 
 
 class Evidence:
-    """A sweep with the contents of its examples [E], its scores `correct [E, P]`, how its prompts ended, and the
-    scores of its baselines, all as its predictions say. Where they are not given, both are read from `path`, which
-    messages name."""
+    """A sweep with the `ids` [E] and `contents` [E] of its examples, its scores `correct [E, P]` with columns as in its
+    `placements`, how its prompts ended, and the scores of its baselines, all as its predictions say.
+
+    Sweep and predictions are read from `path`, which messages name, where they are not given. Raises `PosgapError`
+    where the predictions are not all of the sweep's.
+    """
 
     def __init__(self, path: Path, sweep: Sweep | None = None, predictions: Sequence[Prediction] | None = None):
         self.path = path
         self.sweep = sweep or read_sweep(path)
         predictions = read_predictions(path) if predictions is None else predictions
-        self.ids, self.contents, self.correct, self.outcomes = scores_of(predictions, self.sweep, path)
+        self.ids, self.contents, self.correct = _scores_of(predictions, self.sweep, path)
+        self.outcomes = outcomes_of(predictions, self.sweep.placements)
         self.baselines = baseline_scores(predictions, self.ids, self.sweep.asked.samples, path)
 
     def in_order_of(self, reference: "Evidence") -> "Evidence":

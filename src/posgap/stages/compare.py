@@ -8,7 +8,7 @@ from posgap.foundation.printing import RESULT
 from posgap.measurement.comparison import COMPARISON_FILE, compare_sweeps, named_apart
 from posgap.measurement.config import CompareConfig
 from posgap.measurement.explored import explored_folders
-from posgap.measurement.report import write_comparison
+from posgap.measurement.report import write_report
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -24,7 +24,8 @@ def compare(config: CompareConfig, out: Path, run: Run) -> None:
     write_json(out / COMPARISON_FILE, comparison.model_dump(mode="json"))
     sweeps = [each.sweep for each in evidence]
     explored = explored_folders(evidence)
-    write_comparison(comparison, sweeps, out / "comparison.png", out / "comparison.html", explored)
+    png, html = out / "comparison.png", out / "comparison.html"
+    write_report(sweeps, png, html, comparison.title, explored, comparison)
     for number, difference in enumerate(comparison.differences, start=1):
         run.metrics({"mean_difference": difference.mean, "gap_difference": difference.gap}, step=number)
         log.log(RESULT, "%s", difference.verdict)

@@ -26,7 +26,6 @@ from posgap.measurement.sweeps import (
     outcome_of,
     outcomes_of,
     read_predictions,
-    scores_of,
     summarize,
     swept_rows,
 )
@@ -104,7 +103,7 @@ def grade(config: GradeConfig, out: Path, run: Run) -> None:
         served=judge.served,
         spent=spent,
     )
-    correct = scores_of(graded, sweep, config.sweep).correct
+    correct = Evidence(config.sweep, sweep, graded).correct
     known = {name: getattr(sweep, name) for name in _TAKEN_OVER}
     figures = summarize(correct, sweep.placements, config.seed, sweep.categories)
     result = Sweep(**known, metric=GRADED, **figures, outcomes=outcomes, grading=grading)

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from posgap.measurement.config import MergeConfig
-from posgap.measurement.explored import explored_parts
+from posgap.measurement.explored import Swept, explored, read_texts
 from posgap.measurement.merging import merge_sweeps
 from posgap.measurement.sweep_folder import write_sweep
 from posgap.measurement.sweeps import Evidence
@@ -29,7 +29,8 @@ def merge(config: MergeConfig, out: Path, run: Run) -> None:
     if len(parts) == 1 and config.sweeps[0].is_dir() and sweep == parts[0].sweep:
         shutil.copytree(config.sweeps[0], out, ignore=shutil.ignore_patterns(MANIFEST, ".*"), dirs_exist_ok=True)
     else:
-        explored = explored_parts(sweep, predictions, config.sweeps)
-        write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, explored)
+        texts = {id: asked for part in config.sweeps for id, asked in read_texts(part).items()}
+        page = explored([Swept(sweep, predictions, texts)])
+        write_sweep(sweep, predictions, set().union(*map(training_examples, config.sweeps)), out, page)
     log_sweep(sweep, run)
     run.artifact(out)
