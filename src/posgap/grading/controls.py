@@ -36,7 +36,7 @@ def tried(judge: Judge, examples: Sequence[AnyExample], number: int, seed: int) 
     judgements = judge.judge([*right, *wrong, *instructing], "control answers")
     n = len(sample)
     controls = Controls.of(judgements[:n], judgements[n : 2 * n], judgements[2 * n :])
-    if controls.with_unique_ids < MIN_TOLD_APART:
+    if controls.told_apart < MIN_TOLD_APART:
         complaint = judge.most_frequent_complaint()
         instead = f"; instead of CORRECT or INCORRECT, most often: {complaint}" if complaint else ""
         raise PosgapError(

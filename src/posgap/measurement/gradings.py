@@ -88,7 +88,7 @@ class Controls(Record):
         )
 
     @property
-    def with_unique_ids(self) -> float:
+    def told_apart(self) -> float:
         """The percent of right and wrong answers, as many of each, that were judged rightly: 50 for a judge that always
         says the same."""
         return (self.right + self.wrong) / 2
