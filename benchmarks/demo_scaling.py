@@ -53,7 +53,6 @@ def scaled(model: Path, name: str, folder: Path, searched: Path, held_out: Path)
             population=14,
             generations=6,
             limit=LINES,
-            halving=True,
             holdout=0,  # lines 101 to 300 tell what it gains
             out=folder / f"scaling-{name}-{N_DOCS}",
         )
@@ -117,7 +116,7 @@ RESULTS = """\
 
 Written by `benchmarks/demo_scaling.py` on {date}, one thread of a machine at other work, seeds {seeds}. The demo's
 models were trained at 20 records and not for scaling, and are asked with {n}. LPES is a cubic Bezier curve, searched on
-{lines} examples by successive halving. It brings the mean of 200 held-out examples at ten positions:
+{lines} examples. It brings the mean of 200 held-out examples at ten positions:
 {said}.
 
 {table}

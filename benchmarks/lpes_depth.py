@@ -183,7 +183,7 @@ def agrees(model, n: int, task: str = "") -> bool:
     asked = Asked(n, 6, 99, task)
     rng = np.random.default_rng(0)
     candidates = [tuple(1 + rng.random(len(model.model.layers))) for _ in range(2)]
-    forced = TeacherForced(model, asked.questions(), 0, 4096).correct(candidates, range(6))
+    forced = TeacherForced(model, asked.questions(), 0, 4096).correct(candidates)
     own = Answers(model, asked).correct(candidates)
     return bool((forced == own).all()) and 0 < own.mean() < 1
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posgap.mitigations.curve_kinds import CURVES, bernstein
-from posgap.mitigations.curves import MONOTONE, Curve
+from posgap.mitigations.curves import Curve
 
 orders = st.fixed_dictionaries({"order": st.integers(0, 6)})
-curves = st.builds(Curve, kind=st.sampled_from(CURVES.names()), parameters=orders, monotone=st.sampled_from(MONOTONE))
+curves = st.builds(Curve, kind=st.sampled_from(CURVES.names()), parameters=orders)
 layers = st.integers(1, 40)
 
 
@@ -39,23 +39,18 @@ def test_constrained_points_keep_bounds_and_order_and_so_do_the_factors(curve, n
     assert len(factors) == n_layers
     for values in (points, factors):
         assert (values >= curve.low).all() and (values <= curve.high).all()
-        rises = np.diff(values)
-        assert curve.monotone != "increasing" or (rises >= 0).all()
-        assert curve.monotone != "decreasing" or (rises <= 0).all()
     np.testing.assert_array_equal(curve.constrain(points), points)
 
 
 def test_points_are_moved_no_further_than_the_constraints_ask():
     points = np.array([2.5, 0.2, 1.23456, 1.7])
     assert Curve().constrain(points).tolist() == [2, 1, 1.2346, 1.7]
-    assert Curve(monotone="increasing").constrain(points).tolist() == [1, 1.2346, 1.7, 2]
-    assert Curve(monotone="decreasing").constrain(points).tolist() == [2, 1.7, 1.2346, 1]
     assert Curve(low=0.5, high=3).constrain(points).tolist() == [2.5, 0.5, 1.2346, 1.7]
 
 
 def test_a_family_and_its_factors_are_recorded_in_plain_values():
-    curve = Curve("step", {"order": 1}, low=0.5, high=3.0, monotone="increasing")
-    assert curve.described() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0, "monotone": "increasing"}
+    curve = Curve("step", {"order": 1}, low=0.5, high=3.0)
+    assert curve.described() == {"kind": "step", "order": 1, "low": 0.5, "high": 3.0}
     assert [repr(factor) for factor in curve.factors(np.array([0.5, 1.23456]), 2)] == ["0.5", "1.2346"]
 
 

@@ -60,10 +60,10 @@ def test_teacher_forcing_is_greedy_generation_of_exactly_those_tokens(model, tok
     assert 0 < np.mean(expected) < 1 and len(set(map(tuple, expected))) == 4
     questions = [[Question(p, r) for p, r in zip(PROMPTS[e : e + 2], responses[e : e + 2])] for e in range(0, 10, 2)]
     evaluator = TeacherForced(model, questions, tokenizer.pad_token_id, batch_tokens)
-    correct = evaluator.correct(CANDIDATES, range(5))
+    correct = evaluator.correct(CANDIDATES)
     assert correct.shape == (4, 5, 2) and correct.reshape(4, 10).tolist() == expected
     assert evaluator.forward_passes == 40
-    np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2], range(1, 3)), correct[1:2, 1:3])
+    np.testing.assert_array_equal(evaluator.correct(CANDIDATES[1:2]), correct[1:2])
 
 
 def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(model, tokenizer):
@@ -79,7 +79,7 @@ def test_what_questions_begin_with_alike_is_read_once_and_changes_no_answer(mode
         evaluator = TeacherForced(model, rows, tokenizer.pad_token_id, 1000)
         evaluator.reuse = reuse
         with mock.patch.object(model, "forward", wraps=model.forward) as forward:
-            correct = evaluator.correct(CANDIDATES, range(2))
+            correct = evaluator.correct(CANDIDATES)
         answers[reuse] = correct, sum(call.kwargs["input_ids"].numel() for call in forward.call_args_list)
     assert answers[True][0][0, 0].tolist() == [True, True, True, True, False, True]
     np.testing.assert_array_equal(answers[True][0], answers[False][0])
@@ -122,10 +122,10 @@ class Table:
         self.truth = {c: rng.random((n_examples, 3)) < rng.random() for c in candidates}
         self.asked = []
 
-    def correct(self, candidates, examples):
-        self.asked += [(c, e) for c in candidates for e in examples]
-        self.forward_passes += 3 * len(candidates) * len(examples)
-        return np.stack([self.truth[c][examples.start : examples.stop] for c in candidates])
+    def correct(self, candidates):
+        self.asked += candidates
+        self.forward_passes += 3 * len(candidates) * len(self.questions)
+        return np.stack([self.truth[c] for c in candidates])
 
 
 names = [(1.0, 1 + i / 100) for i in range(12)]
@@ -133,41 +133,24 @@ generations = st.lists(st.lists(st.sampled_from(names), min_size=1, max_size=8),
 
 
 @settings(deadline=None)
-@given(generations, st.integers(1, 13), st.integers(0, 99), st.booleans())
-def test_nothing_is_asked_twice_and_finalists_have_their_full_fitness(populations, n_examples, seed, halving):
+@given(generations, st.integers(1, 13), st.integers(0, 99))
+def test_nothing_is_asked_twice_and_each_has_its_fitness(populations, n_examples, seed):
     table = Table(n_examples, names, seed)
-    scores = Scores(table, np.mean, halving)
+    scores = Scores(table, np.mean)
     for candidates in populations:
-        results = scores(candidates)
-        full = {c: 100 * table.truth[c].mean() for c in candidates}
-        complete = {c: s.fitness for c, s in zip(candidates, results) if s.complete}
-        assert complete and (halving or complete.keys() == full.keys())
-        assert complete == pytest.approx({c: full[c] for c in complete})
-        assert all(s.fitness <= min(complete.values()) for s in results if not s.complete)
+        assert scores(candidates) == pytest.approx([100 * table.truth[c].mean() for c in candidates])
     assert len(table.asked) == len(set(table.asked))
 
 
-def test_halving_asks_fewer_and_keeps_a_clear_winner():
-    whole, halved = (Table(40, names) for _ in range(2))
-    winner = names[7]
-    for table in (whole, halved):
-        table.truth[winner] = np.ones((40, 3), dtype=bool)
-    Scores(whole, np.mean)(names)
-    results = Scores(halved, np.mean, halving=True)(names)
-    assert results[7] == (100.0, True) and max(s.fitness for s in results) == 100.0
-    assert halved.forward_passes == 3 * (12 * 10 + 6 * 10 + 3 * 20) < whole.forward_passes
-
-
-@pytest.mark.parametrize("halving", [False, True])
-def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path, halving):
+def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
     first = Table(9, names)
-    before = Scores(first, np.mean, halving, tmp_path / "state.json", "this search")
+    before = Scores(first, np.mean, tmp_path / "state.json", "this search")
     expected = [before(names[:6]), before(names[3:])]
     again = Table(9, names)
-    scores = Scores(again, np.mean, halving, tmp_path / "state.json", "this search")
+    scores = Scores(again, np.mean, tmp_path / "state.json", "this search")
     assert [scores(names[:6]), scores(names[3:])] == expected
     assert again.asked == [] and again.forward_passes == first.forward_passes
-    other = Scores(again, np.mean, halving, tmp_path / "state.json", "another search")
+    other = Scores(again, np.mean, tmp_path / "state.json", "another search")
     other(names[:1])
     assert again.asked
 

@@ -78,11 +78,11 @@ def searched(tmp_path, model_folder, monkeypatch):
     """A search in which a candidate answers as it is told: `right(factors, rng)` is whether, at four positions."""
 
     def run(right, examples=EXAMPLES, **more):
-        def correct(self, candidates, which):
-            rows = np.empty((len(candidates), len(which), 4), dtype=bool)
+        def correct(self, candidates):
+            rows = np.empty((len(candidates), len(self.questions), 4), dtype=bool)
             for c, factors in enumerate(candidates):
-                for e, example in enumerate(which):
-                    asked = repr((factors, self.questions[example][0].prompt)).encode()
+                for e, questions in enumerate(self.questions):
+                    asked = repr((factors, questions[0].prompt)).encode()
                     rows[c, e] = right(factors, np.random.default_rng(zlib.crc32(asked)))
             self.forward_passes += rows.size
             return rows

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posgap.mitigations.curves import MONOTONE, Curve
-from posgap.mitigations.factor_search import Genetic, Score, search
+from posgap.mitigations.curves import Curve
+from posgap.mitigations.factor_search import Genetic, search
 
 TARGET = np.array([1.2, 1.8, 1.4])
 CURVE = Curve("free")
@@ -17,7 +17,7 @@ def genetic(curve=CURVE, seed=0, **more):
 
 
 def near_target(candidates):
-    return [Score(-float(np.square(np.array(c) - TARGET).sum()), True) for c in candidates]
+    return [-float(np.square(np.array(c) - TARGET).sum()) for c in candidates]
 
 
 def run(strategy, curve=CURVE, generations=25, patience=0, score=near_target):
@@ -34,9 +34,9 @@ def test_it_finds_the_best_point_and_repeats_itself():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(MONOTONE), st.floats(0.01, 0.5), st.integers(0, 99), st.integers(0, 4))
-def test_every_proposal_keeps_the_constraints_and_the_elite_survives(monotone, mutation, seed, elite):
-    curve = Curve("free", monotone=monotone)
+@given(st.floats(0.01, 0.5), st.integers(0, 99), st.integers(0, 4))
+def test_every_proposal_keeps_the_constraints_and_the_elite_survives(mutation, seed, elite):
+    curve = Curve("free")
     strategy = genetic(curve, seed, mutation=mutation, elite=elite)
     before = []
     for _ in range(4):
@@ -46,9 +46,8 @@ def test_every_proposal_keeps_the_constraints_and_the_elite_survives(monotone, m
             np.testing.assert_array_equal(curve.constrain(points), points)
         if before:
             low, high = np.min(before, 0) - mutation, np.max(before, 0) + mutation
-            if monotone == "none":
-                assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in proposed)
-        scores = [s.fitness for s in near_target([tuple(p) for p in proposed])]
+            assert all((low - 1e-4 <= p).all() and (p <= high + 1e-4).all() for p in proposed)
+        scores = near_target([tuple(p) for p in proposed])
         best = [proposed[i] for i in np.argsort(-np.array(scores), kind="stable")[:elite]]
         strategy.tell(proposed, scores)
         before = proposed
@@ -61,13 +60,6 @@ def test_the_first_generation_holds_the_unscaled_model():
 
 
 def test_early_stop_after_generations_without_improvement():
-    best = run(genetic(), generations=20, patience=3, score=lambda c: [Score(1.0, True) for _ in c])
+    best = run(genetic(), generations=20, patience=3, score=lambda c: [1.0 for _ in c])
     assert len(best.history) == 4
     assert best.factors == (1.0, 1.0, 1.0)  # the first of equals
-
-
-def test_a_candidate_that_was_dropped_is_never_the_best():
-    def score(candidates):
-        return [Score(2.0 if c[0] > 1.5 else 1.0, c[0] <= 1.5) for c in candidates]
-
-    assert run(genetic(), score=score, generations=5).factors[0] <= 1.5

@@ -153,17 +153,15 @@ def test_in_16_bits_the_finalists_are_judged_by_what_they_generate(config):
     assert np.all(np.array(spoken.unscaled_accuracy) >= np.array(scaling.unscaled_accuracy) - 100 / 12)
 
 
-@pytest.mark.parametrize("halving", [False, True])
-def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch, halving):
-    config = config.model_copy(update={"halving": halving})
+def test_an_interrupted_search_ends_as_if_it_had_not_been(config, tmp_path, monkeypatch):
     whole = same(scale_search(config.model_copy(update={"out": tmp_path / "whole"})))
     calls, correct = [], TeacherForced.correct
 
-    def interrupted(self, candidates, examples):
+    def interrupted(self, candidates):
         calls.append(len(candidates))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return correct(self, candidates, examples)
+        return correct(self, candidates)
 
     monkeypatch.setattr(TeacherForced, "correct", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -2,7 +2,7 @@
 
 Every kind of curve is linear in the heights of its control points: `factors = basis @ points`,
 where each row of the basis `[L, k]` is non-negative and sums to one. So for every kind the factors lie within the
-bounds of the points, and rise with depth if the points do.
+bounds of the points.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,6 @@ import numpy as np
 from posgap.mitigations.curve_kinds import CURVES
 
 Candidate = tuple[float, ...]  # one factor per layer
-MONOTONE = ("none", "increasing", "decreasing")
 # Finer than any difference that a search can resolve, and coarse enough that equal candidates compare as equal.
 DECIMALS = 4
 
@@ -21,13 +20,12 @@ DECIMALS = 4
 @dataclass(frozen=True)
 class Curve:
     """A family of curves: the name of its kind, the kind's own parameters (by default the kind's defaults) and the
-    constraints on control points: bounds `low` and `high`, and an order over depth."""
+    bounds `low` and `high` of control points."""
 
     kind: str = "bezier"
     parameters: dict[str, Any] = field(default_factory=dict)
     low: float = 1.0
     high: float = 2.0
-    monotone: str = "none"
 
     def n_points(self, n_layers: int) -> int:
         """k, the number of control points of a curve over `n_layers` layers."""
@@ -41,16 +39,12 @@ class Curve:
 
     def described(self) -> dict[str, Any]:
         """The family as `scaling.json` records it."""
-        return {"kind": self.kind, **self.parameters, "low": self.low, "high": self.high, "monotone": self.monotone}
+        return {"kind": self.kind, **self.parameters, "low": self.low, "high": self.high}
 
     def factors(self, points: np.ndarray, n_layers: int) -> tuple[float, ...]:
         """The factor of each layer for the control points `points [k]`, rounded to `DECIMALS`."""
         return tuple(np.round(self.basis(n_layers) @ points, DECIMALS).tolist())
 
     def constrain(self, points: np.ndarray) -> np.ndarray:
-        """The points moved into the bounds, and sorted if the curve must be monotone."""
-        points = np.clip(np.round(points, DECIMALS), self.low, self.high)
-        if self.monotone == "none":
-            return points
-        ordered = np.sort(points)
-        return ordered if self.monotone == "increasing" else ordered[::-1]
+        """The points moved into the bounds."""
+        return np.clip(np.round(points, DECIMALS), self.low, self.high)

@@ -7,7 +7,6 @@ It is deterministic: equal arguments and equal fitness values give equal proposa
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,8 @@ class Genetic:
 
     The `elite` best candidates, but never all, survive a generation. Parents are the winners of tournaments among
     `tournament` candidates. Each control point of a child lies between those of its parents, and with probability
-    `mutation_rate` (but at least one point of each child) it moves by at most `mutation`. Bounds and monotonicity are
-    the curve's. The first generation is random, except for a flat curve at the lower bound.
+    `mutation_rate` (but at least one point of each child) it moves by at most `mutation`. Bounds are the curve's.
+    The first generation is random, except for a flat curve at the lower bound.
     """
 
     def __init__(
@@ -66,13 +65,6 @@ class Genetic:
         return self.curve.constrain(crossed + moves * self.rng.uniform(-self.mutation, self.mutation, self.k))
 
 
-class Score(NamedTuple):
-    """A candidate's fitness; `complete` if it was evaluated on all examples."""
-
-    fitness: float
-    complete: bool
-
-
 @dataclass
 class Best:
     """The best candidate of a search, and the search's history.
@@ -92,33 +84,32 @@ def search(
     strategy: Genetic,
     curve: Curve,
     n_layers: int,
-    score: Callable[[Sequence[Candidate]], list[Score]],
+    score: Callable[[Sequence[Candidate]], list[float]],
     generations: int,
     patience: int,
     on_generation: Callable[[dict[str, float]], None] = lambda row: None,
 ) -> Best:
     """Runs `generations` of `strategy`, and stops early after `patience` of them without improvement (0: never).
 
-    Only candidates whose score is complete can be the best; of equally good ones the first stays.
+    `score` returns the fitness of each candidate. Of equally good ones the first stays the best.
     """
     best, since = Best(np.empty(0), (), -np.inf), 0
-    reached: dict[Candidate, tuple[float, np.ndarray]] = {}  # by every candidate whose score is complete
+    reached: dict[Candidate, tuple[float, np.ndarray]] = {}
     for generation in range(1, generations + 1):
         proposed = strategy.ask()
         factors = [curve.factors(points, n_layers) for points in proposed]
         scores = score(factors)
-        strategy.tell(proposed, [s.fitness for s in scores])
+        strategy.tell(proposed, scores)
         since += 1
-        for points, candidate, (fitness, complete) in zip(proposed, factors, scores):
-            if complete:
-                reached.setdefault(candidate, (fitness, points))
-            if complete and fitness > best.fitness:
+        for points, candidate, fitness in zip(proposed, factors, scores):
+            reached.setdefault(candidate, (fitness, points))
+            if fitness > best.fitness:
                 best, since = Best(points, candidate, fitness, best.history), 0
         row = {
             "generation": generation,
             "best": best.fitness,
-            "generation_best": max(s.fitness for s in scores),
-            "generation_mean": float(np.mean([s.fitness for s in scores])),
+            "generation_best": max(scores),
+            "generation_mean": float(np.mean(scores)),
         }
         best.history.append(row)
         on_generation(row)

@@ -71,10 +71,10 @@ class _LayerScaling(ModelMitigation):
     ) -> None:
         """Searches Bezier curves as `scale search` does, with another judge of candidates."""
         from posgap.mitigations.curves import Curve
-        from posgap.mitigations.factor_search import Genetic, Score, search
+        from posgap.mitigations.factor_search import Genetic, search
 
-        def scores(candidates: "Sequence[Candidate]") -> list[Any]:
-            return [Score(fitness(LayerFactors(factors=list(factors))), True) for factors in candidates]
+        def scores(candidates: "Sequence[Candidate]") -> list[float]:
+            return [fitness(LayerFactors(factors=list(factors))) for factors in candidates]
 
         assert model is not None
         curve, n_layers = Curve(), model.config.get_text_config().num_hidden_layers

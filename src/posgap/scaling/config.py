@@ -1,12 +1,11 @@
-"""Parameters of RoPE scaling: its search, and the check of a served model."""
+"""Parameters of the search of RoPE factors."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from posgap.foundation.config import Config
 from posgap.foundation.errors import faults
-from posgap.foundation.fields import RARE, ModelPath, OptionalInputPath, Values
+from posgap.foundation.fields import RARE, OptionalInputPath, Values
 from posgap.generation.config import GenerationConfig
 from posgap.mitigations.curve_kinds import CURVES
 from posgap.tasks.fields import Placements
@@ -44,9 +43,6 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
     )
     low: float = Field(1.0, gt=0, description="lowest factor")
     high: float = Field(2.0, description="highest factor")
-    monotone: Literal["none", "increasing", "decreasing"] = Field(
-        "none", description="constrain the factors to rise or fall with depth"
-    )
     population: int = Field(16, ge=2, description="candidates in a generation")
     generations: int = Field(10, ge=1, description="largest number of generations")
     patience: Annotated[int, RARE] = Field(
@@ -72,10 +68,6 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
         lt=1,
         description="share of the examples that the search is kept from, to say what the factors gain; 0: none",
     )
-    halving: bool = Field(
-        False,
-        description="drop the weaker half of the candidates after a quarter, and again after half, of the examples",
-    )
 
     @field_validator("high")
     @classmethod
@@ -83,12 +75,3 @@ class ScaleSearchConfig(*CURVES.bases(), GenerationConfig):  # type: ignore[misc
         if high < info.data.get("low", high):
             raise ValueError(f"the highest factor must not be below the lowest, {info.data['low']:g}")
         return high
-
-
-class ServeCheckConfig(Config):
-    """Prints the RoPE factors that a loaded model applies, layer by layer, beside those of its config."""
-
-    model: ModelPath = Field(description="Hugging Face model folder")
-    backend: Literal["auto", "vllm", "transformers"] = Field(
-        "auto", description="auto: vllm if it is installed, else transformers"
-    )

@@ -33,8 +33,8 @@ class Evaluator(Protocol):
     forward_passes: int
     questions: Sequence[Sequence[Question]]
 
-    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
-        """Which of the questions on `examples` each candidate answers correctly: `[C, len(examples), P]`."""
+    def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        """Which of the questions each candidate answers correctly: `[C, E, P]`."""
         ...
 
 
@@ -71,9 +71,9 @@ class TeacherForced:
         self.orders = [reading_order([question.read for question in row]) for row in questions]
         self.forward_passes = 0
 
-    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
+    def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
         factors = torch.tensor(candidates, dtype=torch.float32)
-        pairs = list(product(range(len(candidates)), examples))
+        pairs = list(product(range(len(candidates)), range(len(self.questions))))
         lengths = [max(len(question.read) for question in self.questions[example]) for _, example in pairs]
         groups = list(batches(lengths, self.batch_tokens))
         right = np.empty((len(pairs), len(self.questions[0])), dtype=bool)
@@ -81,7 +81,7 @@ class TeacherForced:
             own = factors[[pairs[row][0] for row in rows]]
             right[rows] = self._match([pairs[row][1] for row in rows], own)
         self.forward_passes += right.size
-        return right.reshape(len(candidates), len(examples), -1)
+        return right.reshape(len(candidates), len(self.questions), -1)
 
     @torch.inference_mode()
     def _match(self, examples: Sequence[int], factors: torch.Tensor) -> np.ndarray:
@@ -132,14 +132,14 @@ class Generated:
         self.score, self.sampling = score, sampling
         self.forward_passes = 0
 
-    def correct(self, candidates: Sequence[Candidate], examples: range) -> np.ndarray:
-        right = np.empty((len(candidates), len(examples), len(self.questions[0])))
-        groups = [[Prompt("", question.prompt) for question in self.questions[example]] for example in examples]
+    def correct(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        right = np.empty((len(candidates), len(self.questions), len(self.questions[0])))
+        groups = [[Prompt("", question.prompt) for question in row] for row in self.questions]
         for scores, factors in zip(right, candidates):
             self.scaling.set(factors)
             answered = complete_groups(self.generator, groups, self.sampling)
             for which, completions in track(answered, len(groups), "scaling candidates"):
-                questions = self.questions[examples[which]]
-                scores[which] = [self.score(c.text, q.answers) for q, c in zip(questions, completions)]
+                pairs = zip(self.questions[which], completions)
+                scores[which] = [self.score(c.text, q.answers) for q, c in pairs]
                 self.forward_passes += sum(len(completion.token_ids) for completion in completions)
         return right

@@ -8,13 +8,12 @@ import numpy as np
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import Record, read_model, write_json
 from posgap.mitigations.curves import Candidate
-from posgap.mitigations.factor_search import Score
 from posgap.scaling.fitness import Evaluator
 
 
 class _Scored(Record):
     factors: list[float]
-    right: list[list[int]]
+    right: list[int]
 
 
 class _State(Record):
@@ -28,58 +27,34 @@ class _State(Record):
 class Scores:
     """Scores candidates by an evaluator, and keeps the results in memory and in the file `state`.
 
-    With `halving`, all new candidates are evaluated on a quarter of the examples, the better half of them on half of
-    the examples, and the better half of those on all: these are the finalists. No candidate is evaluated twice on an
-    example, and a dropped candidate never scores above a finalist. A `state` written under another `identity` is
-    ignored.
+    No candidate is evaluated twice. A `state` written under another `identity` is ignored.
     """
 
     def __init__(
         self,
         evaluator: Evaluator,
         fitness: Callable[[np.ndarray], float],
-        halving: bool = False,
         state: Path | None = None,
         identity: str = "",
     ):
-        n_examples = len(evaluator.questions)
         self.evaluator, self.fitness, self.state, self.identity = evaluator, fitness, state, identity
-        self.rungs = sorted({-(-n_examples // 4), -(-n_examples // 2), n_examples}) if halving else [n_examples]
-        # For each candidate and each rung it reached: right answers [P] among that rung's first examples.
-        self.right: dict[Candidate, list[list[int]]] = {}
+        self.right: dict[Candidate, list[int]] = {}  # right answers [P] of each candidate, among all examples
         if state is not None and state.exists():
             self._load(state)
 
-    def __call__(self, candidates: Sequence[Candidate]) -> list[Score]:
-        """The score of each candidate, in their order."""
-        alive = list(dict.fromkeys(candidates))
-        score: dict[Candidate, Score] = {}
-        for rung in range(len(self.rungs)):
-            self._climb(alive, rung)
-            score |= {c: Score(self.fitness(self.accuracy(c, rung)), False) for c in alive}
-            if rung < len(self.rungs) - 1:
-                alive = sorted(alive, key=lambda c: -score[c].fitness)[: -(-len(alive) // 2)]
-        worst = min(score[c].fitness for c in alive)
-        finalists = set(alive)
-        return [
-            Score(score[c].fitness, True) if c in finalists else Score(min(score[c].fitness, worst), False)
-            for c in candidates
-        ]
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
+        """The fitness of each candidate, in their order."""
+        if new := [candidate for candidate in dict.fromkeys(candidates) if candidate not in self.right]:
+            correct = self.evaluator.correct(new)
+            self.right |= {candidate: right.tolist() for candidate, right in zip(new, correct.sum(axis=1))}
+            self._keep()
+        return [self.fitness(self.accuracy(candidate)) for candidate in candidates]
 
-    def accuracy(self, candidate: Candidate, rung: int = -1) -> np.ndarray:
-        """Accuracy [P] in points over the examples of a rung, by default all examples."""
-        return 100 * np.array(self.right[candidate][rung]) / self.rungs[rung]
+    def accuracy(self, candidate: Candidate) -> np.ndarray:
+        """Accuracy [P] in points over the examples."""
+        return 100 * np.array(self.right[candidate]) / len(self.evaluator.questions)
 
-    def _climb(self, candidates: Sequence[Candidate], rung: int) -> None:
-        """Evaluates the candidates that have not reached `rung` on the examples it adds to the rung below."""
-        new = [c for c in candidates if len(self.right.get(c, ())) <= rung]
-        if not new:
-            return
-        below = self.rungs[rung - 1] if rung else 0
-        correct = self.evaluator.correct(new, range(below, self.rungs[rung]))
-        for candidate, right in zip(new, correct.sum(axis=1)):
-            reached = self.right.setdefault(candidate, [])
-            reached.append((right + (np.array(reached[-1]) if reached else 0)).tolist())
+    def _keep(self) -> None:
         if self.state is not None:
             scored = [{"factors": factors, "right": right} for factors, right in self.right.items()]
             saved = {"identity": self.identity, "forward_passes": self.evaluator.forward_passes, "scored": scored}

@@ -1,7 +1,5 @@
 """scale_search: searches the RoPE factors, one per layer, under which the model answers best."""
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import digest, remove, work_folder
+from posgap.foundation.files import digest, digest_of, remove, work_folder
 from posgap.foundation.interruption import resumable
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
@@ -104,9 +102,8 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
     scores = Scores(
         evaluator,
         partial(fitness, weights=weights, objective=config.objective),
-        config.halving,
         state,
-        _identity(searched_on, config.halving, config.dtype, asdict(Sampling.of(build)), teacher_forced),
+        digest_of([searched_on, config.dtype, asdict(Sampling.of(build)), teacher_forced]),
     )
     (unscaled,) = scores([ones])
     unscaled_accuracy = scores.accuracy(ones)
@@ -114,14 +111,14 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         log.warning("%s; the search fails unless some factors change that", _silence(config.model, teacher_forced))
     loses_ties = teacher_forced and model.dtype.itemsize == 2
     judge = (forced if teacher_forced and not loses_ties else generated)(others) if others else None
-    before = judge.correct([ones], range(len(others)))[0] if judge else None
+    before = judge.correct([ones])[0] if judge else None
     chosen, accuracy = _search(config, scores, len(ones), run, generated(questions) if loses_ties else None)
     _refuse_silence(config.model, np.stack([accuracy, unscaled_accuracy]), teacher_forced)
     spoken = chosen.get("generated")
-    searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled.fitness)
+    searched = (spoken.fitness, spoken.unscaled_fitness) if spoken else (chosen["fitness"], unscaled)
     chosen["search_gain"] = searched[0] - searched[1]
     if judge and before is not None:
-        after = judge.correct([tuple(chosen["factors"])], range(len(others)))[0]
+        after = judge.correct([tuple(chosen["factors"])])[0]
         chosen["gain"], chosen["gain_ci95"] = gain(after, before, scores.fitness, config.seed)
         chosen["holdout"] = Holdout(
             examples=len(aside),
@@ -134,7 +131,7 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
         objective=config.objective,
         weights=config.weights,
         accuracy=accuracy.tolist(),
-        unscaled_fitness=unscaled.fitness,
+        unscaled_fitness=unscaled,
         unscaled_accuracy=unscaled_accuracy.tolist(),
         forward_passes=evaluator.forward_passes,
         settings=config.chosen(),
@@ -162,14 +159,14 @@ def _search(
         run.metrics({name: row[name] for name in row if name != "generation"}, step=int(row["generation"]))
 
     parameters = CURVES[config.curve].parameters.of(config).model_dump()
-    curve = Curve(config.curve, parameters, config.low, config.high, config.monotone)
+    curve = Curve(config.curve, parameters, config.low, config.high)
     strategy = Genetic(curve, n_layers, config.population, config.seed, **config.genetic)
     best = search(strategy, curve, n_layers, scores, config.generations, config.patience, record)
     chosen: dict[str, Any] = {"curve": curve.described(), "history": best.history}
     factors = best.factors
     if spoken:
         finalists = [(1.0,) * n_layers, *best.finalists]
-        right = spoken.correct(finalists, range(len(spoken.questions)))
+        right = spoken.correct(finalists)
         unscaled, *accuracies = 100 * right.mean(axis=1)
         reached = [scores.fitness(accuracy) for accuracy in accuracies]
         first = int(np.argmax(reached))
@@ -196,9 +193,7 @@ def _answers_at_once(
     is generates some. A tie or two make no difference, nor does a model that answers none of these."""
     some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
     tried = [[row[i] for i in some] for row in questions[:TRIED]]
-    by_forcing, by_generation = (
-        int((kind(tried).correct([ones], range(len(tried))) == 1).sum()) for kind in (forced, generated)
-    )
+    by_forcing, by_generation = (int((kind(tried).correct([ones]) == 1).sum()) for kind in (forced, generated))
     if 2 * by_forcing >= by_generation:
         return True
     log.info(
@@ -219,11 +214,6 @@ def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:
             "search on other examples"
         )
     return examples
-
-
-def _identity(*parts: object) -> str:
-    """A digest of everything that scores depend on: a search reuses saved scores only if it agrees."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _refuse_silence(model: str, accuracies: np.ndarray, teacher_forced: bool) -> None:
