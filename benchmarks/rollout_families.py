@@ -74,9 +74,6 @@ TABLE = {**ROWS, **MORE}
 REFUSED = {
     "its values cannot be read": "no: its attention cannot be replaced",
     "a gate, or a normalisation within": "no: a gate or a normalisation behind the heads",
-    "does not reach the last states": "no: the stream is scaled or normalised",
-    "not an output embedding": "no: no normalisation behind the last layer",
-    "its scale cannot be held": "no: a normalisation of another kind",
 }
 
 # What the attention adds (second), and to what (first), from a layer's input x and its attention's output a: as the
@@ -182,7 +179,7 @@ def tried(name: str) -> list[str]:
 
 
 def attributed(name: str) -> str:
-    """Whether value norms and the answer's logit can be taken apart too, or why not."""
+    """Whether value norms can be measured too, or why not."""
     family, settings = TABLE[name]
     model = build(family, **settings)
     ids = torch.randint(3, VOCABULARY - 4, (1, N), generator=torch.Generator().manual_seed(1))

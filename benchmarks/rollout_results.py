@@ -153,7 +153,7 @@ def why(models: Iterable[Looked]) -> str:
         assert each.measured.documents is not None
         by_position = np.array(each.measured.documents["measures"]["rollout"]["gold"])
         told = each.compared["documents"]["measures"]
-        told_by = [f"{told[name]['auc']:.2f}" for name in ("rollout", "value_norm", "logit")]
+        told_by = [f"{told[name]['auc']:.2f}" for name in ("rollout", "value_norm")]
         follows = spearman(by_position, np.array(each.sweep.accuracy))
         strengths = each.measured.lambdas
         rows.append(
@@ -165,7 +165,7 @@ def why(models: Iterable[Looked]) -> str:
             ]
         )  # fmt: skip
     head = ["model", "gap", "mean", "residual strength", *STRETCHES, "accuracy follows shares"]
-    return markdown([*head, "AUC: rollout", "value norm", "logit"], rows)
+    return markdown([*head, "AUC: rollout", "value norm"], rows)
 
 
 def parts(models: Iterable[Looked]) -> str:
@@ -270,7 +270,7 @@ lines 101 to 300), ten at each gold position. The table has:
 - the gold document's share of the rollout, in percent, at gold positions in three stretches;
 - Spearman's correlation, over the 20 positions, of accuracy with that share;
 - prompt by prompt, how well the share tells a right answer from a wrong one (AUC; 0.5 tells nothing): the share by the
-  rollout, by attention weighted with the norms of values, and by the answer's logit.
+  rollout, and by attention weighted with the norms of values.
 
 {why}
 

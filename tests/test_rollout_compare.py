@@ -105,8 +105,8 @@ def test_a_prediction_is_compared_with_its_measurement_and_a_sweep(tmp_path, mea
     assert "the accuracy of base (gap 75.0) follows the measured shares" in compared["summary"]
     assert compared["agreement"]["of"] == "tokens" and "by rollout agrees (Spearman)" in compared["summary"]
     assert compared["summary"] in caplog.messages
-    with pytest.raises(PosgapError, match="measured: logit was not measured; measure with `attributions`"):
-        rollout_predict(config.model_copy(update={"influence": "logit", "out": tmp_path / "logit"}))
+    with pytest.raises(PosgapError, match="measured: value_norm was not measured; measure with `attributions`"):
+        rollout_predict(config.model_copy(update={"influence": "value_norm", "out": tmp_path / "norms"}))
     with pytest.raises(PosgapError, match="sweep: is compared with a measurement, too: give a `measurement`"):
         alone = {"sequence_length": 9, "layers": 2, "heads": 1}
         rollout_predict(RolloutPredictConfig(sweep=config.sweep, **alone, out=tmp_path / "alone"))

@@ -358,10 +358,8 @@ def test_stage_measures_prompts_and_predict_takes_them_over(tmp_path, model_fold
         np.shape(documents["attention_to_gold"]) == (4, 2) and "by document, the gold one draws" in measurement.summary
     )
     assert set(documents["measures"]) == set(measurement.influence) == {*INFLUENCES, *ATTRIBUTIONS}
-    assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 15
-    assert np.shape(documents["logit_of_gold"]) == (4, 2) and len(measurement.logit["by_layer"]) == 2
+    assert measurement.agreement["of"] == "documents" and len(measurement.agreement["pairs"]) == 10
     assert "agrees (Spearman) with that by gradient" in measurement.summary
-    assert "above the mean, of which attention gives" in measurement.summary
     assert {p.name for p in measured.iterdir()} == {
         "measurement.json", "arrays.npz", "influence.png", "layers.png", "manifest.json",
     }  # fmt: skip

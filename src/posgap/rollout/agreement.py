@@ -10,7 +10,7 @@ from scipy.stats import rankdata
 from posgap.measurement.statistics import EACH_END
 
 RESAMPLES = 2000
-OTHERS = ("gradient", "value_norm", "logit")  # those that a reading names
+OTHERS = ("gradient", "value_norm")  # those that a summary names
 
 
 def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from posgap.tasks.fields import MAX_DOCS, OptionalTaskName, Placements
 from posgap.tasks.registry import TASKS
 
 MAX_TOKENS, MAX_PARTS = 10_000_000, 10_000
-
-
+Influence = Literal["gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm"]
 TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split_commas)]
 
 
@@ -78,12 +77,10 @@ class RolloutPredictConfig(*POSITION_ENCODINGS.bases(), _Described):  # type: ig
         [], description="one positive weight per head for the average over heads; empty: uniform"
     )
     temperature: float = Field(1.0, gt=0, description="divides all scores")
-    influence: Literal[
-        "gradient", "gradient_times_input", "rollout", "rollout_without_residuals", "value_norm", "logit"
-    ] = Field(
+    influence: Influence = Field(
         "gradient",
-        description="with `measurement`: the measured distribution that plot and summary show (the last two: measured "
-        "with `attributions`); all are compared in the file",
+        description="with `measurement`: the measured distribution that plot and summary show (`value_norm` only "
+        "if measured with `attributions`); all are compared in the file",
     )
     sweep: OptionalInputPath = Field(
         None, description="with `measurement`: folder from `sweep`, whose accuracy is compared and drawn too"
@@ -113,8 +110,7 @@ class RolloutMeasureConfig(StageConfig):
     sink_threshold: float = Field(0.2, gt=0, lt=1, description="attention above which a token counts as a sink (tau)")
     attributions: bool = Field(
         False,
-        description="also measure attention weighted by the norms of values, and each token's direct part in the "
-        "answer's logit; takes longer",
+        description="also measure attention weighted by the norms of values; takes longer",
     )
     label: str = Field("model", description="what plots and tables call this model")
 

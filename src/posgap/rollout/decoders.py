@@ -59,18 +59,11 @@ class _Seen:
 
 
 class Attended(NamedTuple):
-    """What was seen of a layer called again: the residual `strengths` [B, N] and, of the last token, [B, D] each: what
-    the attention had `written`, of what its projection was given by the `heads` [B, H d]; what of it the layer `added`
-    to the stream, by the normalisation `norm` (None: as it is, or scaled); and what the layer `passed` on of the stream
-    `entered` without it. `heads` is None where the projection was given no such thing."""
+    """What was seen of a layer called again: the residual `strengths` [B, N], and what the projection of its attention
+    was given by the `heads` for the last token, [B, H d]; None where it was given no such thing."""
 
     strengths: Tensor
-    norm: nn.Module | None
     heads: Tensor | None
-    written: Tensor
-    added: Tensor
-    entered: Tensor
-    passed: Tensor
 
 
 class Decoder:
@@ -96,8 +89,6 @@ class Decoder:
         self.n_layers = len(self.layers)
         self.adding: list[_Adding | None] = [None] * self.n_layers
         self.projections: list[nn.Module | None] = [None] * self.n_layers
-        # The normalisation that makes the last states, and what it read and made at the last token, [B, D] each.
-        self.last_norm: tuple[nn.Module, Tensor, Tensor] | None = None
         # RoPE's angle per token of each plane, by layer; empty where a layer turns nothing, None where not known.
         self.frequencies: list[list[float] | None] = [None] * self.n_layers
 
@@ -166,32 +157,22 @@ class Decoder:
             AttentionInterface.register(name, usual)
 
     @torch.no_grad()
-    def read(self, ids: Tensor) -> list[Call]:
-        """Reads `ids [B, N]` and returns the arguments that each layer was called with."""
+    def forward(self, ids: Tensor) -> list[Call]:
+        """Runs the model on `ids [B, N]` and returns the arguments that each layer was called with."""
         calls: list[Call] = []
-        normed: list[tuple[nn.Module, Tensor, Tensor]] = []
 
         def before(layer: nn.Module, args: tuple, kwargs: dict) -> None:
             calls.append((args, kwargs))
 
-        def after(norm: nn.Module, args: tuple, output: Any) -> None:
-            if args and isinstance(output, Tensor) and output.ndim == 3:
-                normed.append((norm, args[0][:, -1], output[:, -1]))
-
-        within = {module for layer in self.layers for module in layer.modules()}
         with ExitStack() as hooks:
             for layer in self.layers:
                 hooks.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-            for module in self.base.modules():
-                if "Norm" in type(module).__name__ and module not in within:
-                    hooks.callback(module.register_forward_hook(after).remove)
             self.states = self.base(input_ids=ids, use_cache=False)[0]
-        self.last_norm = next((each for each in reversed(normed) if torch.equal(each[2], self.states[:, -1])), None)
         return calls
 
     @torch.no_grad()
     def check(self, ids: Tensor) -> None:
-        """`PosgapError` unless the model comes to the same with its usual attention, after `read` of `ids [B, N]`."""
+        """`PosgapError` unless the usual attention leads to the states of the last `forward`, of `ids [B, N]`."""
         usual = self.base(input_ids=ids, use_cache=False)[0]
         off = float((self.states - usual).double().norm() / usual.double().norm())
         if not off < _OTHERWISE:
@@ -214,8 +195,8 @@ class Decoder:
 
     @torch.no_grad()
     def attend(self, layer: int, call: Call, take: Take) -> Attended:
-        """Calls a layer again with the arguments that `read` saw, hands the attention matrices [B, H, Q, N] of each
-        block of queries to `take`, and returns residual strengths and what the last token was given.
+        """Calls a layer again with the arguments that `forward` saw, hands the attention matrices [B, H, Q, N] of each
+        block of queries to `take`, and returns residual strengths and what the heads made for the last token.
 
         The strength at a token is |a| / (|x| + |a|), with a what the attention adds to the residual stream and x the
         stream that it is added to, as the layer scales and normalises them: the sum is read where the layer uses it,
@@ -228,21 +209,12 @@ class Decoder:
         assert adding is not None
         none = self._called(layer, call, 0.0)
         whole, without = seen.at(adding.reader), none.at(adding.reader)
-        assert whole is not None and without is not None and seen.written is not None
-        assert seen.returned is not None and none.returned is not None
+        assert whole is not None and without is not None
         a, x = (whole.float() - without.float()).norm(dim=-1), without.float().norm(dim=-1)
-        entered = _entered(call)
-        heads, written = seen.heads, seen.written.reshape(entered.shape)[:, -1]
-        passed = none.returned[:, -1].float()
-        return Attended(
-            a / (x + a),
-            next((m for m, read in seen.read.items() if "Norm" in type(m).__name__ and _same(read, written)), None),
-            None if heads is None or heads.numel() % a.numel() else heads.reshape(*a.shape, -1)[:, -1],
-            written,
-            seen.returned[:, -1].float() - passed,
-            entered[:, -1].float(),
-            passed,
-        )
+        heads = seen.heads
+        if heads is not None:
+            heads = None if heads.numel() % a.numel() else heads.reshape(*a.shape, -1)[:, -1]
+        return Attended(a / (x + a), heads)
 
     def _adding(self, layer: int, call: Call, one: _Seen) -> _Adding:
         """How the layer adds its attention to the stream, from calls with 0, 1 and 2 times what the attention makes."""
@@ -446,11 +418,6 @@ def _entered(call: Call) -> Tensor:
     """The stream [B, N, D] that a layer was called with."""
     args, kwargs = call
     return args[0] if args else kwargs["hidden_states"]
-
-
-def _same(read: Tensor, written: Tensor) -> bool:
-    """Whether a module that read the stream `read` [B, N, D] read at the last token what was `written` [B, D]."""
-    return torch.equal(read[:, -1], written)
 
 
 def _nothing(module: nn.Module, args: tuple, output: Any) -> Any:

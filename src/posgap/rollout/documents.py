@@ -50,25 +50,18 @@ def summary(
     shares: Mapping[str, np.ndarray],
     attention: np.ndarray,
     seed: int,
-    logit: np.ndarray | None = None,
 ) -> dict[str, Any]:
-    """What `measurement.json` holds of documents, from each prompt's `shares [E, n]` by measure, the last token's
-    `attention [E, L, H, n]` and, where it was measured, what each layer gives to the answer's `logit [E, L, n]`.
+    """What `measurement.json` holds of documents, from each prompt's `shares [E, n]` by measure and the last token's
+    `attention [E, L, H, n]`.
 
     For each gold position that was asked: how many prompts; by measure the mean share of every document, and of the
     gold one its 95 % bootstrap interval over prompts; and by layer the last token's attention to the gold document,
-    averaged over heads, and what that document gives to the answer's logit. A share is of the whole
-    influence, of which other tokens of the prompt have the rest.
+    averaged over heads. A share is of the whole influence, of which other tokens of the prompt have the rest.
     """
     positions = np.array([each.position for each in asked])
     there = np.unique(positions)
     rng = np.random.default_rng(seed)
-
-    def of_gold(by_layer: np.ndarray) -> list[list[float]]:
-        """Means over the prompts of each gold position, by layer, of what `by_layer [E, L, n]` has of its document."""
-        own = np.take_along_axis(by_layer, (positions - 1)[:, None, None], axis=2)[..., 0]
-        return [own[positions == position].mean(axis=0).tolist() for position in there]
-
+    by_layer = np.take_along_axis(attention.mean(axis=2), (positions - 1)[:, None, None], axis=2)[..., 0]
     measures = {}
     for name, values in shares.items():
         gold = gold_shares(values, positions)
@@ -84,8 +77,7 @@ def summary(
         "prompts": [int((positions == position).sum()) for position in there],
         "cut": sum(each.cut for each in asked),
         "measures": measures,
-        "attention_to_gold": of_gold(attention.mean(axis=2)),
-        **({} if logit is None else {"logit_of_gold": of_gold(logit)}),
+        "attention_to_gold": [by_layer[positions == position].mean(axis=0).tolist() for position in there],
         "asked": [[each.id, each.position] for each in asked],
     }
 

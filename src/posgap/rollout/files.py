@@ -66,10 +66,8 @@ class Measurement(Record):
     are the layers' numbers, counted from 1; a hybrid has others between them, of which nothing is measured.
     `unattended` is the share of each rollout that went to the logits of sinks beside the tokens, empty without such.
     `influence` holds, for each measure, a distribution over positions [N] averaged over texts; `agreement` says how
-    alike every two of them order what a text has (`agreement.agreement`). `logit`, where attributions were asked for,
-    is the answer's logit less the mean logit, and what each layer's attention [L] gives straight to it. The
-    distributions of single texts, the attention by distance and the sink metric of every position are in the arrays
-    beside it.
+    alike every two of them order what a text has (`agreement.agreement`). The distributions of single texts, the
+    attention by distance and the sink metric of every position are in the arrays beside it.
     """
 
     label: str
@@ -91,7 +89,6 @@ class Measurement(Record):
     unattended: dict[str, Share] = Field(default_factory=dict)
     attention_layers: list[int] = Field(default_factory=list)
     agreement: dict | None = None
-    logit: dict | None = None
     documents: dict | None = None  # see documents.summary; None where texts are no prompts with documents
     summary: str
     settings: dict

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posgap.foundation.errors import PosgapError
-from posgap.rollout.attributions import ROUNDING, Written, answer_direction, matrix_of, scaled_back
+from posgap.rollout.attributions import ROUNDING, Written, matrix_of
 from posgap.rollout.decoders import Attended, Call, Decoder
 from posgap.rollout.distributions import normalized
 from posgap.rollout.documents import Asked, by_document
 
 INFLUENCES = ("gradient", "gradient_times_input", "rollout", "rollout_without_residuals")
-ATTRIBUTIONS = ("value_norm", "logit")  # measured where they are asked for
+ATTRIBUTIONS = ("value_norm",)  # measured where it is asked for
 
 
 class Statistics:
@@ -158,9 +158,7 @@ class Measured(NamedTuple):
     measure; by layer, the tokens that a token sees (None: no window) and RoPE's angles (see `Decoder.frequencies`);
     the share of either rollout that went to no token, but to the logits of sinks beside them; and the numbers of the L
     layers, and what mixes tokens beside their attention, in words. `documents` is the last
-    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`. Where attributions were
-    asked for: the answer's logit less the mean logit, [E]; what it owes to each layer's attention, [E, L]; and what of
-    that to each document, [E, L, n]."""
+    token's attention to each document of a prompt, [E, L, H, n], where documents were `asked`."""
 
     statistics: dict[str, np.ndarray]
     influence: dict[str, np.ndarray]
@@ -170,19 +168,6 @@ class Measured(NamedTuple):
     layers: list[int]
     mixing: str
     documents: np.ndarray | None = None
-    answer_logit: np.ndarray | None = None
-    logit: np.ndarray | None = None
-    documents_logit: np.ndarray | None = None
-
-
-class _Read(NamedTuple):
-    """What the layers of one batch gave: influence by measure, [B, N] each; the last token's attention, [B, L, H, N];
-    and, where attributions were asked for, the answer's logit [B] and each token's part in it by layer, [B, L, N]."""
-
-    influence: dict[str, Tensor]
-    last: np.ndarray
-    answer_logit: np.ndarray | None
-    logit: np.ndarray | None
 
 
 def measure(
@@ -196,22 +181,16 @@ def measure(
 ) -> Measured:
     """Measures attention statistics over batches of `ids [B, N]`, and each text's influence by position.
 
-    `slopes` [H] are ALiBi's, or zeros; `asked` says where the documents of the prompts stand, as they are read. Beside
-    the model this needs memory for the layers' inputs, L B N D, and for
+    `slopes` [H] are ALiBi's, or zeros; `asked` says where the documents of the prompts stand. Beside the model this
+    needs memory for the layers' inputs, L B N D, and for
     the attention of one block of queries (`decoders.WEIGHTS_AT_ONCE`), or of a whole layer, B H N^2, in families whose
     attention cannot be replaced. The rollout is computed from the last layer down, so the layers are called again in
     that order.
 
-    With `attributions` the `ATTRIBUTIONS` are measured too; they need B N H^2 numbers more.
-
-    - `value_norm`: the rollout with each layer's attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it
-      takes from each token, normalised over j; f_h is the values and the output projection, without the latter's bias
-      (Kobayashi et al. 2020, "Attention is Not Only a Weight", section 3).
-    - `logit`: what each token gives, through each layer's attention and straight to the last states, to the logit of
-      the most probable token, less the mean of all logits (the direct path of Elhage et al. 2021, "A Mathematical
-      Framework for Transformer Circuits"). The last normalisation's scale is held as it is. Parts add up over layers;
-      as an influence they count by size. Raises `PosgapError` where a family's attention does more than weigh values
-      and project them, or what it adds does not reach the last states as it is.
+    With `attributions` `value_norm` is measured too, which needs B N H^2 numbers more: the rollout with each layer's
+    attention replaced by the norms |sum_h a_hij f_h(x_j)| of what it takes from each token, normalised over j; f_h is
+    the values and the output projection, without the latter's bias (Kobayashi et al. 2020, "Attention is Not Only a
+    Weight", section 3). Raises `PosgapError` where a family's attention does more than weigh values and project them.
     """
     model.requires_grad_(False)
     decoder = Decoder(model)
@@ -221,23 +200,15 @@ def measure(
     influence: dict[str, list[np.ndarray]] = {name: [] for name in names}
     kept: dict[str, list[np.ndarray]] = {name: [] for name in ("rollout", "rollout_without_residuals")}
     attention: list[np.ndarray] = []
-    answers: list[np.ndarray] = []
-    by_layer: list[np.ndarray] = []
-    of_documents: list[np.ndarray] = []
     for ids in batches:
         ids = ids.to(model.device)
         by_measure = dict(zip(INFLUENCES, gradients(model, ids)))
         with decoder.capturing():
-            read = _layer_by_layer(decoder, ids, statistics, attributions)
-        by_measure |= read.influence
-        spans = [each.spans for each in asked[sum(map(len, attention)) :][: len(ids)]]
+            of_batch, last = _layer_by_layer(decoder, ids, statistics, attributions)
+        by_measure |= of_batch
         if asked:
-            attention.append(by_document(read.last, spans))
-        if read.logit is not None and read.answer_logit is not None:
-            answers.append(read.answer_logit)
-            by_layer.append(read.logit.sum(axis=2))
-            if asked:
-                of_documents.append(by_document(read.logit, spans))
+            of_prompts = asked[sum(map(len, attention)) :][: len(ids)]
+            attention.append(by_document(last, [each.spans for each in of_prompts]))
         if not influence["rollout"]:
             decoder.check(ids)
         for name in kept:
@@ -252,7 +223,7 @@ def measure(
         {name: 1 - float(np.concatenate(rows).mean()) for name, rows in kept.items()},
         decoder.numbers,
         decoder.mixing(),
-        *(np.concatenate(rows) if rows else None for rows in (attention, answers, by_layer, of_documents)),
+        np.concatenate(attention) if attention else None,
     )
 
 
@@ -276,33 +247,33 @@ class _Carried:
             self.into[2] += (of_queries[2] @ self.written.shares(a).double())[:, 0]
 
 
-def _layer_by_layer(decoder: Decoder, ids: Tensor, statistics: Statistics, attributions: bool) -> _Read:
-    """Reads `ids [B, N]`, and its layers from the last one down; adds what is not returned to `statistics`."""
-    calls = decoder.read(ids)
+def _layer_by_layer(
+    decoder: Decoder, ids: Tensor, statistics: Statistics, attributions: bool
+) -> tuple[dict[str, Tensor], np.ndarray]:
+    """The influence in a batch `ids [B, N]` by measure, [B, N] each, and the last token's attention [B, L, H, N].
+
+    Layers are called again from the last one down; what they say beside is added to `statistics`.
+    """
+    calls = decoder.forward(ids)
     statistics.texts += len(ids)
     rows = torch.zeros(3 if attributions else 2, *ids.shape, device=ids.device, dtype=torch.float64)
     rows[:, :, -1] = 1.0
-    answer_logit, direction = _answer(decoder) if attributions else (None, None)
-    last, logit = [], []
+    last = []
     for layer in reversed(range(decoder.n_layers)):
         call = calls.pop()
         carried = _Carried(layer, rows, statistics, _projection(decoder, layer, call) if attributions else None)
         attended = decoder.attend(layer, call, carried.take)
         statistics.add_strengths(layer, attended.strengths)
         last.append(carried.last.cpu().numpy())
-        if direction is not None:
-            where = f"{type(decoder.model).__name__}, layer {decoder.numbers[layer]}"
-            logit.append(_given(where, attended, carried, direction).cpu().numpy())
+        if attributions:
+            _require_plain_attention(
+                f"{type(decoder.model).__name__}, layer {decoder.numbers[layer]}", attended, carried
+            )
         strength = attended.strengths.double().mean(dim=1, keepdim=True)
         mixed = (1 - strength) * rows + strength * carried.into
         rows = torch.stack([mixed[0], carried.into[1], *mixed[2:]])
-    influence = {"rollout": rows[0], "rollout_without_residuals": rows[1]}
-    by_layer = np.stack(logit[::-1], axis=1) if logit else None
-    if by_layer is not None:
-        influence |= {"value_norm": rows[2], "logit": torch.from_numpy(by_layer.sum(axis=1)).abs()}
-    return _Read(
-        influence, np.stack(last[::-1], axis=1), None if answer_logit is None else answer_logit.cpu().numpy(), by_layer
-    )
+    influence = dict(zip(("rollout", "rollout_without_residuals", *ATTRIBUTIONS), rows))
+    return influence, np.stack(last[::-1], axis=1)
 
 
 _LEAVE_OUT = "leave out `attributions`"
@@ -323,47 +294,16 @@ def _written(projection: nn.Module, values: Tensor, heads: int) -> Written:
 
 
 @torch.no_grad()
-def _answer(decoder: Decoder) -> tuple[Tensor, Tensor]:
-    """The answer's logit less the mean logit, [B], and the direction [B, D] in the stream behind all layers along which
-    it grows."""
-    name, head = type(decoder.model).__name__, decoder.model.get_output_embeddings()
-    if head is None or decoder.last_norm is None:
-        raise PosgapError(
-            f"{name}: its logits are not an output embedding of normalised states, so that no logit can be taken apart"
-            f"; {_LEAVE_OUT}"
-        )
-    _, above, direction = answer_direction(head, decoder.states[:, -1])
-    return above, scaled_back(*decoder.last_norm)(direction)
-
-
-@torch.no_grad()
-def _given(where: str, attended: Attended, carried: _Carried, direction: Tensor) -> Tensor:
-    """What each token gives to the answer's logit through a layer's attention, [B, N]; `PosgapError` where the heads'
-    values, projected and normalised, are not what the layer adds to the stream, or it changes the stream otherwise."""
-    written, heads = carried.written, attended.heads
-    made = written.heads(carried.last) if written else None
-    if written is None or made is None or heads is None or _apart(heads.float(), made):
+def _require_plain_attention(where: str, attended: Attended, carried: _Carried) -> None:
+    """`PosgapError` where a layer's projection is not given the sums of the heads' values by their weights."""
+    made = carried.written.heads(carried.last) if carried.written else None
+    if made is None or attended.heads is None or _differ(attended.heads.float(), made):
         raise PosgapError(
             f"{where}: its attention writes something else than its weights and values make (it has a gate, or a "
             f"normalisation within); {_LEAVE_OUT}"
         )
-    branch = attended.norm(attended.written) if attended.norm else attended.written
-    back = scaled_back(attended.norm, attended.written, branch) if attended.norm else _as_is
-    branch = branch.float()
-    times = (attended.added * branch).sum() / branch.square().sum()  # families scale what they add
-    least = 8 * torch.finfo(attended.written.dtype).eps * float(attended.entered.norm())
-    if _apart(attended.added, times * branch, least) or _apart(attended.passed, attended.entered, least):
-        raise PosgapError(
-            f"{where}: what its attention writes does not reach the last states as it is, so that no logit can be "
-            f"taken apart; {_LEAVE_OUT}"
-        )
-    return written.given(carried.last, back(times * direction))
 
 
-def _as_is(direction: Tensor) -> Tensor:
-    return direction
-
-
-def _apart(one: Tensor, other: Tensor, least: float = 0.0) -> bool:
-    """Whether one is not the other, but for rounding."""
-    return not float((one - other).norm()) <= ROUNDING * float(other.norm()) + least
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether two vectors differ by more than rounding."""
+    return not float((one - other).norm()) <= ROUNDING * float(other.norm())

@@ -44,10 +44,10 @@ def distribution_curves(curves: Mapping[str, np.ndarray], ylabel: str = "share o
 
 def document_panels(documents: Mapping[str, Any], agreement: Mapping[str, Any]) -> Figure:
     """Plots the gold document's share by its position, with 95 % intervals; how alike the measures order documents
-    (`agreement.agreement`); and every document's share by rollout, gradient and, where they were measured, value norms
-    and the answer's logit, a line for each gold position (`documents.summary`)."""
+    (`agreement.agreement`); and every document's share by rollout, gradient and, where they were measured, value norms,
+    a line for each gold position (`documents.summary`)."""
     measures = documents["measures"]
-    lines = [name for name in ("rollout", "gradient", "value_norm", "logit") if name in measures]
+    lines = [name for name in ("rollout", "gradient", "value_norm") if name in measures]
     columns = (len(lines) + 2) // 2
     figure, grid = plt.subplots(2, columns, figsize=(4.4 * columns, 7.6), dpi=144, layout="constrained")
     gold, agreed, *panels = grid.flat

@@ -73,17 +73,10 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     if measured.documents is not None:
         spans = [each.spans for each in sequences.asked]
         by_documents = {name: by_document(rows, spans) for name, rows in influence.items()}
-        documents = summary(sequences.asked, by_documents, measured.documents, config.seed, measured.documents_logit)
+        documents = summary(sequences.asked, by_documents, measured.documents, config.seed)
         said += f"; {by_documents_summary(documents)}"
     agreed = agreement(by_documents or influence, "documents" if by_documents else "tokens", config.seed)
     said += f"; {agreement_summary(agreed)}"
-    logit = None
-    if measured.answer_logit is not None and measured.logit is not None:
-        logit = {"answer": float(measured.answer_logit.mean()), "by_layer": measured.logit.mean(axis=0).tolist()}
-        said += (
-            f"; the answer's logit stands {logit['answer']:.1f} above the mean, of which attention gives "
-            f"{sum(logit['by_layer']):.1f} straight to the last states"
-        )
     result = Measurement(
         label=config.label,
         model=with_uris(config.model),
@@ -101,7 +94,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
         unattended=unattended,
         attention_layers=measured.layers,
         agreement=agreed,
-        logit=logit,
         documents=documents,
         summary=said,
         settings=config.chosen(),
@@ -111,8 +103,6 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     of_documents = {f"documents_{name}": shares for name, shares in by_documents.items()}
     if measured.documents is not None:
         of_documents["documents_attention"] = measured.documents
-    if measured.documents_logit is not None:
-        of_documents["documents_logit_by_layer"] = measured.documents_logit
     write_arrays(out, by_head | influence | of_documents)
     curves = {name.replace("_", " "): values for name, values in mean.items()}
     drawn = document_panels(documents, agreed) if documents else distribution_curves(curves, "share of the influence")
