@@ -1,5 +1,7 @@
 """The rollout verbs run, and say in one line what is wrong."""
 
+import json
+
 import numpy as np
 import pytest
 from test_cli import fails, run
@@ -8,7 +10,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.files import Measurement
-from posgap.stages.rollout_predict import described, with_file
+from posgap.stages.rollout_predict import described
 
 ROPE = ["--sequence-length", 8, "--layers", 2, "--heads", 2, "--encoding", "rope"]
 DECAY = [*ROPE[:-1], "decay"]
@@ -93,10 +95,9 @@ ARCHITECTURES = [
 
 @pytest.mark.parametrize(("values", "parts"), ARCHITECTURES, ids=["by head", "by layer and head", "rope by layer"])
 def test_predict_takes_numbers_for_each_layer_and_head(tmp_path, values, parts):
-    """The same as options and in a file, and the same as a twin by brute force."""
+    """The same as they are typed and as a file has them, and the same as a twin by brute force."""
     options = RolloutPredictConfig(out=tmp_path, **{name: typed(value) for name, value in values.items()})
-    (tmp_path / "a.yaml").write_text("\n".join(f"{name}: {value}" for name, value in values.items()))
-    in_file = with_file(RolloutPredictConfig(out=tmp_path, architecture=tmp_path / "a.yaml"))
+    in_file = RolloutPredictConfig(out=tmp_path, **values)
     assert in_file.chosen() == options.chosen()
     architecture, heads = described(in_file, None)
     assert architecture.rollout() == pytest.approx(twin(N, LAMBDAS, *parts), rel=1e-10) and heads == 2
@@ -134,29 +135,15 @@ def typed(value):
 
 
 def test_predict_from_a_file(capsys, tmp_path):
-    (tmp_path / "a.yaml").write_text("layers: 2\nheads: 1\nmask: window\nwindows: [2, 0]\nresidual_strengths: [1, 1]")
-    words = ["--architecture", tmp_path / "a.yaml", "--sequence-length", 3]
+    values = {"layers": 2, "heads": 1, "mask": "window", "windows": [2, 0], "residual_strengths": [1, 1]}
+    values["content_scores"] = [[0.0], [0.0]]
+    (tmp_path / "a.yaml").write_text(json.dumps({"rollout predict": values}))
+    words = ["--config", tmp_path / "a.yaml", "--sequence-length", 3]
     assert run(capsys, "rollout", "predict", "--out", tmp_path / "p", *words)[0] == 0
     predicted = read_json(tmp_path / "p" / "prediction.json")
     # The last token takes a third of each; the first layer halves what tokens 2 and 3 hold with those before them.
     assert predicted["distribution"] == pytest.approx([1 / 3 + 1 / 6, 1 / 6 + 1 / 6, 1 / 6])
     assert predicted["settings"]["windows"] == [2, 0] and predicted["settings"]["layers"] == 2
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "complaint"),
-    [
-        ("lambdas: [1]", [], "a.yaml: 'lambdas' is no option of rollout predict; there are sequence_length, layers"),
-        ("layers: 2", ["--layers", 3], "layers: given as an option and in"),
-        ("windows: [1, x]", [], "a.yaml: field `windows.1`: Input should be a valid integer"),
-        ("layers: 2\nlayers: 3", [], "a.yaml: not YAML: 'layers' is there twice"),
-        ("- 1", [], "a.yaml: no architecture: write lines like `layers: 3`"),
-    ],
-)
-def test_bad_architectures_are_said_in_one_line(capsys, tmp_path, text, more, complaint):
-    (tmp_path / "a.yaml").write_text(text)
-    words = ["--architecture", tmp_path / "a.yaml", "--sequence-length", 8, "--heads", 2]
-    assert complaint in fails(capsys, "rollout", "predict", "--out", tmp_path / "p", *words, *more)
 
 
 def test_measure_names_texts_that_are_too_short_or_too_long(capsys, tmp_path, model_folder):

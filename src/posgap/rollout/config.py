@@ -18,10 +18,6 @@ TokenCounts = Annotated[list[Annotated[int, Field(ge=0)]], BeforeValidator(split
 
 
 class _Described(StageConfig):
-    architecture: OptionalInputPath = Field(
-        None,
-        description="YAML file with options of this verb by their names, as `layers: 3` and `windows: [8, 8, 0]`",
-    )
     measurement: OptionalInputPath = Field(
         None,
         description="folder from `rollout measure`; supplies options left at 0 or set to `measured`, and is compared "

@@ -10,10 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from posgap.foundation.errors import PosgapError
-from posgap.foundation.files import parsed, write_json
-from posgap.foundation.json_text import opened
+from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
-from posgap.foundation.yaml_text import parse
 from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep, swept_rows
 from posgap.rollout.agreement import summary_text as agreement_summary
 from posgap.rollout.architecture import Architecture
@@ -40,14 +38,12 @@ from posgap.tracking.runs import Run
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 COMPARISON_FILE = "comparison.json"
-MAX_BYTES = 1 << 20  # of an architecture; a hundred layers of as many heads have a tenth
 
 
 @stage
 def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
     """Writes `prediction.json` and `prediction.png`; with a measurement of texts as long as predicted for, also
     `comparison.json` and `comparison.png`."""
-    config = with_file(config)
     measured = read_measurement(config.measurement) if config.measurement else None
     architecture, n_heads = described(config, measured)
     sweep = _checked_sweep(config, architecture.n, measured)
@@ -153,26 +149,6 @@ def _compare(
         known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         run.metrics({f"{name}_{key}": value for key, value in known.items()})
     log.log(RESULT, "%s", result["summary"])
-
-
-def with_file(config: RolloutPredictConfig) -> RolloutPredictConfig:
-    """The config with the values of its `architecture` file, which the options' own fields parse.
-
-    Raises `PosgapError` where the file is no YAML mapping of options, or says what an option says too.
-    """
-    if (path := config.architecture) is None:
-        return config
-    with opened(path) as file:
-        values = parse(file.read(MAX_BYTES + 1), str(path), "an architecture", MAX_BYTES)
-    names = [name for name in type(config).parameters() if name != "seed"]
-    if not isinstance(values, dict):
-        raise PosgapError(f"{path}: no architecture: write lines like `layers: 3`")
-    if unknown := [str(name) for name in values if name not in names]:
-        raise PosgapError(f"{path}: {unknown[0][:60]!r} is no option of rollout predict; there are {', '.join(names)}")
-    if twice := [name for name in values if getattr(config, name) != config.default(name)]:
-        raise PosgapError(f"{twice[0]}: given as an option and in {path}; leave one of them out")
-    given = {name: getattr(config, name) for name in type(config).model_fields}
-    return parsed(RolloutPredictConfig, given | values, str(path))
 
 
 def described(config: RolloutPredictConfig, measured: Measurement | None) -> tuple[Architecture, int]:
