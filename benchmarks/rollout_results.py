@@ -25,16 +25,17 @@ from report import ROOT, write_section
 
 from posgap.foundation import files
 from posgap.foundation.tables import markdown
+from posgap.measurement.plots import COLORS, save_picture
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
 from posgap.rollout.config import RolloutExperimentConfig, RolloutMeasureConfig
 from posgap.rollout.config import RolloutPredictConfig as PredictConfig
-from posgap.rollout.distributions import spearman
+from posgap.rollout.distributions import mean_interval, spearman
 from posgap.rollout.documents import gold_shares
 from posgap.rollout.experiment_summary import gap_table, sink_table
 from posgap.rollout.files import Measurement, read_document_shares, read_measurement, read_prediction
-from posgap.rollout.plots import COLORS, save, styled
+from posgap.rollout.plots import styled
 from posgap.rollout.presets import PRESETS
 from posgap.stages.rollout_experiment import rollout_experiment
 from posgap.stages.rollout_measure import rollout_measure
@@ -52,7 +53,6 @@ PARTS: dict[str, dict[str, Any]] = {
     "and RoPE": {"residual": "measured", "encoding": "measured"},
     "and content": {"residual": "measured", "encoding": "measured", "content": "heads"},
 }
-RESAMPLES = 2000
 TITLES = {"quick": "The controlled study, quick", "learned": "The controlled study where its task is learned"}
 
 
@@ -138,14 +138,6 @@ def looked_at(bench: Bench, kind: str, trained: bool, out: Path) -> Looked:
     )
 
 
-def interval(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean."""
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def why(models: Iterable[Looked]) -> str:
     """What of the bias the shares of documents tell."""
     rows = []
@@ -185,7 +177,7 @@ def training(pairs: Sequence[tuple[Looked, Looked]]) -> str:
             shares = []
             for where in STRETCHES.values():
                 group = 100 * each.shares[np.isin(each.positions, where)]
-                low, high = interval(group)
+                low, high = mean_interval(group, np.random.default_rng(0))
                 shares.append(f"{group.mean():.1f} ({low:.1f} to {high:.1f})")
             rows.append([each.label, f"{each.sweep.gap:.1f}", f"{each.sweep.mean:.1f}", *shares])
     return markdown(["model", "gap", "mean", *STRETCHES], rows)
@@ -203,7 +195,7 @@ def picture(pairs: dict[str, list[tuple[Looked, Looked]]]) -> None:
                 at, np.mean([each.sweep.accuracy for each in models], axis=0), "o-", ms=3, color=color, label=word
             )
             groups = [100 * np.concatenate([each.shares[each.positions == i] for each in models]) for i in at]
-            low, high = np.transpose([interval(group) for group in groups])
+            low, high = np.transpose([mean_interval(group, np.random.default_rng(0)) for group in groups])
             share.plot(at, [group.mean() for group in groups], "o-", ms=3, color=color, label=word)
             share.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
         styled(accuracy, title=title, xlabel="gold position", ylabel="accuracy, %", ylim=(0, 103))
@@ -212,7 +204,7 @@ def picture(pairs: dict[str, list[tuple[Looked, Looked]]]) -> None:
         accuracy.legend(frameon=False, loc="lower left")
         for axes in (accuracy, share):
             axes.xaxis.get_major_locator().set_params(integer=True)
-    save(figure, ROOT / "docs" / "rollout-training.png")
+    save_picture(figure, ROOT / "docs" / "rollout-training.png")
 
 
 def main() -> None:

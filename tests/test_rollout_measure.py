@@ -33,7 +33,7 @@ from posgap.models.loading import eager_attention, load_tokenizer, save_model
 from posgap.rollout.attention import MatrixAttention, last_row
 from posgap.rollout.config import RolloutMeasureConfig, RolloutPredictConfig
 from posgap.rollout.decoders import Decoder, position_encoding
-from posgap.rollout.documents import by_document, joined, joined_reading, shortened
+from posgap.rollout.documents import by_document, joined, joined_summary, shortened
 from posgap.rollout.encodings import alibi_slopes
 from posgap.rollout.files import read_document_shares, read_influences, read_measurement, read_prediction
 from posgap.rollout.measurement import ATTRIBUTIONS, INFLUENCES, Statistics, measure
@@ -400,8 +400,8 @@ def test_whether_a_share_tells_right_answers():
     assert (
         measures["tells"]["calibration"][0]["accuracy"] == 0 and measures["tells"]["calibration"][-1]["accuracy"] == 100
     )
-    assert "AUC 1.00, 1.00 to 1.00; among prompts of one gold position" in joined_reading(told, "base", "tells")
-    assert "asked none of the measured examples" in joined_reading(joined(asked, {}, {}, 0), "base")
+    assert "AUC 1.00, 1.00 to 1.00; among prompts of one gold position" in joined_summary(told, "base", "tells")
+    assert "asked none of the measured examples" in joined_summary(joined(asked, {}, {}, 0), "base")
 
 
 def test_predict_takes_over_the_factors_of_a_scaled_model(tmp_path, model_folder):

@@ -15,7 +15,7 @@ from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask, MatrixAttention, last_row
-from posgap.rollout.encodings import alibi_slopes, checked_lambdas, power_schedule, rope_scores
+from posgap.rollout.encodings import alibi_slopes, checked_lambdas, power_schedule, rope_angles, turned_scores
 
 
 def masks(n: int, kind: str, size: int) -> tuple[Mask, np.ndarray]:
@@ -30,7 +30,7 @@ def masks(n: int, kind: str, size: int) -> tuple[Mask, np.ndarray]:
 
 
 def rope(theta: float, head_size: int, angle: float = 0.0, strength: float = 1.0) -> Callable:
-    return partial(rope_scores, theta=theta, head_size=head_size, angle=angle, strength=strength)
+    return partial(turned_scores, angles=rope_angles(theta, head_size), angle=angle, strength=strength)
 
 
 def matrices(architecture: Architecture, allowed: np.ndarray) -> list[np.ndarray]:
@@ -280,4 +280,4 @@ def test_rope_scores_are_those_of_rotated_vectors():
         return np.stack([z.real, z.imag], axis=1).ravel()
 
     for i, j in [(5, 2), (2, 5), (40, 0)]:
-        assert rope_scores(i - j, theta, d, angle=-0.3) == pytest.approx(rotated(q, i) @ rotated(k, j))
+        assert turned_scores(i - j, rope_angles(theta, d), angle=-0.3) == pytest.approx(rotated(q, i) @ rotated(k, j))

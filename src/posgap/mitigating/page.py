@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from posgap.measurement.comparison import Comparison
-from posgap.measurement.plots import COLORS, save_picture
+from posgap.measurement.plots import COLORS, plain, save_picture
 from posgap.measurement.report import rendered, save_page
 from posgap.measurement.sweeps import Sweep
 from posgap.mitigating.report import Mitigate
@@ -63,7 +63,6 @@ def gap_against_cost(result: Mitigate) -> Figure:
         ylim=(0, min(103, max(interval[1] for *_, interval in shown) * 1.05 + 1)),
     )
     axes.axvline(1, color="#94a3b8", linewidth=1, linestyle=":")
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     axes.legend(frameon=False, loc="best")
     return figure

@@ -13,9 +13,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from posgap.foundation.files import Record
+from posgap.measurement.plots import COLORS
 from posgap.mitigations.head_gates import STEPS, Gates, turned
 from posgap.rollout.distributions import spearman
-from posgap.rollout.plots import COLORS, styled
+from posgap.rollout.plots import styled
 
 ADVICE_FILE = "advice.json"
 TURNED = (-0.5, 0.5)  # by how much single heads and layers are turned

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from posgap.measurement.statistics import EACH_END
+from posgap.rollout.distributions import mean_interval
 
-RESAMPLES = 2000
 OTHERS = ("gradient", "value_norm")  # those that a summary names
 
 
@@ -26,14 +25,11 @@ def agreement(shares: Mapping[str, np.ndarray], of: str, seed: int) -> dict[str,
     for one, other in combinations(ranks, 2):
         found = (ranks[one] * ranks[other]).sum(axis=1)
         found = found[np.isfinite(found)]
-        drawn = found[rng.integers(len(found), size=(RESAMPLES, len(found)))].mean(axis=1) if len(found) > 1 else None
         pairs.append(
             {
                 "measures": [one, other],
                 "spearman": float(found.mean()) if len(found) else None,
-                "spearman_ci95": None
-                if drawn is None
-                else np.percentile(drawn, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist(),
+                "spearman_ci95": mean_interval(found, rng),
                 "texts": len(found),
             }
         )

@@ -1,16 +1,14 @@
 """Predicted against measured distributions: rank correlation and distance, with intervals over texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from posgap.measurement.statistics import EACH_END
+from posgap.measurement.plots import COLORS
 from posgap.measurement.sweeps import Sweep
-from posgap.rollout.distributions import describe, spearman, wasserstein
-from posgap.rollout.plots import COLORS, distribution_curves
-
-RESAMPLES = 2000  # of the texts
+from posgap.rollout.distributions import RESAMPLES, describe, percentile_interval, spearman, wasserstein
+from posgap.rollout.plots import distribution_curves
 
 
 def compare(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, resamples: int = RESAMPLES) -> dict:
@@ -23,26 +21,18 @@ def compare(predicted: np.ndarray, texts: np.ndarray, rng: np.random.Generator, 
     measured = texts.mean(axis=0)
     weights = rng.multinomial(len(texts), np.full(len(texts), 1 / len(texts)), size=resamples)
     resampled = weights @ texts / len(texts)
-    distances = wasserstein(resampled, predicted)
+    correlations, distance = spearman(resampled, predicted), float(wasserstein(measured, predicted))
     return {
         "spearman": _if_defined(spearman(measured, predicted)),
-        "spearman_ci95": _interval(spearman(resampled, predicted)),
-        "wasserstein": float(wasserstein(measured, predicted)),
-        "wasserstein_ci95": _interval(distances),
-        "wasserstein_share": float(wasserstein(measured, predicted) / max(1, len(predicted) - 1)),
+        "spearman_ci95": None if np.isnan(correlations).any() else percentile_interval(correlations),
+        "wasserstein": distance,
+        "wasserstein_ci95": percentile_interval(wasserstein(resampled, predicted)),
+        "wasserstein_share": distance / max(1, len(predicted) - 1),
     }
 
 
 def _if_defined(figure: np.ndarray) -> float | None:
     return None if np.isnan(figure) else float(figure)
-
-
-def _interval(resampled: np.ndarray) -> tuple[float, float] | None:
-    """95 % percentile interval of figures [resamples]; None where one of them is not defined."""
-    if np.isnan(resampled).any():
-        return None
-    low, high = np.percentile(resampled, [100 * EACH_END, 100 * (1 - EACH_END)])
-    return float(low), float(high)
 
 
 def summary_text(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, what: str) -> str:
@@ -54,7 +44,7 @@ def summary_text(figures: Mapping, predicted: np.ndarray, measured: np.ndarray, 
     )
 
 
-def _order(rank: float | None, interval: tuple[float, float] | None) -> str:
+def _order(rank: float | None, interval: Sequence[float] | None) -> str:
     """How well the positions are ordered, in words."""
     if rank is None:
         return "cannot be compared in order (no Spearman: one of the two is the same at every position)"
@@ -74,7 +64,7 @@ def sweep_spearman(sweep: Sweep, distribution: np.ndarray) -> float | None:
     return _if_defined(spearman(np.array(sweep.accuracy), shares))
 
 
-def sweep_reading(sweep: Sweep, predicted: float | None, measured: float | None) -> str:
+def sweep_summary(sweep: Sweep, predicted: float | None, measured: float | None) -> str:
     """One sentence on how well a sweep's accuracy follows the predicted and the measured shares, by these
     correlations."""
     if predicted is None or measured is None:

@@ -1,4 +1,4 @@
-"""The shape of a distribution over input positions, and the distance between two of them.
+"""The shape of a distribution over input positions, the distance between two of them, and bootstrap intervals.
 
 A distribution [N] begins with the first token's share and sums to one.
 """
@@ -6,6 +6,9 @@ A distribution [N] begins with the first token's share and sums to one.
 import numpy as np
 from scipy.stats import rankdata
 
+from posgap.measurement.statistics import EACH_END
+
+RESAMPLES = 2000  # of a bootstrap, over texts or prompts
 END, STRETCH = 0.02, 0.1  # shares of the positions that make up one end, and a stretch between the ends
 CLEARLY = 1.2  # a mean share is clearly greater than another from this ratio on
 
@@ -27,6 +30,18 @@ def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def wasserstein(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Wasserstein-1 distance in tokens from `a [..., N]` to `b [N]`: the summed |difference of cumulative sums|."""
     return np.abs(np.cumsum(a - b, axis=-1)).sum(axis=-1)
+
+
+def percentile_interval(resampled: np.ndarray) -> list[float]:
+    """The 95 % interval of a figure from its values in bootstrap samples, `resampled [RESAMPLES]`."""
+    return np.percentile(resampled, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist()
+
+
+def mean_interval(values: np.ndarray, rng: np.random.Generator) -> list[float] | None:
+    """The 95 % bootstrap interval of the mean of `values [E]`; None of fewer than two."""
+    if len(values) < 2:
+        return None
+    return percentile_interval(values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1))
 
 
 def profile(distribution: np.ndarray) -> dict[str, float]:

@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from posgap.measurement.statistics import EACH_END
+from posgap.rollout.distributions import RESAMPLES, mean_interval, percentile_interval
 from posgap.tasks.document_spans import Span
 
 BINS = 5  # groups of equally many prompts, by the gold document's share
-RESAMPLES = 2000
 
 
 class Asked(NamedTuple):
@@ -69,7 +68,7 @@ def summary(
         measures[name] = {
             "documents": [values[positions == position].mean(axis=0).tolist() for position in there],
             "gold": [float(group.mean()) for group in groups],
-            "gold_ci95": [_interval(group, rng) for group in groups],
+            "gold_ci95": [mean_interval(group, rng) for group in groups],
         }
     return {
         "n_docs": attention.shape[-1],
@@ -85,14 +84,6 @@ def summary(
 def gold_shares(shares: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The gold document's share of each prompt, [E], from `shares [E, n]` and its `positions [E]`, counted from 1."""
     return np.take_along_axis(shares, (positions - 1)[:, None], axis=1)[:, 0]
-
-
-def _interval(values: np.ndarray, rng: np.random.Generator) -> list[float] | None:
-    """The 95 % bootstrap interval of the mean; None of a single value."""
-    if len(values) < 2:
-        return None
-    means = values[rng.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
-    return np.percentile(means, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist()
 
 
 def joined(
@@ -146,9 +137,7 @@ def auc(values: np.ndarray, right: np.ndarray, groups: np.ndarray | None = None)
 def _auc_interval(values: np.ndarray, right: np.ndarray, rng: np.random.Generator) -> list[float] | None:
     drawn = rng.integers(len(values), size=(RESAMPLES // 4, len(values)))
     areas = [area for each in drawn if (area := auc(values[each], right[each])) is not None]
-    if len(areas) < len(drawn):
-        return None
-    return np.percentile(areas, [100 * EACH_END, 100 * (1 - EACH_END)]).tolist()
+    return percentile_interval(np.array(areas)) if len(areas) == len(drawn) else None
 
 
 def summary_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
@@ -165,7 +154,7 @@ def summary_text(documents: Mapping[str, Any], measure: str = "rollout") -> str:
     return said
 
 
-def joined_reading(told: Mapping[str, Any], label: str, measure: str = "rollout") -> str:
+def joined_summary(told: Mapping[str, Any], label: str, measure: str = "rollout") -> str:
     """One sentence on what `joined` found."""
     if not told["prompts"]:
         return f"{label} asked none of the measured examples at the same position, so shares are not joined to answers"

@@ -24,16 +24,6 @@ def rope_angles(theta: float, head_size: int) -> np.ndarray:
     return theta ** (-np.arange(0, head_size, 2) / head_size)
 
 
-def rope_scores(
-    distances: np.ndarray, theta: float, head_size: int, angle: float = 0.0, strength: float = 1.0
-) -> np.ndarray:
-    """Scores of a query at i and a key at j for signed `distances` i - j, in the shape of `distances`.
-
-    See `turned_scores`, of which this is the case of RoPE's own angles.
-    """
-    return turned_scores(distances, rope_angles(theta, head_size), angle, strength)
-
-
 def turned_scores(
     distances: np.ndarray, angles: Sequence[float] | np.ndarray, angle: float = 0.0, strength: float = 1.0
 ) -> np.ndarray:
@@ -49,11 +39,6 @@ def turned_scores(
     for base in angles:
         mean += np.cos(angle - distances * base)
     return strength * mean / len(angles)
-
-
-def constant_schedule(strength: float, n_layers: int) -> np.ndarray:
-    """The same residual strength at every layer, [L]."""
-    return np.full(n_layers, float(strength))
 
 
 def power_schedule(strength: float, power: float, n_layers: int) -> np.ndarray:

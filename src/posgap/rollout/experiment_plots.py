@@ -4,7 +4,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from posgap.rollout.plots import COLORS, styled
+from posgap.measurement.plots import COLORS
+from posgap.rollout.plots import styled
 
 
 def _with_accuracy(cell: dict) -> str:

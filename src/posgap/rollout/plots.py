@@ -1,7 +1,6 @@
 """Plots of rollouts, in one style."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -9,18 +8,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from posgap.foundation.files import atomic
+from posgap.measurement.plots import COLORS, plain
 from posgap.rollout.files import Measurement
 
-COLORS = ("#c2410c", "#0f766e", "#4338ca", "#a16207", "#be185d", "#334155")
 MIN_DECADES = 6  # the axis ends at 10^-6 of a uniform share
 
 
 def styled(axes: Axes, **labels) -> Axes:
     """Sets `labels` (title, axis labels, limits) and the common style on `axes`."""
     axes.set(**labels)
-    axes.grid(axis="y", alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    plain(axes)
     return axes
 
 
@@ -133,10 +130,3 @@ def layer_panels(measured: Measurement, arrays: Mapping[str, np.ndarray]) -> Fig
         axis = axes.yaxis if axes is sinks else axes.xaxis
         axis.get_major_locator().set_params(integer=True)
     return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes the figure as PNG and closes it."""
-    with atomic(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None})
-    plt.close(figure)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from posgap.foundation.files import atomic
+from posgap.measurement.plots import save_picture
 from posgap.mitigations.curve_kinds import CURVES
 from posgap.scaling.scaling_file import Scaling
 
@@ -32,6 +32,4 @@ def write_plot(scaling: Scaling, png: Path) -> None:
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
-    with atomic(png) as partial:
-        figure.savefig(partial, metadata={"Software": None})
-    plt.close(figure)
+    save_picture(figure, png)

@@ -16,6 +16,7 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.foundation.progress import track
 from posgap.generation.setup import builder_of
+from posgap.measurement.plots import save_picture
 from posgap.mitigations.head_gates import HEAD_GATES, Answered, Question, answered, flattening, head_effects
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.state import in_force
@@ -36,7 +37,6 @@ from posgap.rollout.advice import (
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
-from posgap.rollout.plots import save
 from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
 from posgap.stages.frame import stage
@@ -100,7 +100,7 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
         settings=config.chosen(),
     )
     write_json(out / ADVICE_FILE, advice.model_dump(mode="json"))
-    save(advice_figure(advice), out / "advice.png")
+    save_picture(advice_figure(advice), out / "advice.png")
     run.metrics({f"agreement_{name}": value for name, value in agreed.items() if value is not None})
     run.tags({"posgap.label": config.label})
     run.artifact(out)

@@ -7,10 +7,10 @@ from pathlib import Path
 from posgap.foundation.files import atomic, work_folder, write_json
 from posgap.foundation.interruption import resumable
 from posgap.foundation.printing import RESULT
+from posgap.measurement.plots import save_picture
 from posgap.rollout.config import RolloutExperimentConfig
 from posgap.rollout.experiment_plots import gap_bars
 from posgap.rollout.experiment_summary import gap_table, sink_table, summarize, summary_text
-from posgap.rollout.plots import save
 from posgap.rollout.presets import PRESETS
 from posgap.rollout.trials import Trial, nulls, run_trials
 from posgap.stages.frame import stage
@@ -48,7 +48,7 @@ def rollout_experiment(config: RolloutExperimentConfig, out: Path, run: Run) -> 
     tables = f"{gap_table(summary)}\n\n{sink_table(summary)}"
     with atomic(out / "experiment.md") as partial:
         partial.write_text(f"# {config.preset}\n\n{tables}\n", encoding="utf-8")
-    save(gap_bars(summary), out / "experiment.png")
+    save_picture(gap_bars(summary), out / "experiment.png")
     for cell in summary:
         name = cell["name"].replace(",", "").replace(" ", "_")
         run.metrics({f"{name}.{pair.replace(',', '-')}": values["mean"] for pair, values in cell["gaps"].items()})

@@ -11,6 +11,7 @@ from posgap.foundation.files import write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.setup import prompt_builder
+from posgap.measurement.plots import save_picture
 from posgap.mitigations.in_force import load_model
 from posgap.models.factors import config_factors
 from posgap.models.loading import context_length, load_tokenizer, on_device
@@ -23,7 +24,7 @@ from posgap.rollout.documents import by_document, summary
 from posgap.rollout.documents import summary_text as by_documents_summary
 from posgap.rollout.files import MEASUREMENT_FILE, Measurement, write_arrays
 from posgap.rollout.measurement import measure
-from posgap.rollout.plots import distribution_curves, document_panels, layer_panels, save
+from posgap.rollout.plots import distribution_curves, document_panels, layer_panels
 from posgap.rollout.texts import Sequences, read_prompts, read_text
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -106,8 +107,8 @@ def rollout_measure(config: RolloutMeasureConfig, out: Path, run: Run) -> None:
     write_arrays(out, by_head | influence | of_documents)
     curves = {name.replace("_", " "): values for name, values in mean.items()}
     drawn = document_panels(documents, agreed) if documents else distribution_curves(curves, "share of the influence")
-    save(drawn, out / "influence.png")
-    save(layer_panels(result, statistics), out / "layers.png")
+    save_picture(drawn, out / "influence.png")
+    save_picture(layer_panels(result, statistics), out / "layers.png")
     for layer, strength in zip(result.attention_layers, result.lambdas):
         run.metrics({"residual_strength": strength}, step=layer)
     for name, description in result.descriptions.items():

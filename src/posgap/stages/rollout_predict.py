@@ -12,16 +12,17 @@ import numpy as np
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.printing import RESULT
+from posgap.measurement.plots import save_picture
 from posgap.measurement.sweeps import Sweep, read_predictions, read_sweep, swept_rows
 from posgap.rollout.agreement import summary_text as agreement_summary
 from posgap.rollout.architecture import Architecture
 from posgap.rollout.attention import Mask
-from posgap.rollout.comparison import compare, comparison_curves, sweep_reading, sweep_spearman
+from posgap.rollout.comparison import compare, comparison_curves, sweep_spearman, sweep_summary
 from posgap.rollout.comparison import summary_text as comparison_summary
 from posgap.rollout.config import RolloutPredictConfig
 from posgap.rollout.distributions import describe, summary_text
-from posgap.rollout.documents import joined, joined_reading
-from posgap.rollout.encodings import checked_lambdas, constant_schedule, power_schedule
+from posgap.rollout.documents import joined, joined_summary
+from posgap.rollout.encodings import checked_lambdas, power_schedule
 from posgap.rollout.files import (
     PREDICTION_FILE,
     Measurement,
@@ -30,7 +31,7 @@ from posgap.rollout.files import (
     read_influences,
     read_measurement,
 )
-from posgap.rollout.plots import distribution_curves, save
+from posgap.rollout.plots import distribution_curves
 from posgap.rollout.position_encodings import POSITION_ENCODINGS, Encoded, of_model
 from posgap.stages.frame import stage
 from posgap.tracking.runs import Run
@@ -62,7 +63,7 @@ def rollout_predict(config: RolloutPredictConfig, out: Path, run: Run) -> None:
         settings=config.chosen(),
     )
     write_json(out / PREDICTION_FILE, result.model_dump(mode="json"))
-    save(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")
+    save_picture(distribution_curves({config.label: distribution, "without residuals": bare}), out / "prediction.png")
     run.metrics({name: value for name, value in result.description.items() if name != "shape"})
     run.tags({"posgap.label": config.label, "posgap.shape": result.description["shape"]})
     log.log(RESULT, "%s: %s", config.label, result.summary)
@@ -130,7 +131,7 @@ def _compare(
     if sweep and config.sweep:
         by_curve = {"predicted": sweep_spearman(sweep, predicted), "measured": sweep_spearman(sweep, chosen)}
         result["sweep"] = {"label": sweep.label, "gap": sweep.gap, "spearman": by_curve}
-        sentences.append(sweep_reading(sweep, **by_curve))
+        sentences.append(sweep_summary(sweep, **by_curve))
         run.metrics({f"sweep_spearman_{name}": value for name, value in by_curve.items() if value is not None})
         if shares := read_document_shares(config.measurement, measurement):
             assert measurement.documents is not None
@@ -140,11 +141,11 @@ def _compare(
                 if not row.get("sample")
             }
             result["documents"] = told = joined(measurement.documents["asked"], shares, answers, config.seed)
-            sentences.append(joined_reading(told, sweep.label))
+            sentences.append(joined_summary(told, sweep.label))
     result["summary"] = "; ".join(sentences)
     write_json(out / COMPARISON_FILE, result)
     curves = {prediction.label: predicted, f"{measurement.label}, {influence}": chosen}
-    save(comparison_curves(curves, sweep), out / "comparison.png")
+    save_picture(comparison_curves(curves, sweep), out / "comparison.png")
     for name, agreement in figures.items():
         known = {key: agreement[key] for key in ("spearman", "wasserstein") if agreement[key] is not None}
         run.metrics({f"{name}_{key}": value for key, value in known.items()})
@@ -244,7 +245,7 @@ def _schedule(config: RolloutPredictConfig, measured: Measurement | None, n_laye
         return checked_lambdas(measured.lambdas)
     if config.residual == "power":
         return power_schedule(config.residual_strength, config.residual_power, n_layers)
-    return constant_schedule(config.residual_strength, n_layers)
+    return np.full(n_layers, config.residual_strength)
 
 
 def _of_each_layer(name: str, values: Sequence[T], n_layers: int) -> Sequence[T]:
