@@ -26,7 +26,6 @@ from kfp.dsl.base_component import BaseComponent
 
 import posgap.components
 from posgap import __version__
-from posgap.cli.verbs import STAGES
 from posgap.components.wrapper import CPU, SERVE, TRAIN, image
 
 HERE = Path(posgap.components.__path__[0])
@@ -123,7 +122,7 @@ def write(registry: Path, package: str, owner: str) -> list[Path]:
     `package` is what pip is to install, with {extras} where the extras go. READMEs are the registry's own to write.
     """
     made = []
-    for name in STAGES:
+    for name in names():
         group = registry / "components" / category(name) / "posgap"
         folder, component = group / name, load(name)
         spec = package.format(extras=EXTRAS[_kind(component)])
@@ -141,6 +140,11 @@ def write(registry: Path, package: str, owner: str) -> list[Path]:
             file.write_text(text, encoding="utf-8")
         made.append(folder.relative_to(registry))
     return made
+
+
+def names() -> list[str]:
+    """The names of all components: each has a module of its own beside `wrapper`."""
+    return sorted(file.stem for file in HERE.glob("*.py") if file.stem not in ("__init__", "wrapper"))
 
 
 def load(name: str) -> BaseComponent:

@@ -121,9 +121,8 @@ class ScheduleConfig(PipelineOnCluster):
         description="times of the runs: minute hour day month weekday, or six fields with seconds first; makes the "
         "schedule, or replaces it",
     )
-    timezone: str = Field("UTC", description="time zone of --cron, like Europe/Berlin; it must be the cluster's")
-    cluster_timezone: str = Field(
-        "UTC", description="time zone in which the cluster reads cron: cronScheduleTimezone in KFP's configuration"
+    timezone: str = Field(
+        "UTC", description="time zone in which the cluster reads --cron: cronScheduleTimezone in KFP's configuration"
     )
     action: Literal["", "pause", "resume", "delete"] = Field(
         "",

@@ -14,7 +14,7 @@ from posgap.foundation.printing import show
 from posgap.pipelines.arguments import checked
 from posgap.pipelines.compilation import load
 from posgap.pipelines.config import PipelineLintConfig
-from posgap.pipelines.resources import Resources, most_accelerators, resources, secret_name
+from posgap.pipelines.resources import Resources, max_accelerators, resources, secret_name
 from posgap.pipelines.steps import Group, Step, tree
 
 _MOVING = {"", "latest", "main", "master", "stable", "nightly", "edge", "dev"}
@@ -107,7 +107,7 @@ def _totals(steps: list[Resources], group: Group) -> dict[str, dict[str, list[st
         for kind, names in step.needs.items():
             for name in names:
                 totals[kind][name].append(step.step)
-    most, sure = most_accelerators(group)
+    most, sure = max_accelerators(group)
     totals["accelerators at once"][f"{'' if sure else 'at least '}{most}"] = [s.step for s in steps if s.on_accelerator]
     return {kind: dict(names) for kind, names in totals.items()}
 

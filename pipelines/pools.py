@@ -1,4 +1,4 @@
-"""Places the steps of a pipeline on a cluster: nodes, GPUs, shared memory, caches, secrets.
+"""Places the steps of a pipeline on a cluster: nodes, GPUs, shared memory, secrets.
 
 All of it is compiled in, from `ClusterConfig`, but the number of GPUs that train, which a run may choose.
 """
@@ -26,7 +26,7 @@ from posgap.preflight.config import AUTHORITY, MLFLOW_LOGIN, ClusterConfig, Pool
 from posgap.tracking.runs import PIPELINE_VARIABLE, PRICE_VARIABLE
 
 CLUSTER_VARIABLE = "POSGAP_CLUSTER"
-CACHE, SHARED_MEMORY, SCRATCH = "/cache/huggingface", "/dev/shm", "/tmp"
+SHARED_MEMORY, SCRATCH = "/dev/shm", "/tmp"
 # Retries help when a node goes away, or when storage or a server does not answer for a while.
 _RETRIES = {"num_retries": 2, "backoff_duration": "60s", "backoff_factor": 2.0, "backoff_max_duration": "600s"}
 
@@ -130,9 +130,6 @@ class Pools:
             task.set_env_variable(PRICE_VARIABLE, f"{pool.price:g}")
         if pool.accelerator:
             _accelerate(task, pool, accelerators)
-            if self.cluster.model_cache:
-                kubernetes.mount_pvc(task, self.cluster.model_cache, CACHE)
-                task.set_env_variable("HF_HOME", CACHE)
         if pool.scratch:
             kubernetes.empty_dir_mount(task, "scratch", SCRATCH, size_limit=pool.scratch)
         _environment(task, self.cluster, login)

@@ -55,13 +55,13 @@ def resources(step: Step) -> Resources:
     )
 
 
-def most_accelerators(group: Group) -> tuple[int, bool]:
+def max_accelerators(group: Group) -> tuple[int, bool]:
     """The largest number of accelerators in use at once, over all orders in which the steps can run, and whether it is
     exact: it is not if the length of a loop, or a step's number of accelerators, will be known only at run time.
     """
     weights, exact = {}, group.times is not None
     for name, member in group.members.items():
-        weights[name], sure = most_accelerators(member) if isinstance(member, Group) else _weight(member)
+        weights[name], sure = max_accelerators(member) if isinstance(member, Group) else _weight(member)
         exact &= sure
     if group.exclusive:
         most = max(weights.values(), default=0)

@@ -57,7 +57,8 @@ def schedule(config: ScheduleConfig) -> None:
 
 def _create(config: ScheduleConfig) -> None:
     """Creates the schedule, replaces one that differs, or does nothing; prints which, and the time of the next run."""
-    times = _times(config)
+    times = cron.six_fields(config.cron)
+    cron.zone(config.timezone)  # an unknown one is refused before anything is sent
     compiled, values = to_run(config)
     mark = _mark(config, times, compiled, values)
     client = connected(config)
@@ -108,17 +109,6 @@ def _create(config: ScheduleConfig) -> None:
             )
         else:
             log.info("%s: removed the old schedule %s", config.name, old.recurring_run_id)
-
-
-def _times(config: ScheduleConfig) -> str:
-    """The times of `--cron` as KFP reads them; `PosgapError` where they are not in the cluster's zone."""
-    times, own, cluster = cron.six_fields(config.cron), cron.zone(config.timezone), cron.zone(config.cluster_timezone)
-    if own != cluster:
-        raise PosgapError(
-            f"--timezone: the cluster reads cron in {cluster}, not in {own}: write --cron in {cluster}, or set KFP's "
-            f"cronScheduleTimezone to {own} and give --cluster-timezone {own}"
-        )
-    return times
 
 
 def _mark(config: ScheduleConfig, times: str, compiled: Compiled, arguments: dict) -> str:

@@ -10,7 +10,7 @@ from toy_pipeline import TAINT, bounded, fails, on_gpus, posgap, small, step, to
 from posgap import __version__
 from posgap.pipelines.compilation import compiled_text, load, parse
 from posgap.pipelines.lint import complaints, form_complaints
-from posgap.pipelines.resources import most_accelerators
+from posgap.pipelines.resources import max_accelerators
 from posgap.pipelines.steps import Group, tree
 
 OURS = f"ghcr.io/posgap/posgap-cpu:{__version__}"
@@ -200,12 +200,12 @@ def test_the_most_at_once_is_over_all_orders_and_open_where_only_the_run_will_kn
     steps = {step.name: step for step in tree(parse(compiled_text(toy), "toy"), {}).steps()}
     train, sweep = steps["train R1"], steps["sweep"]  # of 2 and 1
     chain = Group({"a": train, "b": sweep, "c": train}, {"a": [], "b": ["a"], "c": ["b"]})
-    assert most_accelerators(chain) == (2, True)
+    assert max_accelerators(chain) == (2, True)
     through = Group({"a": train, "c": train}, {"a": [], "importer": ["a"], "c": ["importer"]})
-    assert most_accelerators(through) == (2, True)
+    assert max_accelerators(through) == (2, True)
     beside = Group({"a": train, "b": sweep, "c": train}, {"a": [], "b": ["a"], "c": []})
-    assert most_accelerators(beside) == (4, True)
-    assert most_accelerators(Group({"loop": Group({"a": train}, {"a": []}, times=None)}, {"loop": []})) == (2, False)
+    assert max_accelerators(beside) == (4, True)
+    assert max_accelerators(Group({"loop": Group({"a": train}, {"a": []}, times=None)}, {"loop": []})) == (2, False)
 
 
 def test_one_warning_ends_it_with_code_1(capsys, tmp_path, toy_file):

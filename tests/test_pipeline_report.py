@@ -53,7 +53,7 @@ def reported(tmp_path):
 @pytest.fixture
 def webhook(monkeypatch):
     """An address on loopback that keeps what is posted to it and answers with `statuses`, then 200."""
-    monkeypatch.setattr(report_stage, "PATIENCE", replace(report_stage.PATIENCE, first_wait=0.01))
+    monkeypatch.setattr(report_stage, "RETRY_POLICY", replace(report_stage.RETRY_POLICY, first_wait=0.01))
 
     class Hook(BaseHTTPRequestHandler):
         posted, statuses = [], []

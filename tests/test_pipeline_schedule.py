@@ -68,7 +68,7 @@ def test_the_same_again_changes_nothing(schedule):
         ("--no-cache",),
         ("--service-account", "other"),
         ("--cron", "0 4 * * 1"),
-        ("--timezone", "Asia/Tokyo", "--cluster-timezone", "Asia/Tokyo"),
+        ("--timezone", "Asia/Tokyo"),
     ],
 )
 def test_anything_else_replaces_it(schedule, change):
@@ -151,17 +151,9 @@ def test_somebody_else_s_schedule_is_left_alone(schedule, capsys, toy_file):
     assert len(server.schedules) == 2 and theirs["status"] == "ENABLED"
 
 
-def test_times_are_in_the_cluster_s_zone_and_in_no_other(schedule, capsys, toy_file):
-    berlin = ("--timezone", "Europe/Berlin")
+def test_times_are_in_the_cluster_s_zone(schedule):
     with served(Server()) as server:
-        words = (*WEEKLY, *berlin, "--file", toy_file, *GIVEN)
-        complaint = fails(capsys, "schedule", *words, "--host", server.url)
-        assert complaint == (
-            "--timezone: the cluster reads cron in UTC, not in Europe/Berlin: write --cron in UTC, or set KFP's "
-            "cronScheduleTimezone to Europe/Berlin and give --cluster-timezone Europe/Berlin"
-        )
-        assert not server.seen
-        out, _ = schedule(server, *WEEKLY, *berlin, "--cluster-timezone", "Europe/Berlin")
+        out, _ = schedule(server, *WEEKLY, "--timezone", "Europe/Berlin")
         ((_, sent),) = server.schedules.items()
         assert sent["trigger"] == {"cron_schedule": {"cron": "0 0 3 * * 1"}}
         assert out.endswith("next run 2026-11-23 03:00 CET")
@@ -171,7 +163,7 @@ def test_schedules_are_listed_by_name_however_many_pages_they_take(schedule):
     with served(Server()) as server:
         server.page_size = 2
         assert schedule(server)[0] == "no schedules in experiment posgap"
-        tokyo = ("--timezone", "Asia/Tokyo", "--cluster-timezone", "Asia/Tokyo")
+        tokyo = ("--timezone", "Asia/Tokyo")
         for name, *more in (("w", *tokyo), ("nightly",), ("b",)):
             schedule(server, name, "--cron", "30 5 * * *", *more)
         schedule(server, "b", "--action", "pause")

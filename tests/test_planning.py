@@ -101,10 +101,10 @@ def held(n_layers: int) -> int:
     model = LlamaForCausalLM(layers(n_layers)).requires_grad_(False).train()
     checkpoint_activations(model)
     inputs = torch.zeros(2, 128, 64, requires_grad=True)
-    return most_bytes(model, lambda: model.base_model(inputs_embeds=inputs, use_cache=False)[0].sum().backward())
+    return max_bytes(model, lambda: model.base_model(inputs_embeds=inputs, use_cache=False)[0].sum().backward())
 
 
-def most_bytes(model: torch.nn.Module, work: Callable[[], None]) -> int:
+def max_bytes(model: torch.nn.Module, work: Callable[[], None]) -> int:
     """The most bytes that real tensors take beside the model's, freed by the count of their references alone."""
     gc.collect()
     gc.disable()
@@ -134,7 +134,7 @@ def test_working_bytes_are_those_of_real_tensors(arithmetic, checkpointing):
         checkpoint_activations(model)
     micro = MicroBatchShape(2, 128, 8, arithmetic, checkpointing)
     # With transformers 5.18 real tensors take as much more as the rotary frequencies do, with 5.23 nothing.
-    more = most_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(SHAPE, micro)
+    more = max_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(SHAPE, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
 
 
@@ -149,7 +149,7 @@ def test_working_bytes_of_shared_and_of_few_trained_parameters_are_those_of_real
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     micro = MicroBatchShape(2, 128, 8, "float32", lora_rank=rank)
-    more = most_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(shape, micro)
+    more = max_bytes(model, lambda: run_micro_batch(model, micro)) - activation_bytes(shape, micro)
     assert more in (0, model.model.rotary_emb.inv_freq.nbytes)
     size, unique = size_of(shape, rank), {id(parameter): parameter for parameter in model.parameters()}.values()
     assert size.parameters == sum(parameter.numel() for parameter in unique)

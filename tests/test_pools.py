@@ -129,7 +129,6 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
             {
                 "registry": "registry.example/ml",
                 "pull_secret": "mine",
-                "model_cache": "models",
                 "secrets": {},
                 "inference": {
                     "price": 2.5,
@@ -156,11 +155,9 @@ def test_everything_else_is_compiled_in_for_a_cluster(tmp_path, monkeypatch):
     )
     assert requested["sweep base"].accelerator == "amd.com/gpu" and requested["distill"].accelerator == "nvidia.com/gpu"
     assert requested["sweep base"].volumes == [
-        "/cache/huggingface=models",
         "/dev/shm=Memory 2Gi",
         f"/tmp=disk {CLUSTER.inference.scratch}",
     ]
-    assert {"name": "HF_HOME", "value": "/cache/huggingface"} in steps["sweep base"].container["env"]
     assert {"name": "POSGAP_GPU_PRICE", "value": "2.5"} in steps["sweep base"].container["env"]
     assert "activeDeadlineSeconds" not in steps["sweep base"].settings
     assert (requested["report"].memory, requested["promote distilled"].memory) == ("4Gi", "40Gi")

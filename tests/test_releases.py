@@ -118,7 +118,7 @@ def test_of_two_that_read_the_same_one_is_told_that_it_changed(bucket):
 @pytest.mark.parametrize("fault", ["drop after", "drop before", "503 SlowDown"])
 def test_a_lost_answer_is_no_loss(fault, bucket, s3_endpoint, monkeypatch):
     """S3 has written the record, and refuses it when it is sent again."""
-    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
     for day in (13, 20):
         put(f"{bucket}/train-2026-11-{day}.jsonl")
     with faulty(s3_endpoint) as proxy:

@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 
 def test_ten_requests_that_s3_asks_to_slow_down_are_borne(proxy, bucket, folder, monkeypatch, caplog):
-    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=60, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=60, first_wait=0.01, longest_wait=0.1))
     digest = files.digest(folder)
     proxy.fault = lambda number, method, path: FAULTS["503 SlowDown"] if number < 10 else FINE
     with caplog.at_level(logging.INFO, logger="posgap"):
@@ -69,7 +69,7 @@ def test_a_gateway_that_takes_a_request_at_a_time_is_borne(bucket, tmp_path, mon
 
 
 def test_s3_is_given_a_minute():
-    assert client.PATIENCE.seconds == 60 and client.PATIENCE.tries == float("inf")
+    assert client.RETRY_POLICY.seconds == 60 and client.RETRY_POLICY.tries == float("inf")
 
 
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - NOT_OF_S3))
@@ -77,7 +77,7 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
     digest, first = files.digest(folder), random.Random(f"{SEED} {name}").randrange(6)
     proxy.fault = lambda number, method, path: FAULTS[name] if number >= first else FINE
     with monkeypatch.context() as patch:
-        patch.setattr(client, "PATIENCE", RetryPolicy(seconds=2, first_wait=0.05, longest_wait=0.2))
+        patch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=2, first_wait=0.05, longest_wait=0.2))
         patch.setattr(client, "READ_SECONDS", 1.5)
         try:
             publish(folder, f"{bucket}/out")
@@ -93,7 +93,7 @@ def test_what_s3_does_for_ever_is_one_line_and_harms_nothing(name, proxy, bucket
 
 
 def test_an_s3_that_errs_now_and_then_is_borne(proxy, bucket, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "PATIENCE", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
+    monkeypatch.setattr(client, "RETRY_POLICY", RetryPolicy(seconds=30, first_wait=0.01, longest_wait=0.1))
     draw, digest = random.Random(SEED), files.digest(folder)
     now_and_then = [FAULTS[name] for name in ("drop before", "drop after", "500", "503 SlowDown", "truncate")]
     proxy.fault = lambda number, method, path: draw.choice(now_and_then) if draw.random() < 0.3 else FINE

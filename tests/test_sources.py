@@ -139,7 +139,7 @@ def test_what_goes_wrong_is_said_and_nothing_is_kept(server, tmp_path, name, che
 @pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"login page"}))
 def test_a_server_that_fails_at_first_is_asked_again(server, tmp_path, monkeypatch, name):
     monkeypatch.setattr(fetching, "SECONDS", 0.7)
-    monkeypatch.setattr(fetching, "PATIENCE", RetryPolicy(tries=4, first_wait=0.01, longest_wait=0.05))
+    monkeypatch.setattr(fetching, "RETRY_POLICY", RetryPolicy(tries=4, first_wait=0.01, longest_wait=0.05))
     with faulty(server) as proxy:
         proxy.fault = lambda number, method, path: FAULTS[name] if number < 2 else FINE
         assert fetched(Source(f"{proxy.url}/kv.jsonl", "litm-kv")).read_bytes() == BODY

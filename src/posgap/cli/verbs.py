@@ -42,7 +42,6 @@ from posgap.scaling.config import ScaleSearchConfig
 from posgap.storage.config import VerifyConfig
 from posgap.tracking.config import (
     ApproveConfig,
-    GcConfig,
     HistoryConfig,
     PromoteConfig,
     ReportConfig,
@@ -138,7 +137,8 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         ),
         "train-job": Verb(
             TrainJobConfig,
-            "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses --work s3://bucket/work --out s3://bucket/candidate",
+            "--model s3://bucket/model --examples s3://bucket/train --responses s3://bucket/responses "
+            "--work s3://bucket/work --out s3://bucket/candidate",
             ("manifest.json",),
             Kind.STAGE_WITH_CHECKS,
         ),
@@ -248,8 +248,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
             HubPushConfig, "run/after --model run/candidate --to someone/model --dry-run", work="posgap.peers.hub:push"
         ),
         "verify": Verb(VerifyConfig, "run/after", work="posgap.gating.replay:verify"),
-        "sync": Verb(SyncConfig, "run", work="posgap.tracking.sync:sync"),
-        "gc": Verb(GcConfig, "--older-than 48", work="posgap.tracking.garbage:collect"),
+        "sync": Verb(SyncConfig, "run --left-behind show", work="posgap.tracking.sync:sync"),
     },
     "Set up": {
         "demo": Verb(DemoConfig, "--smoke --out run/demo", work="posgap.demo.run:demo"),

@@ -21,7 +21,7 @@ from posgap.foundation.retries import RetryPolicy, TransientError, Waits, retryi
 log = logging.getLogger(__name__)
 SECONDS = 60.0  # how long an answer may take to begin, and a download may pause
 BYTES_PER_SECOND = 20_000  # below this rate a download fails
-PATIENCE = RetryPolicy(tries=4, longest_wait=10)
+RETRY_POLICY = RetryPolicy(tries=4, longest_wait=10)
 
 
 def fetched(source: Source) -> Path:
@@ -95,7 +95,7 @@ def _download(url: str, path: Path) -> None:
                 file.write(chunk)
 
     try:
-        retrying(PATIENCE, Waits(url))(once)
+        retrying(RETRY_POLICY, Waits(url))(once)
     except TransientError as error:
         raise PosgapError(f"{url}: {error}; try again later") from None
 

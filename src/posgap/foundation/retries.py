@@ -71,7 +71,7 @@ class Waits:
 
 
 def retrying(retry_policy: RetryPolicy, waits: Waits) -> tenacity.Retrying:
-    """Calls what it is called with until that raises no `TransientError`, or the patience is at an end: then the last
+    """Calls a function until it raises no `TransientError`. When the policy allows no more tries, the last
     `TransientError` is raised."""
     return tenacity.Retrying(**_policy(retry_policy, waits))
 

@@ -13,15 +13,15 @@ import yaml
 from posgap.foundation.errors import PosgapError
 
 
-def parse(data: bytes, where: str, what: str, most_bytes: int, typed: bool = False) -> Any:
+def parse(data: bytes, where: str, what: str, max_bytes: int, typed: bool = False) -> Any:
     """The value of a YAML text; `PosgapError` begins with `where` and says what is wrong.
 
-    `what` the text is to be, as "a policy", is in what it says. Refused are texts of more than `most_bytes`, aliases,
+    `what` the text is to be, as "a policy", is in what it says. Refused are texts of more than `max_bytes`, aliases,
     and names that are there twice. With `typed`, null, true, false and numbers are read as such, which have to be such
     as JSON has, and so is every JSON text as JSON reads it.
     """
-    if len(data) > most_bytes:
-        raise PosgapError(f"{where}: more than {most_bytes} bytes, too much for {what}")
+    if len(data) > max_bytes:
+        raise PosgapError(f"{where}: more than {max_bytes} bytes, too much for {what}")
     loader = type("Loader", (_Typed if typed else _Texts,), {"what": what})
     try:
         value = yaml.load(data, loader)

@@ -30,7 +30,7 @@ Outcome = Literal["admitted", "refused", "not enough evidence"]
 
 
 def outcome_of(rulings: Sequence[Ruling], evidence_gaps: Sequence[str] = ()) -> Outcome:
-    """Refused where a rule failed, admitted where every one passed and nothing is lacking; else neither."""
+    """Refused where a rule failed, admitted where all passed and the evidence has no gaps; else neither."""
     if any(ruling.outcome == "fail" for ruling in rulings):
         return "refused"
     convinced = rulings and all(ruling.passed for ruling in rulings) and not evidence_gaps
@@ -63,7 +63,7 @@ class Verdict(Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def outcome(self) -> Outcome:
-        """What follows from the rulings and what is lacking."""
+        """What follows from the rulings and the evidence gaps."""
         return outcome_of(self.rules, self.evidence_gaps)
 
     @computed_field  # type: ignore[prop-decorator]

@@ -89,7 +89,6 @@ class ClusterConfig(Config):
     registry: str = Field("ghcr.io/posgap", description="registry of the images")
     pull_secret: str = Field("", description="secret with the credentials of the registry; empty: none")
     user: int = Field(10001, ge=1, description="id of the user that steps run as")
-    model_cache: str = Field("", description="volume claim of the Hugging Face cache, for GPU steps; empty: none")
     environment: str = Field("posgap-env", description="config map with the environment of every step")
     variables: list[str] = Field(
         [

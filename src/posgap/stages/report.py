@@ -19,7 +19,7 @@ from posgap.tracking.runs import PARENT_VARIABLE, Run, pipeline_run
 
 log = logging.getLogger(__name__)
 REPORT_FILE, READABLE_FILE = "report.json", "report.md"
-PATIENCE = RetryPolicy(tries=3, longest_wait=5)  # for the webhook
+RETRY_POLICY = RetryPolicy(tries=3, longest_wait=5)  # for the webhook
 SECONDS = 10.0  # to wait for each of its answers
 
 
@@ -67,7 +67,7 @@ def post(url: str, result: dict[str, Any]) -> bool:
             raise PosgapError(f"HTTP {response.status_code}")
 
     try:
-        retrying(PATIENCE, Waits("the webhook"))(send)
+        retrying(RETRY_POLICY, Waits("the webhook"))(send)
     except Stopped:
         raise
     except (TransientError, PosgapError, httpx2.HTTPError, httpx2.InvalidURL) as error:

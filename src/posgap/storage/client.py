@@ -15,7 +15,7 @@ from typing import Any
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.retries import RetryPolicy, Waits, within
 
-PATIENCE = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
+RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
 UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
 READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
 BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
@@ -120,7 +120,7 @@ class _Tries:
         context = self._adapter.create_retry_context(**asked)
         if not self._conditions.is_retryable(context):
             return None
-        retry_policy = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else PATIENCE
+        retry_policy = UNREACHED if isinstance(context.caught_exception, EndpointConnectionError) else RETRY_POLICY
         since = context.request_context.setdefault("posgap_failing_since", time.monotonic())
         seconds = retry_policy.wait(context.attempt_number)
         if time.monotonic() + seconds - since >= retry_policy.seconds:

@@ -157,8 +157,8 @@ class ResumableFolder:
                 os.replace(path, self.folder / stored.name)
 
             try:
-                lacking = [stored for stored in self._there() if not self._has(stored)]
-                download([(stored, incoming / stored.mark) for stored in lacking], self.uri, arrived)
+                missing = [stored for stored in self._there() if not self._has(stored)]
+                download([(stored, incoming / stored.mark) for stored in missing], self.uri, arrived)
             finally:
                 files.remove(incoming)
 

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
 CHANGE = "posgap.champion."  # beginning of tags of a registered model, one more whenever its champion changes
 UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change that is being made
-WHEN = "%Y-%m-%d %H:%M:%S"  # in UTC
 ROLLED_BACK = "rolled back: "  # beginning of why
 ELSEWHERE = "noticed: moved by something else than posgap"
 
@@ -56,6 +55,11 @@ def in_turn(name: str, work: "Callable[[Lease, Change | None], leases.T]") -> le
     """What `work` returns, which is called under the lease of a registered model, after what others left half done was
     completed: that change is its second argument."""
     return leases.in_turn(name, lambda lease: work(lease, repair(lease)))
+
+
+def utc(milliseconds: float) -> str:
+    """A moment in milliseconds since 1970, for people."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def alias_version(model: "RegisteredModel", alias: str) -> str:
@@ -164,7 +168,7 @@ def _change(
     milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _recorded(model))])
     return Change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
-        at=datetime.fromtimestamp(milliseconds / 1000, UTC).strftime(WHEN),
+        at=utc(milliseconds),
         version=version,
         before=alias_version(model, CHAMPION) if before is None else before,
         previous=previous,

@@ -1,7 +1,7 @@
 """Parameters of the gate, the registry and the report, and of sending what tracking could not send."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -30,17 +30,6 @@ class RollbackConfig(HistoryConfig):
     """Makes the previous champion the champion again; `history` then says so, and why."""
 
     reason: str = Field(pattern=r"^[^\r\n]{1,300}$", description="why, in one line")
-
-
-class GcConfig(Config):
-    """Shows what commands that were killed left behind in MLflow, and removes it with --yes: runs that are said to be
-    running, uploaded models and versions that came to nothing, leases that nobody holds, changes that broke off."""
-
-    name: OptionalRegisteredName = Field("", description="registered model to look at; empty: all")
-    older_than: float = Field(
-        24, ge=0, description="hours without a sign of life after which a command counts as killed"
-    )
-    yes: bool = Field(False, description="remove what is shown")
 
 
 class ApproveConfig(HistoryConfig):
@@ -93,8 +82,21 @@ class ReportConfig(StageConfig):
 
 
 class SyncConfig(Config):
-    """Sends to MLflow what stages could not send, when no server answered them or they were killed."""
+    """Sends to MLflow what stages could not send, when no server answered them or they were killed.
+
+    With --left-behind it also shows, or removes, what killed commands left in MLflow: runs that still count as running,
+    uploaded models and versions that came to nothing, leases that nobody holds, and unfinished changes.
+    """
 
     folders: Annotated[InputPaths, POSITIONAL] = Field(
         [Path()], description="outputs of stages, or folders that hold outputs; empty: all below this folder"
+    )
+    left_behind: Literal["", "show", "remove"] = Field(
+        "", description="what to do with what killed commands left in MLflow; empty: nothing"
+    )
+    name: OptionalRegisteredName = Field(
+        "", description="with --left-behind: the registered model to look at; empty: all"
+    )
+    older_than: float = Field(
+        24, ge=0, description="with --left-behind: hours without a sign of life after which a command counts as killed"
     )

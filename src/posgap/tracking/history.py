@@ -1,7 +1,6 @@
 """What became of a registered model: its versions, which was champion when and why, and the way back."""
 
 import logging
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from posgap.foundation import tables
@@ -26,9 +25,7 @@ _CHANGE = {"at": "since (UTC)", "before": "before", "version": "champion", "why"
 
 def show(config: HistoryConfig) -> None:
     """Prints, as Markdown, a table of the versions of a registered model and one of the changes of its champion."""
-    model = registry.registered_model(config.name)
-    if model is None:
-        raise PosgapError(f"{config.name}: no registered model of this name in MLflow")
+    model = registry.required_model(config.name)
     aliases: dict[str, list[str]] = {}
     for alias, number in model.aliases.items():
         aliases.setdefault(str(number), []).append(alias)
@@ -50,9 +47,8 @@ def show(config: HistoryConfig) -> None:
 
 
 def _row(version: "ModelVersion", aliases: list[str]) -> list[str]:
-    registered = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).strftime(champions.WHEN)
     shown = [version.tags.get(name, "") for name in SHOWN]
-    return [str(version.version), registered, ", ".join(sorted(aliases)), *shown]
+    return [str(version.version), champions.utc(version.creation_timestamp), ", ".join(sorted(aliases)), *shown]
 
 
 def _reign(version: str, changes: list[dict[str, Any]]) -> str:

@@ -28,6 +28,7 @@ from posgap.tracking.registry import (
     is_of_this_run,
     numbered,
     registered_model,
+    required_model,
     tagged,
 )
 from posgap.tracking.runs import PIPELINE_TAG, Run, user
@@ -109,8 +110,7 @@ def approve(config: ApproveConfig) -> None:
     `PosgapError` where `config` names another version, or the challenger was judged against another champion.
     """
     name, version = config.name, str(config.version)
-    if registered_model(name) is None:
-        raise PosgapError(f"{name}: no registered model of this name in MLflow")
+    required_model(name)
 
     def decide(lease: Lease, _: Change | None) -> None:
         registered = lease.read()

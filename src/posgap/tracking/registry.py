@@ -99,6 +99,13 @@ def registered_model(name: str) -> "RegisteredModel | None":
         raise
 
 
+def required_model(name: str) -> "RegisteredModel":
+    """The registered model of this name; `PosgapError` where there is none."""
+    if model := registered_model(name):
+        return model
+    raise PosgapError(f"{name}: no registered model of this name in MLflow")
+
+
 def versions(name: str) -> "list[ModelVersion]":
     """All versions of a registered model."""
     return ask(lambda client: list(client.search_model_versions(f"name='{name}'")))

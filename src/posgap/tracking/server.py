@@ -1,4 +1,4 @@
-"""The one place where MLflow is asked: every call has a deadline and some patience, and fails in one line.
+"""The one place where MLflow is asked: every call has a deadline and a retry policy, and fails in one line.
 
 The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Without the
 former nothing is tracked: MLflow itself would make a database in whatever folder a command runs.
@@ -43,7 +43,7 @@ BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
 VERB = RetryPolicy(seconds=60, longest_wait=10)  # of a command that is nothing without the server
 STAGE = RetryPolicy(seconds=15, longest_wait=5)  # of a stage, which has other things to do
 ONCE = RetryPolicy(tries=1)
-_PASSING = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
+_TRANSIENT = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
             "RESOURCE_EXHAUSTED", "ABORTED", "CANCELLED"}  # fmt: skip
 _MISSING = {"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"}
 _LOGIN = {
@@ -92,7 +92,7 @@ def address() -> str:
 def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS) -> T:
     """What `call` returns, which is given MLflow's client and may be called several times.
 
-    Each try may take so many `seconds`, and all together as long as the patience lasts. Raises `Unanswered` or
+    Each try may take so many `seconds`, and all together as long as `retry_policy` allows. Raises `Unanswered` or
     `Refused`, a line each; the latter also where nothing is tracked.
     """
     if not tracked():
@@ -252,7 +252,7 @@ def _explained(error: Exception, uri: str) -> Exception:
             name = os.environ.get("MLFLOW_TRACKING_USERNAME")
             user = f"the log-in {name}" if name else "a request without a log-in"
             return Refused(f"MLflow at {uri}: {login.format(user=user)}", error.error_code)
-        if error.error_code in _PASSING:
+        if error.error_code in _TRANSIENT:
             return TransientError(reason)
         return Refused(f"MLflow at {uri}: {reason}", error.error_code)
     if isinstance(error, requests.HTTPError) and error.response is not None:

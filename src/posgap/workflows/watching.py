@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,8 @@ from posgap.gating.verdict import Verdict, against, judge, log_verdict, markdown
 from posgap.measurement.sweeps import Sweep, read_sweep
 from posgap.stages.frame import stage
 from posgap.tracking import registry
-from posgap.tracking.champions import WHEN
+from posgap.tracking.champions import utc
+from posgap.tracking.outbox import milliseconds
 from posgap.tracking.runs import Run
 from posgap.tracking.server import ask
 from posgap.workflows.champion_sweep import CHAMPION_FILE, SweptVersion
@@ -77,7 +77,7 @@ def _watch(config: WatchConfig, out: Path, run: Run) -> None:
     (out / READABLE_FILE).write_text(f"{markdown(verdict)}\n{note}.\n", encoding="utf-8")
     log_verdict(verdict, sweep, run)
     run.tags({"mlflow.note.content": note, "posgap.version": number, "posgap.gate": outcome})
-    text = f"{datetime.now(UTC):{WHEN}} {note}"
+    text = f"{utc(milliseconds())} {note}"
     ask(lambda client: client.set_model_version_tag(name, number, registry.WATCHED, text))
     run.artifact(out)
     log.log(RESULT, note)

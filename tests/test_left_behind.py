@@ -11,7 +11,7 @@ from posgap.cli.main import main
 from posgap.tracking import champions, leases, registry
 from posgap.tracking.server import experiment_id
 
-NOTHING_DONE = "\nNothing was changed. With --yes it is.\n"
+NOTHING_DONE = "\nNothing was changed. With --left-behind remove it is.\n"
 
 
 @pytest.fixture
@@ -35,10 +35,10 @@ def left(monkeypatch):
     return client, ids
 
 
-def gc(capsys, *words) -> str:
+def cleaned(capsys, *words, how="show") -> str:
     """What the command prints."""
     with pytest.raises(SystemExit) as stopped:
-        main(["gc", *words])
+        main(["sync", "--left-behind", how, *words])
     assert not stopped.value.code
     return capsys.readouterr().out
 
@@ -55,29 +55,29 @@ def test_what_was_left_behind_is_shown_and_removed_only_when_asked_to(left, caps
     client, ids = left
     monkeypatch.setattr(leases, "SECONDS", 1.0)
     before = remaining(client)
-    assert gc(capsys) == "nothing was left behind\n"  # all of it is young
+    assert cleaned(capsys) == "nothing was left behind\n"  # all of it is young
     # A change that broke off is completed whenever that was.
     change = champions.Change(
         tag=f"{champions.CHANGE}1-x", at="", version="3", before="1", previous="1", why="promoted"
     )
     client.set_registered_model_tag("tiny", champions.UNDER_WAY, change.model_dump_json())
-    shown = gc(capsys, "--older-than", "0")
+    shown = cleaned(capsys, "--older-than", "0")
     kinds = [line.split("|")[1].strip() for line in shown.splitlines() if line.startswith("| ")][1:]
     assert kinds == ["lease", "version", "logged model", "run"]
     assert ids["dead"] in shown and ids["orphan"] in shown and "tiny version 2" in shown
-    told = json.loads(gc(capsys, "--older-than", "0", "--json"))
-    assert [each["kind"] for each in told["remains"]] == kinds and not told["removed"]
+    told = json.loads(cleaned(capsys, "--older-than", "0", "--json"))
+    assert [each["kind"] for each in told["remains"]] == kinds and told["removed"] is False and told["sent"] == []
     assert told["remains"][2].items() >= {"name": ids["orphan"], "becomes": "deleted"}.items()
     assert [*told["remains"][2]] == ["kind", "name", "since", "becomes"]
     assert remaining(client) == before and leases.holders(client.get_registered_model("tiny"))
-    assert gc(capsys, "--older-than", "0", "--yes", "--name", "tiny") in shown.replace(NOTHING_DONE, "")
+    assert cleaned(capsys, "--older-than", "0", "--name", "tiny", how="remove") in shown.replace(NOTHING_DONE, "")
     versions, running, models = remaining(client)
     assert versions == ["1", "3", "4"] and running == [ids["other"]]
     assert models == {ids["used"], ids["foreign"]}
     assert client.get_run(ids["dead"]).info.status == "KILLED"
     model = client.get_registered_model("tiny")
     assert not leases.holders(model) and champions.alias_version(model, "champion") == "3"
-    assert gc(capsys, "--older-than", "0") == "nothing was left behind\n"
+    assert cleaned(capsys, "--older-than", "0") == "nothing was left behind\n"
 
 
 def test_a_run_lives_as_long_as_a_stage_below_it(capsys):
@@ -92,12 +92,15 @@ def test_a_run_lives_as_long_as_a_stage_below_it(capsys):
     training, ended = started(50, alive), started(50, dead)
     client.log_metric(training, "loss", 1.0, timestamp=now - 3_600_000)
     client.set_terminated(ended, end_time=now - 45 * 3_600_000)
-    shown = gc(capsys)
+    shown = cleaned(capsys)
     assert dead in shown and alive not in shown and training not in shown
 
 
 def test_a_name_that_is_not_there_is_a_line(capsys):
-    assert fails(capsys, "gc", "--name", "none") == "none: no registered model of this name in MLflow"
+    assert (
+        fails(capsys, "sync", "--left-behind", "show", "--name", "none")
+        == "none: no registered model of this name in MLflow"
+    )
 
 
 def test_what_lies_on_a_later_page_is_found(capsys, monkeypatch):
@@ -106,7 +109,7 @@ def test_what_lies_on_a_later_page_is_found(capsys, monkeypatch):
     for number in range(101):
         client.create_registered_model(f"model-{number:03}")
     client.set_registered_model_tag("model-100", champions.UNDER_WAY, "{}")
-    assert "| model-100 " in gc(capsys)
+    assert "| model-100 " in cleaned(capsys)
 
 
 def test_a_model_whose_version_lies_on_a_later_page_is_not_deleted(left, monkeypatch, capsys):
@@ -120,5 +123,5 @@ def test_a_model_whose_version_lies_on_a_later_page_is_not_deleted(left, monkeyp
     client.create_registered_model("zebra")
     client.create_model_version("zebra", "elsewhere")
     monkeypatch.setattr(type(client), "search_model_versions", one_at_a_time)
-    shown = gc(capsys, "--older-than", "0")
+    shown = cleaned(capsys, "--older-than", "0")
     assert ids["orphan"] in shown and ids["used"] not in shown

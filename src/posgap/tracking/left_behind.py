@@ -1,19 +1,14 @@
-"""`posgap gc`: what commands that were killed left behind in MLflow."""
+"""What commands that were killed left behind in MLflow: `posgap sync --left-behind` shows it, or removes it."""
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, TypeVar
 
-from posgap.foundation import tables
-from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import MODELS
-from posgap.foundation.printing import keep, show
 from posgap.tracking import champions, leases, registry
-from posgap.tracking.config import GcConfig
 from posgap.tracking.leases import Lease
 from posgap.tracking.outbox import KILLED
 from posgap.tracking.parents import PARENT_TAG, STAGE_TAG
@@ -26,14 +21,12 @@ if TYPE_CHECKING:
     from mlflow.store.entities import PagedList
 
 _PROMOTE = "promote"  # the stage that logs models
-# The fields of `Remains` that are shown, as JSON names them, with their headings.
-_SHOWN = {"kind": "what", "name": "which", "since": "since (UTC)", "becomes": "becomes"}
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Remains:
-    """Something left behind: what and which it is, since when (UTC, milliseconds), what `remove` does, and that."""
+    """Something left behind: what and which it is, since when (in milliseconds), and what becomes of it by `remove`."""
 
     kind: str
     name: str
@@ -42,43 +35,23 @@ class Remains:
     remove: Callable[[], None]
 
 
-def collect(config: GcConfig) -> None:
-    """Prints, as Markdown, what commands that were killed left behind, and with `yes` removes it.
+def left_behind(name: str, hours: float) -> list[Remains]:
+    """Everything that has given no sign of life for so many hours, and every unfinished change.
 
-    `PosgapError` where the registered model that `config` names is not there.
+    `name` is the registered model to look at, empty for all; `PosgapError` where there is none of this name.
     """
-    before = int(1000 * (time.time() - 3600 * config.older_than))
-    remains = [*_in_registry(config.name, before), *_logged_models(before), *_runs(before)]
-    if not remains:
-        show("nothing was left behind", {"remains": [], "removed": False})
-        return
-    moments = [datetime.fromtimestamp(each.since / 1000, UTC).strftime(champions.WHEN) for each in remains]
-    rows = [[each.kind, each.name, moment, each.becomes] for each, moment in zip(remains, moments)]
-    listed = [dict(zip(_SHOWN, row, strict=True)) for row in rows]
-    unchanged = "" if config.yes else "\n\nNothing was changed. With --yes it is."
-    table = tables.markdown(list(_SHOWN.values()), rows, left=len(_SHOWN))
-    show(f"{table}{unchanged}", {"remains": listed, "removed": False})
-    if config.yes:
-        for each in remains:
-            each.remove()
-        keep({"remains": listed, "removed": True})
-
-
-def _in_registry(name: str, before: int) -> Iterator[Remains]:
-    """Leases that nobody gave back, changes that broke off, and versions that were never looked at."""
+    before = int(1000 * (time.time() - 3600 * hours))
     if name:
-        model = registry.registered_model(name)
-        if model is None:
-            raise PosgapError(f"{name}: no registered model of this name in MLflow")
-        models = [model]
+        models = [registry.required_model(name)]
     else:
-        models = _all(lambda client, token: client.search_registered_models(page_token=token))
-    for model in models:
-        if whole := registry.registered_model(model.name):
-            yield from _of_model(whole, before)
+        found = _all(lambda client, token: client.search_registered_models(page_token=token))
+        models = list(filter(None, (registry.registered_model(model.name) for model in found)))
+    in_registry = [remains for model in models for remains in _of_model(model, before)]
+    return [*in_registry, *_logged_models(before), *_runs(before)]
 
 
 def _of_model(model: "RegisteredModel", before: int) -> Iterator[Remains]:
+    """Leases that nobody gave back, unfinished changes, and versions that were never looked at."""
     name = model.name
 
     def take_lease() -> None:
@@ -112,10 +85,10 @@ def _delete(name: str, number: str) -> None:
 
 
 def _logged_models(before: int) -> Iterator[Remains]:
-    """What promotions uploaded, and no version was made of."""
+    """Models that promotions uploaded without making a version of them."""
     uploaded = {run.info.run_id for run in _all_runs(f"tags.`{STAGE_TAG}` = '{_PROMOTE}'")}
     logged = _all(lambda client, token: client.search_logged_models([experiment_id(client)], page_token=token))
-    # Of every version there is: one that was overlooked would lose its model.
+    # Of all registered models: a version that was overlooked would lose its model.
     versions = _all(lambda client, token: client.search_model_versions(page_token=token))
     used = {str(version.source) for version in versions}
     for model in logged:
@@ -126,7 +99,7 @@ def _logged_models(before: int) -> Iterator[Remains]:
 
 
 def _runs(before: int) -> Iterator[Remains]:
-    """Runs of stages that are said to be running, and have told nothing for long."""
+    """Runs of stages that still count as running, but have logged nothing for long."""
     for run in _all_runs("attributes.status = 'RUNNING'"):
         if STAGE_TAG in run.data.tags and run.info.start_time < before and (heard := _last_heard(run)) < before:
             close = partial(ask, methodcaller("set_terminated", run.info.run_id, KILLED))
