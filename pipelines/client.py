@@ -5,6 +5,8 @@ import io
 import json
 import os
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -107,15 +109,8 @@ class Client(kfp.Client):
     def ensure_experiment(self, config: ServerConfig) -> str:
         """The id of the experiment, which is created if there is none of that name."""
         wanted = kfp_server_api.V2beta1Experiment(display_name=config.experiment, namespace=config.namespace or None)
-
-        def existing() -> dict[str, str]:
-            return {experiment: experiment} if (experiment := self.find_experiment(config)) else {}
-
-        return self.find_experiment(config) or once(
-            lambda: self.experiments.experiment_service_create_experiment(experiment=wanted).experiment_id,
-            existing,
-            config.retries,
-        )
+        create = partial(self.experiments.experiment_service_create_experiment, experiment=wanted)
+        return _ensured(lambda: self.find_experiment(config), lambda: create().experiment_id, config.retries)
 
     def find_pipeline(self, config: KfpConfig, name: str) -> str | None:
         """The id of the pipeline of this name, or None if there is none."""
@@ -127,15 +122,13 @@ class Client(kfp.Client):
     def ensure_pipeline(self, config: KfpConfig, name: str) -> str:
         """The id of the pipeline of this name, which is created, without a version, if there is none."""
         wanted = kfp_server_api.V2beta1Pipeline(name=name, display_name=name, namespace=config.namespace or None)
+        create = partial(self._pipelines_api.pipeline_service_create_pipeline, pipeline=wanted)
+        return _ensured(lambda: self.find_pipeline(config, name), lambda: create().pipeline_id, config.retries)
 
-        def existing() -> dict[str, str]:
-            return {pipeline: pipeline} if (pipeline := self.find_pipeline(config, name)) else {}
 
-        return self.find_pipeline(config, name) or once(
-            lambda: self._pipelines_api.pipeline_service_create_pipeline(pipeline=wanted).pipeline_id,
-            existing,
-            config.retries,
-        )
+def _ensured(find: Callable[[], str | None], create: Callable[[], str], retries: int) -> str:
+    """The id of an object, which is created once if there is none."""
+    return find() or once(create, lambda: {found: found} if (found := find()) else {}, retries)
 
 
 def _equal(fields: dict[str, str]) -> str:

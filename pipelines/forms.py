@@ -20,7 +20,7 @@ FORMS: dict[str, type[Config]] = {
     "watch": WatchFormConfig,
 }  # of this version's pipelines
 SETTINGS = "settings"  # the parameter that takes what the form does not ask for
-_NO_FIELDS = {"out", "force", "trainer", "gpus_here"}  # of a config, that are no parameters of a pipeline
+_NO_FIELDS = {"out", "force", "trainer"}  # of a config, that are no parameters of a pipeline
 
 
 def fields_of(config: type[Config]) -> dict[str, FieldInfo]:

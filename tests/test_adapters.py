@@ -20,6 +20,8 @@ from posgap.distillation.engine import Loop
 from posgap.distillation.methods import method_of
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import digest, read_json, read_jsonl, write_jsonl
+from posgap.gating.config import VerifyConfig
+from posgap.gating.replay import verify
 from posgap.measurement.config import SweepConfig
 from posgap.mitigations.in_force import load_model
 from posgap.models.loading import load_tokenizer, save_model
@@ -27,9 +29,7 @@ from posgap.stages.distill import distill
 from posgap.stages.sweep import sweep
 from posgap.stages.teacher import teacher
 from posgap.storage.cache import locked
-from posgap.storage.config import VerifyConfig
 from posgap.storage.inputs import read_manifest, source
-from posgap.storage.verification import verify
 from posgap.tasks.content import content
 from posgap.tasks.reading import write_examples
 

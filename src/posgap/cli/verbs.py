@@ -20,6 +20,7 @@ from posgap.gating.config import (
     GateConfig,
     PlanGateConfig,
     PolicyConfig,
+    VerifyConfig,
 )
 from posgap.measurement.config import CompareConfig, DiagnoseConfig, GradeConfig, MergeConfig, PlanConfig, SweepConfig
 from posgap.mitigating.config import ApplyConfig, MitigateConfig
@@ -39,7 +40,6 @@ from posgap.rollout.config import (
     RolloutPredictConfig,
 )
 from posgap.scaling.config import ScaleSearchConfig
-from posgap.storage.config import VerifyConfig
 from posgap.tracking.config import (
     ApproveConfig,
     HistoryConfig,

@@ -120,6 +120,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def link(source: Path, target: Path) -> None:
+    """Brings a file that is never changed to another place: as a hard link, where the disk has them."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def entries(folder: Path) -> list[str]:
     """The names of all that is in a folder and the folders below it, but for these folders themselves."""
 

@@ -9,6 +9,7 @@ from posgap.foundation.fields import (
     POSITIONAL,
     RARE,
     InputPath,
+    InputPaths,
     ModelName,
     OptionalInputPath,
     OptionalRegisteredName,
@@ -127,6 +128,13 @@ class PolicyConfig(Config):
         if self.file and not self.name:
             raise ValueError("name the registered model that gets this policy")
         return self
+
+
+class VerifyConfig(Config):
+    """Compares outputs, and what they were made from, with their manifests, by sha256, and judges again where a
+    folder is of `gate`. Exit code 1: something differs."""
+
+    folders: Annotated[InputPaths, POSITIONAL] = Field(min_length=1, description="folders that stages wrote")
 
 
 class PlanGateConfig(*GATE_RULES.bases(), ExpectedConfig):  # type: ignore[misc]  # registered choices' parameters

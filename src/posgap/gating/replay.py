@@ -1,18 +1,25 @@
-"""A verdict judged again, offline and wherever it lies, from the copies of the sweeps that the gate kept beside it."""
+"""Whether a verdict still holds: it is judged again, offline and wherever it lies, from the copies of the sweeps that
+the gate kept beside it; and it must compare its candidate with the champion of today."""
 
+import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import Findings, PosgapError
 from posgap.foundation.files import digest, read_json
+from posgap.foundation.printing import RESULT, show
+from posgap.foundation.printing import keep as keep_result
+from posgap.gating.config import VerifyConfig
 from posgap.gating.demands import Policy
 from posgap.gating.evidence import FILES, first_difference, folder_of
 from posgap.gating.verdict import GATE_FILE, Verdict, judge, read_verdict
-from posgap.storage import verification
-from posgap.storage.config import VerifyConfig
-from posgap.storage.inputs import Source
+from posgap.storage.inputs import source
+from posgap.storage.verification import Verification
+from posgap.tracking import registry
 
+log = logging.getLogger(__name__)
 ROLES = ("candidate", "base", "champion")
 
 
@@ -59,13 +66,54 @@ def judged_by(policy: Policy, verdict: Verdict, folder: Path) -> Verdict:
 
 
 def verify(config: VerifyConfig) -> None:
-    """Verifies folders as `storage.verification` does, and judges again where a folder is of a gate."""
-    verification.verify(config, _replayed_if_judged)
+    """Verifies the folders, and judges again where one is of a gate. Prints a line for each fault; raises `Findings`
+    where there is one."""
+    verification, verdicts = Verification(), dict[str, str]()
+    for folder in config.folders:
+        there = source(folder)
+        verification.verify(there)
+        try:
+            if GATE_FILE in there.sizes():
+                verdict = replayed(Path(there.fetch()))
+                verdicts[str(folder)] = f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
+        except PosgapError as error:
+            verification.faults.append(str(error))
+    counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
+    result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
+    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach, "verdicts": verdicts}
+    for place, reason in verification.out_of_reach.items():
+        log.info("%s: not verified: %s", place, reason)
+    if verification.faults:
+        show("\n".join(verification.faults), result)
+        raise Findings(f"{len(verification.faults)} faults in {counted}")
+    keep_result(result)
+    for place, outcome in verdicts.items():
+        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, outcome)
+    log.log(RESULT, "%s: all as their manifests say", counted)
 
 
-def _replayed_if_judged(folder: Source) -> str:
-    """The outcome of a gate's folder, judged again; empty for another folder. Raises as `replayed` does."""
-    if GATE_FILE not in folder.sizes():
+class Outdated(PosgapError):
+    """A verdict on another champion than that of today."""
+
+
+def champion_of(verdict: Verdict, name: str, folder: Path, before: str = "") -> str:
+    """The version of the registered model's champion, which a verdict's candidate was compared with, or is itself; ""
+    where there is none. `Outdated` where it was compared with another, or with none.
+
+    `folder` is the verdict's, for the error; `before` is the version that was champion a while ago, if that was asked.
+    """
+    champion, judged = registry.to_beat(name), verdict.evidence.get("champion")
+    if champion is None:
         return ""
-    verdict = replayed(Path(folder.fetch()))
-    return f"{verdict.outcome}, of {', '.join(verdict.evidence)}"
+    # A version that posgap did not register has no digest; that some champion was judged, and that it is the same
+    # while this goes on, is all that can be asked.
+    version, held = str(champion.version), champion.tags.get(registry.DIGEST)
+    if held == verdict.model_digest or (judged and held == judged.model_digest):
+        return version
+    if judged and held is None and before in ("", version):
+        return version
+    against = f"another champion, {judged.label}" if judged else "no champion"
+    raise Outdated(
+        f"{folder}: compares the model with {against}, and that of {name} is version {version}; gate again with "
+        f"--name {name}, or have promote do so with --gate-again FOLDER"
+    )

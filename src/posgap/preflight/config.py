@@ -173,4 +173,3 @@ class PreflightConfig(PlacedConfig):
         description="let what the gate admits wait, as alias challenger, until `posgap approve` makes it the champion",
     )
     trainer: bool = Field(False, description="training runs as a TrainJob, which needs `work` in S3")
-    gpus_here: int = Field(0, ge=0, description="number of GPUs that this machine must have")

@@ -1,4 +1,4 @@
-"""The prerequisites of a pipeline run, checked before it spends GPU time: data, a complete model, a registry, GPUs."""
+"""The prerequisites of a pipeline run, checked before it spends GPU time: data, a complete model, a registry."""
 
 import os
 import re
@@ -34,7 +34,6 @@ def prerequisites(form: PreflightConfig) -> dict[str, Callable[[], str]]:
         "sweeps": lambda: _sweeps(form),
         "prompts": lambda: _prompts(form),
         "registry": lambda: _registry(form.registered_name),
-        "GPUs": lambda: _gpus(form.gpus_here),
     }
 
 
@@ -127,13 +126,3 @@ def _registry(name: str) -> str:
         raise PosgapError("MLFLOW_TRACKING_URI is not set in this pod; set it in the config map posgap-env")
     champion = registry.champion(name) if name else None
     return f"{name} version {champion.version} is the champion" if champion else f"{name} has no champion yet"
-
-
-def _gpus(wanted: int) -> str:
-    if not wanted:
-        return "none needed on this machine"
-    import torch
-
-    if (count := torch.cuda.device_count()) < wanted:
-        raise PosgapError(f"gpus_here: this machine has {count} GPUs, not {wanted}")
-    return f"{count}"

@@ -105,8 +105,7 @@ def _cache_keys(
 ) -> dict[str, str]:
     places = (held_out or version).location, config.model
     evaluated = [source(place).cache_key() if place else "" for place in places]
-    # Of a registry that was begun anew another version has the same number.
-    identity = [champion.version, champion.run_id, champion.creation_timestamp] if champion else []
+    identity = registry.identity(champion) if champion else []
     return {
         "eval": digest_of(evaluated),
         "train": digest_of([*evaluated, source(version.location).cache_key()]),

@@ -11,9 +11,8 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.gating.evidence import record_of
 from posgap.gating.policy import described, policy_digest, registered_policy
-from posgap.gating.replay import judged_by, keep, replayed
+from posgap.gating.replay import champion_of, judged_by, keep, replayed
 from posgap.gating.signature import require_signed
-from posgap.gating.today import champion_of
 from posgap.gating.verdict import GATE_FILE, digests
 from posgap.measurement.sweeps import Evidence
 from posgap.stages.frame import stage

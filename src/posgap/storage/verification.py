@@ -1,55 +1,21 @@
-"""verify: whether outputs, and what they were made from, are still what their manifests say."""
+"""Whether outputs, and what they were made from, are still what their manifests say."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from posgap.foundation import files
-from posgap.foundation.errors import Findings, PosgapError
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.locations import as_location
-from posgap.foundation.printing import RESULT, keep, show
 from posgap.storage.cache import MANIFEST
-from posgap.storage.config import VerifyConfig
 from posgap.storage.inputs import Source, source
 from posgap.storage.manifests import listed, read_record
 
 log = logging.getLogger(__name__)
 
 
-def verify(config: VerifyConfig, judged: Callable[[Source], str] = lambda folder: "") -> None:
-    """Prints a line for each fault; raises `Findings` where there is one.
-
-    Every file of the folders is hashed, once, and compared with the manifest; so are the inputs that the manifest
-    names, as far as they are at hand, and what those were made from in turn. `judged` says what more was found right of
-    a folder, or raises `PosgapError`, which is a fault.
-    """
-    verification, again = Verification(), dict[str, str]()
-    for folder in config.folders:
-        there = source(folder)
-        if not listed(manifest := read_record(there.read(MANIFEST))):
-            raise PosgapError(f"{folder}: no {MANIFEST} here lists its files; name a folder that a stage wrote")
-        verification.check(there, manifest)
-        try:
-            again[str(folder)] = judged(there)
-        except PosgapError as error:
-            verification.faults.append(str(error))
-    verdicts = {place: verdict for place, verdict in again.items() if verdict}
-    counted = f"{verification.count} files ({verification.bytes / 1e6:.1f} MB) of {len(verification.checked)} outputs"
-    result: dict[str, Any] = {"outputs": sorted(verification.checked), "files": verification.count}
-    result |= {"faults": verification.faults, "not_verified": verification.out_of_reach, "verdicts": verdicts}
-    for place, reason in verification.out_of_reach.items():
-        log.info("%s: not verified: %s", place, reason)
-    if verification.faults:
-        show("\n".join(verification.faults), result)
-        raise Findings(f"{len(verification.faults)} faults in {counted}")
-    keep(result)
-    for place, verdict in verdicts.items():
-        log.log(RESULT, "%s: judged again with an equal verdict: %s", place, verdict)
-    log.log(RESULT, "%s: all as their manifests say", counted)
-
-
 class Verification:
-    """What was found so far. What several outputs were made from is read once."""
+    """What was found so far. What several outputs were made from is hashed once."""
 
     def __init__(self) -> None:
         self.faults: list[str] = []
@@ -58,7 +24,16 @@ class Verification:
         self.count = self.bytes = 0
         self._hashed: dict[str, Mapping[str, str]] = {}
 
-    def check(self, output: Source, manifest: Mapping[str, Any]) -> None:
+    def verify(self, folder: Source) -> None:
+        """Hashes every file of an output and compares it with the manifest; so too the inputs that the manifest names,
+        as far as they are at hand, and what those were made from. `PosgapError` where no stage wrote the folder."""
+        if not listed(manifest := read_record(folder.read(MANIFEST))):
+            raise PosgapError(
+                f"{folder.location}: no {MANIFEST} here lists its files; name a folder that a stage wrote"
+            )
+        self._check(folder, manifest)
+
+    def _check(self, output: Source, manifest: Mapping[str, Any]) -> None:
         """Compares an output with its manifest, and goes on with its inputs."""
         place = str(output.location)
         if place in self.checked:
@@ -99,7 +74,7 @@ class Verification:
         if (hashed.get("") or files.digest_of_folder(hashed)) != sha256:
             self.faults.append(f"{output}: `{field}` is not what it was made from: {path} has other content now")
         if listed(manifest := read_record(there.read(MANIFEST))):
-            self.check(there, manifest)
+            self._check(there, manifest)
 
     def _hash(self, there: Source) -> Mapping[str, str]:
         """sha256s of the files of a folder by name, or of the one file there is, which has none."""

@@ -1,5 +1,5 @@
-"""Registered models answer as they were swept: whether a version does that the registry gives back, asked before it
-serves, and how MLflow asks it when it does."""
+"""Registered models must answer as they were swept: a version is tried before it serves, and MLflow then asks it in the
+way in which its sweep did."""
 
 import logging
 import random
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ASKED = "data/asked.json"
-MAX_NEW_TOKENS = 64  # of a model of which nothing says how it was asked
+MAX_NEW_TOKENS = 64  # where nothing says how the model was asked
 _FRAMED = ("system", "template", "template_args", "date")
 
 
 def require_answers(model: Path, swept: Path, examples: Location | None, number: int) -> None:
-    """Has the model answer some prompts of its sweep; `PosgapError` where fewer than half of the responses are those
-    that the sweep recorded. Not all must be: another processor or precision decides near-ties otherwise.
+    """Has the model answer some prompts of its sweep; `PosgapError` if fewer than half of the responses are those that
+    the sweep recorded. They need not all agree: another processor or precision decides near-ties differently.
 
-    `model` is its folder, and `swept` that of the sweep. `examples` are those that were swept; None where the sweep's
-    manifest says. `number` of responses: 0 tries none. Where it cannot be tried (no examples, too little memory, an
-    endpoint that answered) a line says so.
+    `model` is the model's folder, and `swept` that of the sweep. `examples` are those that were swept; None takes those
+    that the sweep's manifest names. `number` is how many responses are tried, 0 for none. Where they cannot be tried
+    (no examples, too little memory, an endpoint that answered) a line says so.
     """
     sweep, predictions = read_sweep(swept), swept_rows(read_predictions(swept))
     rows = random.Random(sweep.model_digest).sample(predictions, min(number, len(predictions)))
@@ -70,7 +70,7 @@ def require_answers(model: Path, swept: Path, examples: Location | None, number:
 
 
 def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
-    """The sweep's examples by their content; none where they are not at the location, or are others."""
+    """The sweep's examples by their content; empty if the location has none, or others."""
     try:
         examples = read_examples(fetch(location)) if location else []
     except (PosgapError, OSError):
@@ -81,15 +81,15 @@ def _examples(sweep: Sweep, location: Location | None) -> dict[str, AnyExample]:
 
 
 def _as_asked(sweep: Sweep, model: Path) -> SweepConfig:
-    """The settings of a sweep for this model; by transformers, since promotion is no place for vLLM, which answers
-    alike. No examples are read by it, and nothing is written."""
+    """The settings of a sweep for this model. Transformers generates, which answers as vLLM does, since a promotion has
+    no vLLM. `examples` and `out` are placeholders."""
     return SweepConfig(
         **sweep.settings | {"model": str(model), "examples": model, "out": model, "backend": TRANSFORMERS.name}
     )
 
 
 def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows: Sequence[Prediction]) -> str:
-    """Why it cannot be tried; empty where it can."""
+    """Why the model cannot be tried; empty if it can."""
     if not examples or any(row["content"] not in examples for row in rows):
         return "the examples are not at hand; give them with --examples"
     try:
@@ -108,7 +108,7 @@ def _hindrance(sweep: Sweep, model: Path, examples: dict[str, AnyExample], rows:
 def _responses(
     config: SweepConfig, stop: tuple[str, ...], examples: dict[str, AnyExample], rows: Sequence[Prediction]
 ) -> list[str]:
-    """The responses to the rows' prompts, ended at the strings at which the sweep's own were."""
+    """The responses to the rows' prompts, cut at the stop strings of the sweep."""
     build = as_filled(config.lengths, config.depths, config.seed, builder_of(config), list(examples.values()))
     n_slots = len(build.fill.placements) if build.fill else config.n_docs
     placements = [Placement(tuple(row["placement"]), n_slots) for row in rows]
@@ -118,7 +118,7 @@ def _responses(
 
 
 def as_swept(sweep: Sweep) -> dict[str, Any]:
-    """How a sweep asked, beside the wording of its task, as a registered model keeps it for `Answering`."""
+    """How a sweep asked, apart from the wording of its task; a registered model keeps it for `Answering`."""
     asked = sweep.asked
     return {
         "system": asked.system,
@@ -138,13 +138,13 @@ class Answering:
     """
 
     def __init__(self, folder: str, asked: Mapping[str, Any]):
-        # What a model needs is not needed to look at its registry.
+        # Looking at a registry must not import torch.
         from posgap.generation.transformers import TransformersGenerator
 
         self.raw = not asked
         framing = PLAIN if self.raw else Framing(*(asked[name] for name in _FRAMED))
         longest = asked.get("max_new_tokens", MAX_NEW_TOKENS)
-        # What is asked is worded already, so any task will do.
+        # Questions come with their wording, so any task will do.
         self.build = prompt_builder("qa", folder, longest, framing=framing)
         self.build.stop = tuple(asked.get("stop", ()))
         self.build.max_thinking_tokens = asked.get("max_thinking_tokens", 0)

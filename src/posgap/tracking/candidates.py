@@ -42,11 +42,10 @@ def _judged_sweep(version: "ModelVersion", place: Path) -> Evidence:
 def best(candidates: Mapping[str, Evidence]) -> str:
     """The name of the best of these candidates, by the sweeps that admitted them.
 
-    They are compared with the one whose mean is highest, paired by example. Of those that are not worse than it for
-    certain (the 95 % interval of the paired difference of their means holds 0), the best is the one whose gap is
-    smallest at its upper end; of equals, the one with the higher mean; of equals in that too, the one whose model's
-    digest comes first. The order in which they are given is without effect. `PosgapError` where they were not asked
-    alike.
+    Each is compared with the one whose mean is highest, paired by example. It drops out if it is certainly worse: if
+    the 95 % interval of the paired difference of their means lies below 0. Of the others, the best has the smallest
+    upper end of the gap; then the higher mean; then the model's digest that comes first. So the order in which they are
+    given has no effect. `PosgapError` if they were not asked alike.
     """
     leader = min(candidates.values(), key=_by_mean)
     level = {name: each for name, each in candidates.items() if not _is_worse(each, leader)}

@@ -1,7 +1,7 @@
 """Who is champion of a registered model: aliases that move one change at a time, and a record that is only added to.
 
-A change is written down before it is made, and recorded when it is: where it breaks off between two writes, whoever
-holds the lease next completes it. All that writes here is done under the lease of the name.
+A change is written down before it is made, and recorded afterwards. If it breaks off between two writes, the next
+holder of the lease completes it. Everything that writes here does so under the lease of the name.
 """
 
 import logging
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHAMPION, PREVIOUS, CHALLENGER = "champion", "previous", "challenger"
-CHANGE = "posgap.champion."  # beginning of tags of a registered model, one more whenever its champion changes
-UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change that is being made
-ROLLED_BACK = "rolled back: "  # beginning of why
+CHANGE = "posgap.champion."  # how tags of a registered model begin that record a change of its champion
+UNDER_WAY = "posgap.change_under_way"  # tag of a registered model: the change in progress
+ROLLED_BACK = "rolled back: "  # how the reason of a rollback begins
 ELSEWHERE = "noticed: moved by something else than posgap"
 
 
@@ -52,8 +52,8 @@ class Change(BaseModel):
 
 
 def in_turn(name: str, work: "Callable[[Lease, Change | None], leases.T]") -> leases.T:
-    """What `work` returns, which is called under the lease of a registered model, after what others left half done was
-    completed: that change is its second argument."""
+    """Calls `work` under the lease of a registered model, and returns what it returns. A change that another process
+    left unfinished is completed before, and is its second argument."""
     return leases.in_turn(name, lambda lease: work(lease, repair(lease)))
 
 
@@ -63,7 +63,7 @@ def utc(milliseconds: float) -> str:
 
 
 def alias_version(model: "RegisteredModel", alias: str) -> str:
-    """The version that an alias stands for; empty where there is none."""
+    """The version that has an alias; empty if there is none."""
     return str(model.aliases.get(alias, ""))
 
 
@@ -74,7 +74,7 @@ def changes(model: "RegisteredModel") -> list[dict[str, Any]]:
 
 
 def rolled_back(model: "RegisteredModel") -> set[str]:
-    """The versions that were champion last until a rollback."""
+    """The versions whose last reign was ended by a rollback."""
     ended: dict[str, bool] = {}
     for change in changes(model):
         ended[str(change.get("before", ""))] = str(change.get("why", "")).startswith(ROLLED_BACK)
@@ -83,9 +83,8 @@ def rolled_back(model: "RegisteredModel") -> set[str]:
 
 
 def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: str = "") -> Change:
-    """Makes a version the champion. The alias `previous` comes to stand for `previous`, or for none where it is empty.
-
-    The champion is never without a version meanwhile.
+    """Makes a version the champion. The alias `previous` moves to the version `previous`, or is removed if that is
+    empty. The alias `champion` has a version at every moment.
     """
     change = _change(lease.read(), version, previous, why, run)
     lease.write(lambda client: client.set_registered_model_tag(lease.name, UNDER_WAY, change.model_dump_json()))
@@ -94,11 +93,10 @@ def set_champion(lease: Lease, version: str, why: str, previous: str = "", run: 
 
 
 def repair(lease: Lease) -> Change | None:
-    """Mends what an earlier process, or a hand, left behind; returns the change that it completed, if there was one.
+    """Repairs what an earlier process, or somebody by hand, left behind; returns the change that it completed, if any.
 
-    A change that was under way is completed. A champion that was deleted is followed by the previous one. An alias
-    `previous` that stands for the champion comes to stand for the champion before, and what was changed elsewhere is
-    recorded.
+    It completes an unfinished change. It replaces a champion that was deleted by the previous one. If `previous` is the
+    champion itself, the alias moves to the champion before. A change that was made elsewhere is recorded.
     """
     model = lease.read()
     completed = _complete_what_is_under_way(lease, model)
@@ -125,8 +123,8 @@ def _complete_what_is_under_way(lease: Lease, model: "RegisteredModel") -> Chang
         change = Change.model_validate_json(text)
     except ValidationError:
         change = None
-    # What a request wrote late, that nobody waited for any more, is older than what is recorded, or was said of another
-    # champion than that of today.
+    # A request that arrived after its sender had given up is older than the last record, or is about a champion other
+    # than today's.
     if (
         change
         and _moment(change.tag) > max([0, *(moment for moment, _ in _recorded(model))])
@@ -152,7 +150,7 @@ def _complete(lease: Lease, change: Change) -> None:
 
 
 def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
-    """The aliases that this process may have written after another had taken over, as they are recorded."""
+    """The recorded versions of aliases that this process may have overwritten after it lost the lease."""
     if not lease.stale or not (recorded := changes(model)):
         return {}
     last = recorded[-1]
@@ -164,7 +162,7 @@ def _overwritten(lease: Lease, model: "RegisteredModel") -> dict[str, str]:
 def _change(
     model: "RegisteredModel", version: str, previous: str, why: str, run: str = "", before: str | None = None
 ) -> Change:
-    """A change that comes after all that are recorded, whatever the clocks of their machines say."""
+    """A change whose moment is later than that of every recorded one, even if the machines' clocks differ."""
     milliseconds = max([int(1000 * time.time()), *(moment + 1 for moment, _ in _recorded(model))])
     return Change(
         tag=f"{CHANGE}{milliseconds}-{uuid.uuid4().hex[:8]}",
@@ -189,7 +187,7 @@ def _moment(tag: str) -> int:
 
 
 def _before(name: str, recorded: list[dict[str, Any]], but: set[str]) -> str:
-    """The last champion that is another than these and still there; empty where there is none."""
+    """The last champion that still exists and is none of `but`; empty if there is none."""
     versions = [str(change.get(key, "")) for change in reversed(recorded) for key in ("version", "before")]
     return next((version for version in versions if version and version not in but and _is_there(name, version)), "")
 

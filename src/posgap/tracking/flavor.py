@@ -1,20 +1,18 @@
 """How MLflow keeps a Hugging Face folder: its files byte for byte, and loaders that scale what is scaled.
 
-A logged model has the folder below `data/model`, and in `data/asked.json` how the sweep that admitted it asked it.
-`mlflow.pyfunc.load_model` and `mlflow models serve` load it as `posgap.load_model` does, and ask it alike.
-`mlflow.transformers.load_model` loads a model that is not scaled. A scaled one, which transformers would load without
-its factors, is refused there, in a line that says what to use.
+A logged model has the folder below `data/model`. `data/asked.json` says how the sweep that admitted it asked.
+`mlflow.pyfunc.load_model` and `mlflow models serve` load it as `posgap.load_model` does, and ask in the same way.
+`mlflow.transformers.load_model` loads a model that is not scaled. It refuses a scaled one, which transformers would
+load without its factors, in a line that says what to use.
 """
 
-import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posgap import __version__
-from posgap.foundation.files import write_json
+from posgap.foundation import files
 from posgap.models.factors import is_altered
 from posgap.tracking import answering
 from posgap.tracking.answering import ASKED, MAX_NEW_TOKENS
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "posgap"
 DATA = "data/model"
-# MLflow reads the type of the parameters first, and quotes what is none.
+# MLflow parses this as a type first, and quotes it in its error.
 _REFUSED = (
     "of a model that is scaled, or mitigated otherwise, when it is loaded: use posgap.load_model or "
     "mlflow.pyfunc.load_model, which do that"
@@ -76,7 +74,7 @@ def save_model(
         )
     _link(folder, Path(path) / DATA)
     if asked:
-        write_json(Path(path) / ASKED, dict(asked))
+        files.write_json(Path(path) / ASKED, dict(asked))
     scaled = is_altered(config)
     mlflow_model.add_flavor(NAME, version=__version__, data=DATA, scaled=scaled)
     if scaled:
@@ -112,9 +110,4 @@ def _as_mlflow_has_it(config: Any, tokenizer: Path) -> dict[str, Any]:
 def _link(folder: Path, target: Path, leave: tuple[str, ...] = ()) -> None:
     """Brings the files of a folder to another one."""
     for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(leave)):
-        place = target / file.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file.resolve(), place)
-        except OSError:
-            shutil.copyfile(file, place)
+        files.link(file, target / file.relative_to(folder))

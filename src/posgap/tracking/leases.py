@@ -1,15 +1,15 @@
-"""The lease of a registered name: who moves its aliases holds it, and only one process at a time does.
+"""The lease of a registered name: a process must hold it to move aliases, and only one can at a time.
 
-MLflow's interface has no lock and no compare-and-swap. What it has, whatever is behind it, is tags that each writer can
-keep to itself, and that are read as they were last written. Of these a lock can be made: Lamport's bakery. Each process
-has tags of its own on the registered model, its flags: one says that it is choosing a number, and then one has the
-number, which is higher than all that it sees. It waits for those that were choosing when it had its own, and for lower
-numbers. Nobody writes over, or takes away, a flag that is another's, unless that other is dead: then exactly its flag
-is removed, and removing it twice does no harm.
+MLflow's interface has no lock and no compare-and-swap. Every backend of it has tags, though: a process can use tags
+that no other one writes, and a read returns the last value written. They are enough for a lock, Lamport's bakery. Each
+process has its own tags on the registered model, its flags. The first flag says that it is choosing a number. The
+second holds the number, which is higher than all that it sees. The process waits for those that were choosing when it
+had its own number, and for lower numbers. No process changes or removes the flag of another, unless that one is dead.
+Then it removes exactly this flag; removing it twice does no harm.
 
-A holder writes its flag again and again. Who waits takes it for dead when the flag has not changed for as many seconds
-as it says itself, by the clock of who waits: nobody's time of day is compared with another's. A holder that could not
-write its flag for half of that time writes nothing more. The other half is for requests that are still under way.
+A holder writes its flag again and again. A waiting process takes the holder for dead when the flag has not changed for
+as many seconds as it says. It measures them by its own clock, so no two clocks are compared. A holder that could not
+write its flag for half of that time writes nothing more. The other half is for requests that are still in flight.
 """
 
 import json
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-FLAG = "posgap.lease."  # beginning of the tags of a registered model that are flags
-CHOOSING = "choosing"  # stands in a flag where the number will be
+FLAG = "posgap.lease."  # how the tags of a registered model begin that are flags
+CHOOSING = "choosing"  # in a flag, in the place of the number
 VARIABLE = "POSGAP_LEASE_SECONDS"
 SECONDS = 120.0  # without a change of its flag, after which a holder is dead
 MIN_SECONDS, MAX_SECONDS = 1.0, 3600.0  # that a flag may say
@@ -47,28 +47,28 @@ LOST_AT_MOST = 3  # times, for one piece of work
 
 
 class Lost(PosgapError):
-    """The lease is another's by now, or may be."""
+    """Another process has the lease by now, or may have it."""
 
 
 def now() -> float:
-    """Seconds on a clock that nobody sets, and that goes on while the machine sleeps."""
+    """Seconds on a clock that nobody can set, and that keeps running while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """The right to change what a registered model's aliases stand for, for this process alone.
+    """The exclusive right of this process to move a registered model's aliases.
 
-    `stale`: the aliases that were last written under an earlier lease of this process, which it lost.
+    `stale` has the aliases that this process wrote under an earlier lease, which it lost.
     """
 
     def __init__(self, name: str, stale: Mapping[str, str] | None = None, quiet_at: float = 0.0):
         self.name, self.seconds = name, _seconds()
         self.stale = dict(stale or {})
         self.aliases: dict[str, str] = {}  # as this process last wrote them
-        # A database on this machine has answered, or will not do anything any more; a server may still do what it was
-        # asked, long after nobody waits for its answer.
+        # A database on this machine does nothing after it has failed to answer. A server may still carry out a request
+        # long after this process has stopped waiting for the answer.
         self.in_transit = 0.0 if address().startswith("sqlite") else self.seconds / 2
-        self.quiet_at = quiet_at  # when no request can be under way any more that was not answered
+        self.quiet_at = quiet_at  # from when on no unanswered request can still take effect
         self._own = f".{int(1000 * time.time())}-{uuid.uuid4().hex[:8]}"  # end of its flags
         self._raised: list[str] = []
         self._flag, self._beats, self._holds_until = "", 0, 0.0
@@ -78,7 +78,7 @@ class Lease:
         self._beating = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     def read(self) -> "RegisteredModel":
-        """The registered model as it is now; `Lost` where the lease is not this process's any more."""
+        """The registered model as it is now; `Lost` if this process no longer has the lease."""
         model = self._model()
         self._require_time()
         if self._flag not in model.tags:
@@ -86,12 +86,12 @@ class Lease:
         return model
 
     def write(self, call: "Callable[[MlflowClient], T]") -> T:
-        """What `call` returns, which changes something and may be called several times; `Lost` where another may hold
-        the lease by now."""
+        """Returns what `call` returns. It changes something and may be called several times; `Lost` if another process
+        may hold the lease by now."""
         return self._send(call, WRITING, max(1.0, min(30.0, self.seconds / 4)), self._require_time)
 
     def set_alias(self, alias: str, version: str) -> None:
-        """Has an alias stand for a version, or for nothing."""
+        """Moves an alias to a version, or removes it if the version is empty."""
         self.aliases[alias] = version
         if version:
             self.write(lambda client: client.set_registered_model_alias(self.name, alias, version))
@@ -99,7 +99,7 @@ class Lease:
             self.write(lambda client: client.delete_registered_model_alias(self.name, alias))
 
     def await_inflight(self) -> None:
-        """Waits until nothing is under way any more that was asked for and not answered, and may yet be done."""
+        """Waits until no unanswered request can still take effect."""
         if (seconds := self.quiet_at - now()) > 0:
             log.info(
                 "%s: MLflow left a request unanswered: waiting for %.0f s, in which it may do it", self.name, seconds
@@ -107,13 +107,13 @@ class Lease:
             time.sleep(seconds)
 
     def acquire(self) -> None:
-        """Returns when the lease is this process's; `PosgapError` where that takes too long."""
+        """Returns when this process has the lease; `PosgapError` if that takes too long."""
         until, choosing = now() + WAIT, f"{FLAG}{CHOOSING}{self._own}"
         self._raise(choosing)
         self._beating.start()
         numbers = [_number(flag) for flag in self._flags()]
         self._raise(f"{FLAG}{1 + max(numbers, default=0):08}{self._own}")
-        # Whoever chose for too long to be waited for by the others may have chosen a number that is too low.
+        # The others stop waiting for a process that chooses for too long, so its number may be too low.
         if choosing not in self.read().tags:
             raise Lost(f"{self.name}: MLflow took too long to give a place in the queue; run this again")
         chosen_with = {flag for flag in self._flags() if not _number(flag)}
@@ -123,7 +123,7 @@ class Lease:
         self.read()
 
     def release(self) -> None:
-        """Gives the lease back, once nothing of what was done under it is still under way."""
+        """Gives the lease back, after every request made under it has been answered or can no longer take effect."""
         try:
             self.await_inflight()
             self._over.set()
@@ -136,7 +136,7 @@ class Lease:
             log.warning("%s: its lease is left to expire, in %.0f s: %s", self.name, self.seconds, error)
 
     def abandon(self) -> None:
-        """Gives the lease back after an error, at once; where something is still under way, it is left to expire."""
+        """Gives the lease back at once after an error; leaves it to expire if a request may still take effect."""
         self._over.set()
         if self._beating.is_alive():
             self._beating.join(1.0)
@@ -163,7 +163,7 @@ class Lease:
         seconds: float,
         check: Callable[[], None] = lambda: None,
     ) -> T:
-        """Asks, and notes until when a try without an answer may yet be done."""
+        """Asks, and notes until when an unanswered request may still take effect."""
         sent: list[float] = []
 
         def attempt(client: "MlflowClient") -> T:
@@ -191,7 +191,7 @@ class Lease:
         return flag.startswith(FLAG) and flag.endswith(self._own)
 
     def _raise(self, flag: str) -> None:
-        """Writes a flag, which from now on is the one that is written again and again."""
+        """Writes a flag, which the heartbeat renews from now on."""
         if self._flag:
             self._require_time()
         with self._writing:
@@ -215,7 +215,7 @@ class Lease:
             with self._writing:
                 if not self._flag:
                     continue
-                # Who slept for long must not write its flag again, which another may have removed.
+                # A process that slept for long must not restore its flag: another may have removed it.
                 if now() > self._holds_until:
                     return
                 try:
@@ -224,7 +224,7 @@ class Lease:
                     log.debug("%s: its lease was not renewed: %s", self.name, error)
 
     def _flags(self) -> list[str]:
-        """The flags of other processes that live, or died too short a time ago to be sure; the others are removed."""
+        """The flags of other processes that are not known to be dead; flags of dead processes are removed."""
         tags = self._model().tags
         flags = {flag: value for flag, value in tags.items() if flag.startswith(FLAG)}
         flags = {flag: value for flag, value in flags.items() if not self._is_own(flag)}
@@ -266,9 +266,9 @@ def _held(lease: Lease) -> Iterator[Lease]:
 
 
 def in_turn(name: str, work: Callable[[Lease], T]) -> T:
-    """What `work` returns, which is called while this process alone holds the lease of a registered model, that exists.
+    """Calls `work` while this process holds the lease of an existing registered model, and returns what it returns.
 
-    It is called again where the lease was lost meanwhile, so it must look at everything anew.
+    If the lease was lost meanwhile it is called again, so it must read everything anew.
     """
     lease = Lease(name)
     for lost in range(LOST_AT_MOST + 1):
@@ -285,12 +285,12 @@ def in_turn(name: str, work: Callable[[Lease], T]) -> T:
 
 
 def holders(model: "RegisteredModel") -> dict[str, str]:
-    """Who holds the lease of a registered model or waits for it, alive or dead, by the tag that is its flag."""
+    """The processes, alive or dead, that hold the lease of a registered model or wait for it, by their flags."""
     return {flag: _holder(value)[0] for flag, value in sorted(model.tags.items()) if flag.startswith(FLAG)}
 
 
 def _holder(value: str) -> tuple[str, float]:
-    """Who wrote a flag, and after how many seconds without a change it has expired."""
+    """The process that wrote a flag, and the seconds without a change after which the flag has expired."""
     try:
         holder: Any = json.loads(value)
         return str(holder["by"]), min(MAX_SECONDS, max(MIN_SECONDS, float(holder["seconds"])))
@@ -299,14 +299,14 @@ def _holder(value: str) -> tuple[str, float]:
 
 
 def since(flag: str) -> int:
-    """When the process that wrote a flag began to ask for the lease, in milliseconds by its time of day; 0 where the
+    """When the process that wrote a flag began to ask for the lease, in milliseconds by that machine's clock; 0 if the
     flag does not say."""
     moment = flag.removeprefix(FLAG).partition(".")[2].partition("-")[0]
     return int(moment) if moment.isdecimal() else 0
 
 
 def _number(flag: str) -> int:
-    """The number in a flag; 0 where its process is choosing one, and where it is no flag of posgap's."""
+    """The number in a flag; 0 if its process is choosing one, or the tag is no flag of posgap's."""
     number = flag.removeprefix(FLAG).partition(".")[0]
     return int(number) if number.isdecimal() else 0
 

@@ -1,16 +1,14 @@
-"""What a run has to tell MLflow, kept beside the output until MLflow has it.
+"""The outbox of a run: everything it logs, kept beside the output until MLflow has it.
 
-Each run has a file of JSON lines, to which everything is written before it is sent, and which goes away when the run is
-closed on the server. What is left, where no server answered or the process was killed, is sent by the next command on
-that output or by `posgap sync`. Sending twice changes nothing: a run is known by a tag, a metric by its time and step,
-and everything else by its name.
+Each run has a file of JSON lines. Everything is written there before it is sent, and the file is deleted when the run
+is closed on the server. If no server answered or the process was killed, the next command on that output, or `posgap
+sync`, sends the rest. Sending twice changes nothing: a tag identifies a run, its time and step a metric, and its name
+everything else.
 """
 
 import fcntl
 import json
 import logging
-import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterator
@@ -39,9 +37,9 @@ YOUNG = 60.0  # seconds for which an empty file may be one that is just begun
 
 
 class Opening(BaseModel):
-    """How a run is opened: anew, in the experiment of this name or id, or by joining the run of id `joins`, which
-    somebody else closes. `time` is in milliseconds; `server` is the one that the run is for, without a password. A new
-    run whose tags name no parent hangs below the run of the KFP run `pipeline_run`, if it is a step of one."""
+    """How a run is opened: as a new one in the experiment of this name or id, or by joining the run `joins`, which
+    another process closes. `time` is in milliseconds; `server` is the address that the run is for, without a password.
+    The parent of a new run whose tags name none is the run of the KFP run `pipeline_run`, if it is a step of one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,11 +54,11 @@ class Opening(BaseModel):
 
 
 class Entry(BaseModel):
-    """One thing that a run has to tell; or, as `id`, what MLflow answered to its opening.
+    """One thing that a run logs; or, in `id`, the run's id that MLflow gave it.
 
-    Metrics are name, value, time and step; they are the logged model's, too, where `model_id` names one, and then of
-    the data `measured_on`. `dataset` is data that the run used. `file` is a copy's name below the outbox's folder, and
-    `folder` its place among the run's artifacts. `end` is the status to close the run with; empty where somebody else
+    Metrics are name, value, time and step. With a `model_id` they are logged for that model too, with the data
+    `measured_on`. `dataset` is data that the run used. `file` is the name of a copy below the outbox's folder, and
+    `folder` its place among the run's artifacts. `end` is the status to close the run with; empty if another process
     closes it.
     """
 
@@ -82,7 +80,7 @@ class Entry(BaseModel):
 
 @dataclass(frozen=True)
 class Upload:
-    """A file that is to be uploaded from where it was made, to a folder of the run's artifacts."""
+    """A file to upload from where it was made, to a folder of the run's artifacts."""
 
     path: Path
     folder: str
@@ -99,10 +97,10 @@ def milliseconds() -> int:
 
 
 class Outbox:
-    """What one run has to tell; `pending` is what MLflow does not have yet, in order.
+    """The outbox of one run; `pending` is what MLflow does not have yet, in order.
 
-    `run_id` is empty until MLflow has the run. The file is locked as long as the process that writes it lives. Copies
-    of files that could not be uploaded are beside it, in a folder named by the run's key.
+    `run_id` is empty until MLflow has the run. The file is locked while the process that writes it lives. Copies of
+    files that could not be uploaded are beside it, in a folder named by the run's key.
     """
 
     def __init__(self, file: Path, opened: IO[str], opening: Opening, entries: list[Entry]):
@@ -131,7 +129,7 @@ class Outbox:
 
     @classmethod
     def left_behind(cls, place: Path) -> Iterator["Outbox"]:
-        """The outboxes in a folder whose processes are no more. A run that was not closed will be closed as KILLED."""
+        """The outboxes in a folder whose processes have ended. A run that was not closed will be closed as KILLED."""
         for file in sorted(place.glob("*.jsonl")):
             if (opened := _of_the_dead(file)) is None:
                 continue
@@ -147,27 +145,27 @@ class Outbox:
             yield outbox
 
     def put(self, entry: Entry) -> None:
-        """Notes one thing more to tell."""
+        """Adds an entry."""
         self._write(entry)
         self.pending.append(entry)
 
     def upload(self, path: Path, folder: str) -> None:
-        """Notes a file to upload, which must stay where it is until it is sent or `keep_files` has copied it."""
+        """Adds a file to upload. It must stay where it is until it is sent or `keep_files` has copied it."""
         self.pending.append(Upload(path, folder))
 
     def keep_files(self) -> None:
-        """Copies the files that are still to be uploaded, so that they may go away."""
+        """Copies the files that are still to be uploaded, so that the originals may be deleted."""
         for number, entry in enumerate(self.pending):
             if isinstance(entry, Upload):
                 name = f"{uuid.uuid4().hex}/{entry.path.name}"
-                _copy(entry.path, self._copies / name)
+                files.link(entry.path, self._copies / name)
                 self.pending[number] = kept = Entry(file=name, folder=entry.folder)
                 self._write(kept)
 
     def send(self, retry_policy: RetryPolicy, seconds: float) -> None:
-        """Tells MLflow the next thing; a try may take so many seconds, and more for an upload.
+        """Sends the next entry. A try may take so many seconds, and more for an upload.
 
-        Raises `Unanswered` or `Refused`. What MLflow will never take is left out, with a warning.
+        Raises `Unanswered` or `Refused`. An entry that MLflow will never take is left out, with a warning.
         """
         size, entry = self._next()
         try:
@@ -201,7 +199,7 @@ class Outbox:
         self._opened.flush()
 
     def _next(self) -> tuple[int, Entry | Upload]:
-        """The next thing to tell, and how many of the pending it stands for: metrics go together."""
+        """The next entry to send, and how many pending ones it stands for: metrics are sent together."""
         together: Entry | None = None
         size = 0
         for entry in self.pending:
@@ -249,7 +247,7 @@ class Outbox:
         ask(tell, retry_policy, seconds)
 
     def _open(self, client: "MlflowClient") -> str:
-        """The run's id: of the one that was joined, of one that is there already, or of a new one."""
+        """The run's id: of the joined run, of one that exists already, or of a new one."""
         from mlflow.exceptions import MlflowException
 
         if self.opening.joins:
@@ -284,7 +282,7 @@ class Outbox:
         return experiment_id(client, self.opening.experiment, self.opening.experiment_id)
 
     def _delete_twins(self, client: "MlflowClient") -> None:
-        """A server that was asked twice may have made the first run after all, only later."""
+        """Deletes a second run: a server that was asked twice may have made the first one late."""
         if self._may_be_twice and not self.opening.joins:
             for run_id in set(self._runs(client)) - {self.run_id}:
                 client.delete_run(run_id)
@@ -297,7 +295,7 @@ class Outbox:
 
 
 def _as_input(dataset: Dataset) -> "DatasetInput":
-    """As MLflow takes it: `mlflow.data.get_source` finds the data by it."""
+    """The dataset as MLflow's entity, by which `mlflow.data.get_source` finds the data."""
     from mlflow.entities import Dataset as Entity
     from mlflow.entities import DatasetInput, InputTag
 
@@ -321,16 +319,7 @@ def _of_the_dead(file: Path) -> IO[str] | None:
 
 
 def _entries(opened: IO[str]) -> Iterator[Entry]:
-    """What a file holds, up to where a process that was killed broke off."""
+    """The entries of a file, up to one that a killed process left half-written."""
     with suppress(ValidationError, UnicodeDecodeError):
         for line in opened:
             yield Entry.model_validate_json(line)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Of a file of an output, which may be replaced but is never changed: a hard link, where the disk has them."""
-    target.parent.mkdir(parents=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)

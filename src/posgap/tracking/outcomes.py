@@ -21,7 +21,7 @@ _SILENT = "a step failed before it could say why; see its log in KFP"
 
 
 def stages_of(pipeline_run: str) -> list[Step]:
-    """The stages of a run; none, and a warning, where MLflow does not answer."""
+    """The stages of a run; none, with a warning, if MLflow does not answer."""
     try:
         return steps(pipeline_run) if pipeline_run else []
     except TrackingError as error:
@@ -30,10 +30,10 @@ def stages_of(pipeline_run: str) -> list[Step]:
 
 
 def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, name: str, run_id: str) -> dict[str, Any]:
-    """Status, failed steps with their errors, candidates and their gates, the champion of `name`, links, of which one
-    leads to the MLflow run `run_id`.
+    """Status, failed steps with their errors, candidates and their gates, the champion of `name`, and links; one leads
+    to the MLflow run `run_id`.
 
-    `state` and `message` are KFP's. Of a step that was tried again the last try counts.
+    `state` and `message` are KFP's. The last try of a step counts.
     """
     last = {step.name: step for step in stages}.values()
     failed = [{"step": step.name, "error": step.error or _KILLED} for step in last if step.status != "FINISHED"]
@@ -52,8 +52,8 @@ def outcome(pipeline_run: str, stages: list[Step], state: str, message: str, nam
 
 
 def spent(stages: list[Step]) -> dict[str, Any]:
-    """The hours of GPUs by step, all tries together, and what they cost, as far as prices are known (in the currency of
-    POSGAP_CLUSTER). A step counts from its stage's start to its end: not the time until its pod runs."""
+    """The GPU hours by step, all tries together, and what they cost if prices are known (in the currency of
+    POSGAP_CLUSTER). A step counts from the start of its stage to its end, without the time until its pod runs."""
     hours, cost = dict[str, float](), dict[str, float]()
     for step in stages:
         if count := int(step.tags.get(GPUS_TAG, 0)):

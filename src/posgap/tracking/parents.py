@@ -1,7 +1,7 @@
 """The MLflow run of a whole pipeline run, below which the runs of its stages hang.
 
-Each stage looks for it when it opens its own run, and the first one makes it: there is no process that lives as long as
-a pipeline run on a cluster.
+Each stage looks for it when it opens its own run, and the first one creates it: on a cluster no process lives as long
+as a pipeline run.
 """
 
 import time
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 PIPELINE_TAG, STAGE_TAG = "posgap.pipeline_run", "posgap.stage"
 PARENT_TAG = "mlflow.parentRunId"
-PIPELINE = "pipeline"  # what the run of a pipeline run has as its stage
-TAKEN_TAG = "posgap.taken"  # this run of a pipeline run is the one, and stays
+PIPELINE = "pipeline"  # the stage of a pipeline run's own run
+TAKEN_TAG = "posgap.taken"  # marks the run that was chosen
 _LOOKS, _BETWEEN_LOOKS = 40, 0.3  # how often it is looked for, and the seconds between
 
 
 def parent_of(client: "MlflowClient", experiment_id: str, pipeline_run: str, tags: dict[str, str]) -> str:
-    """The id of a pipeline run's own run, which is made with these tags where there is none.
+    """The id of a pipeline run's own run, which is created with these tags if there is none.
 
-    Several stages may make one at the same moment, on machines whose clocks differ. Who sees its own alone marks it as
-    taken, which no two can: each looks after it has made its own, so the later of them sees both. A stage hangs itself
-    below a marked run only. All others are deleted by who made them: at once where one is marked or an earlier one is
-    there. Where nobody marks any, because a stage was killed in between, the first is taken after some seconds.
+    Several stages may create one at the same moment, on machines whose clocks differ. A stage that sees only its own
+    run marks it as taken. No two stages can do so: each looks after it has created its own, so the later one sees both.
+    Only a marked run becomes a parent. A stage deletes its own run as soon as it sees a marked or an earlier one. If
+    none gets marked, because a stage was killed in between, the first is taken after some seconds.
     """
     own = ""
     condition = f"tags.`{PIPELINE_TAG}` = '{pipeline_run}' and tags.`{STAGE_TAG}` = '{PIPELINE}'"

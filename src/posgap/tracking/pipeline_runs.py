@@ -19,8 +19,8 @@ _FIGURES = ("gap", "gap_high", "mean", "worst")
 
 @dataclass(frozen=True)
 class Step:
-    """One stage that ran: `status` is MLflow's, RUNNING where it was killed. A step that KFP took from its
-    cache did not run. `detail` tells stages of one name apart."""
+    """One stage that ran: `status` is MLflow's, RUNNING if it was killed. A step that KFP took from its cache did not
+    run. `detail` tells stages of one name apart."""
 
     stage: str
     detail: str
@@ -49,7 +49,7 @@ def steps(pipeline_run: str) -> list[Step]:
 
 
 def parent(pipeline_run: str) -> str:
-    """The id of a pipeline run's own MLflow run; empty, and a warning, where MLflow does not answer."""
+    """The id of a pipeline run's own MLflow run; empty, with a warning, if MLflow does not answer."""
     try:
         return ask(lambda client: parent_of(client, experiment_id(client), pipeline_run, {}), STAGE)
     except TrackingError as error:
@@ -58,10 +58,10 @@ def parent(pipeline_run: str) -> str:
 
 
 def close(parent: str, stages: list[Step], succeeded: bool, note: str, tags: dict[str, str]) -> None:
-    """Ends the MLflow run `parent` of a pipeline run: with `note` as its description, the tags, and of its stages the
-    data, and the figures of the model that was promoted. Stages that hang nowhere are hung below it.
+    """Ends the MLflow run `parent` of a pipeline run. It gets the description `note`, the tags, the data of its stages,
+    and the figures of the model that was promoted. It becomes the parent of stages that have none.
 
-    Where MLflow does not answer, that is only a warning.
+    If MLflow does not answer, it only warns.
     """
     from mlflow.entities import Metric, RunTag
 

@@ -16,9 +16,9 @@ from posgap.tracking.sweeps import log_sweep
 
 log = logging.getLogger(__name__)
 SHOWN = METHOD, GAP, MEAN, WORST, GATE, POLICY, DATA = "method", "gap", "mean", "worst", "gate", "policy", "data"
-OF_RUN = METHOD, GATE, POLICY, DATA  # of these tags those for the run too, which has the figures as metrics
+OF_RUN = METHOD, GATE, POLICY, DATA  # those that the run gets too; it has the figures as metrics
 CARD_FILE, CURVE_FILE = "model_card.md", "curve.png"
-# In lines as they are to be shown: MLflow's pages break them where the text does.
+# MLflow's pages keep the line breaks.
 _ABOUT = """Models that posgap's gate admitted: their accuracy depends little on where in the prompt the answer lies.
 The alias `champion` is the one to use: `posgap.load_model("models:/{name}@champion")`.
 `posgap history {name}` says how it came to that.
@@ -48,10 +48,10 @@ def write_pages(sweep: Sweep, out: Path) -> None:
 
 
 def describe(name: str, version: str, sweep: Sweep, run: Run) -> None:
-    """Gives a version its description, and its logged model, as the run that promoted it, the sweep's figures. A
-    registered model that nobody has described says what it is.
+    """Gives a version its description, and logs the sweep's figures for its logged model and for the run that promoted
+    it. A registered model without a description gets one.
 
-    The run has the files of `write_pages`. Where MLflow does not answer, that is only a warning.
+    The run has the files of `write_pages`. If MLflow does not answer, it only warns.
     """
     # Lists of versions show the first line, as it is.
     head = f"Gap {_with_interval(sweep.gap, sweep.gap_ci95)}, mean {_with_interval(sweep.mean, sweep.mean_ci95)}."

@@ -65,14 +65,15 @@ def crown(
 ) -> Place:
     """Registers the model folder, and makes the best candidate of its pipeline run the champion.
 
-    A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it,
-    which its run keeps, and `asked` says how that asked it, as the version is asked where MLflow serves it. With
-    `approval` the best becomes the challenger, unless it is approved already. `try_out` is called with the model's
-    folder as the registry gives it back, and raises where the version is not to be used. All that decides is then read,
-    and all that moves is moved, under the lease of the name: `require_current` is called there, and raises where the
-    verdict is not on the champion of that moment. Candidates of one run come side by side, and each is compared with
-    all that came before it (`candidates.best`): the last sees all, so that the alias ends at the same in whatever order
-    they come. The champion before the run becomes `previous`.
+    A model that is registered already gets no second version. `sweep` is the folder of the sweep that admitted it; the
+    run keeps a copy. `asked` says how that sweep asked, and MLflow serves the version with the same settings. With
+    `approval` the best becomes the challenger, unless it is approved already. `try_out` is called with the folder that
+    the registry gives back, and raises if the version must not be used.
+
+    Everything else happens under the lease of the name: `require_current` raises if the verdict does not compare with
+    the champion of that moment. Candidates of one run come side by side. Each is compared with all that were registered
+    before it (`candidates.best`). The last one sees all of them, so the result does not depend on the order. The
+    champion before the run becomes `previous`.
     """
     run_id = run.required_id()
     uri = "" if tagged(name, DIGEST, tags[DIGEST]) else _upload(model, name, run, asked)
@@ -80,7 +81,7 @@ def crown(
         ask(lambda client: _keep(client, run_id, sweep), seconds=MODEL_SECONDS)
     if registered_model(name) is None:
         create(name)
-    # Not yet a candidate of its run: nobody must crown what was not looked at.
+    # Not yet a candidate of its run: a version must not be promoted before it was tried.
     first = {key: value for key, value in tags.items() if key not in _OF_CANDIDATES}
     version = champions.in_turn(name, lambda lease, _: _registered(lease, uri, first, run))
     _require_stored(name, version, tags[DIGEST], try_out)
@@ -107,7 +108,7 @@ def crown(
 def approve(config: ApproveConfig) -> None:
     """Makes the challenger of a registered model its champion, and records who approved it.
 
-    `PosgapError` where `config` names another version, or the challenger was judged against another champion.
+    `PosgapError` if `config` names another version, or the challenger was judged against another champion.
     """
     name, version = config.name, str(config.version)
     required_model(name)
@@ -151,21 +152,22 @@ def _promote_approved(lease: Lease) -> None:
 
 
 def _approver(name: str, version: str) -> str:
-    """Who approved a version; empty where nobody did."""
+    """The user who approved a version; empty if nobody did."""
     return numbered(name, version).tags.get(APPROVED, "")
 
 
 def _tag(lease: Lease, version: str, tags: Mapping[str, str]) -> None:
-    """Gives a version those of the tags that it has not."""
+    """Sets the tags of a version that are missing or differ."""
     there = numbered(lease.name, version).tags
     missing = [key for key in tags if there.get(key) != tags[key]]
-    # That it is a candidate is said last: whoever compares it reads the others.
+    # The tags that make it a candidate come last: a comparison reads the others.
     for key in sorted(missing, key=_OF_CANDIDATES.__contains__):
         lease.write(methodcaller("set_model_version_tag", lease.name, version, key, tags[key]))
 
 
 def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
-    """Uploads a sweep to the files of a run, and looks whether it is there: MLflow's client believes a login page."""
+    """Uploads a sweep to the files of a run, and checks that it arrived: MLflow's client takes a log-in page for
+    success."""
     client.log_artifacts(run, str(sweep), PROMOTED_SWEEP)
     there = {Path(file.path).name: file.file_size for file in client.list_artifacts(run, PROMOTED_SWEEP)}
     if there != {file.name: file.stat().st_size for file in sweep.iterdir()}:
@@ -173,7 +175,8 @@ def _keep(client: "MlflowClient", run: str, sweep: Path) -> None:
 
 
 def _require_stored(name: str, version: str, model_digest: str, try_out: Callable[[Path], None]) -> None:
-    """`PosgapError` unless the registry gives back the very files of the model that was judged, and they do."""
+    """`PosgapError` unless the registry gives back the files of the model that was judged, and `try_out` accepts
+    them."""
     uri = f"models:/{name}/{version}"
     with tempfile.TemporaryDirectory() as place:
         folder = bring_model(uri, Path(place))
@@ -197,14 +200,14 @@ def _upload(model: Path, name: str, run: Run, asked: Mapping[str, Any] | None) -
     def upload(_: "MlflowClient") -> str:
         with tries_of_mlflow(), mlflow.start_run(run_id=run.id):
             how = {"flavor": flavor, "flavor_name": flavor.NAME, "folder": model, "asked": asked}
-            # Of what a registered model's name may have, MLflow takes all in a logged model's but the dot.
+            # MLflow takes every registered name as that of a logged model, except for dots.
             return Model.log(artifact_path=None, name=name.replace(".", "-"), **how).model_uri
 
     return ask(upload, SEVERAL, MODEL_SECONDS + size / BYTES_PER_SECOND)
 
 
 def _registered(lease: Lease, uri: str, tags: Mapping[str, str], run: Run) -> str:
-    """The version of a model, which is made of the logged model at `uri` where there is none, and made once."""
+    """The version of a model. If there is none, exactly one is made of the logged model at `uri`."""
     from mlflow.utils.mlflow_tags import MLFLOW_MODEL_VERSIONS
 
     logged = uri.rpartition("/")[2]

@@ -38,8 +38,7 @@ class Registered(Source):
         `PosgapError` where posgap did not register it, or the files are not those that were promoted.
         """
         version = self._version
-        # A database that was made anew counts from 1 again.
-        mark = digest_of(["registered", version.name, version.version, version.run_id, version.creation_timestamp])[:16]
+        mark = digest_of(["registered", *registry.identity(version)])[:16]
         folder = registered_cache() / mark / version.name / str(version.version)
 
         def bring(place: Path) -> Path:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.fields import registered_name
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 DIGEST = "posgap.model_digest"  # tag: the model's
-DOWNLOAD_SECONDS = 3600.0  # for the download of a model, whose size MLflow does not tell
-MODEL_SECONDS = 120.0  # for what is done with a whole model, beside its upload
+DOWNLOAD_SECONDS = 3600.0  # for the download of a model; MLflow does not tell its size
+MODEL_SECONDS = 120.0  # for an operation on a whole model, besides its upload
 RECIPE = "posgap.recipe"  # tag: digest of how a model was made, beside what it was made from
 POLICY = "posgap.policy"  # tag: of a registered model its policy; of a version the one that admitted it
 PROMOTION_RUN = "posgap.promotion_run"  # tag: the MLflow run that promoted a version
 PROMOTED_SWEEP = "sweep"  # among that run's files: the sweep that was judged
 EVIDENCE = "posgap.evidence"  # tag: sha256 of the file with the digests of all that admitted a version
 WATCHED = "posgap.watched"  # tag: when and how a version was last found on fresh data
-SEVERAL = RetryPolicy(tries=3, longest_wait=10)  # for what is done with a whole model
-# In what MLflow says where files did not come, for whatever reason.
+SEVERAL = RetryPolicy(tries=3, longest_wait=10)  # for operations on a whole model
+# In MLflow's messages if files did not arrive.
 _IN_PART = ("failures occurred while downloading", "please ensure that the path is correct")
 
 
 def champion(name: str) -> "ModelVersion | None":
-    """The version under the alias `champion`, or None; `TrackingError` where MLflow does not say."""
+    """The version with the alias `champion`, or None; `TrackingError` if MLflow does not answer."""
     return _under(name, CHAMPION)
 
 
 def previous(name: str) -> "ModelVersion | None":
-    """The version under the alias `previous`, or None; `TrackingError` where MLflow does not say."""
+    """The version with the alias `previous`, or None; `TrackingError` if MLflow does not answer."""
     return _under(name, PREVIOUS)
 
 
 def to_beat(name: str) -> "ModelVersion | None":
-    """The version that a candidate is compared with: the champion, or, where that is a candidate of this same pipeline
-    run, the champion before the run; None where there is none.
+    """The version that a candidate is compared with: the champion or, if that is a candidate of the same pipeline run,
+    the champion before the run; None if there is none.
 
-    Candidates of one run are compared with each other when all of them are registered (`crown`).
+    `crown` compares the candidates of one run with each other, when all of them are registered.
     """
     return next((version for version in (champion(name), previous(name)) if not is_of_this_run(version)), None)
 
@@ -59,14 +59,14 @@ def _under(name: str, alias: str) -> "ModelVersion | None":
     try:
         return ask(lambda client: client.get_model_version_by_alias(name, alias))
     except Refused as error:
-        # A server with log-ins says of a name that nobody made that this user may not read it.
+        # A server with log-ins refuses access to a name that does not exist.
         if error.is_missing or error.is_wrong or registered_model(name) is None:
             return None
         raise
 
 
 def version_of(uri: str) -> "ModelVersion":
-    """The version that `models:/name@alias` or `models:/name/3` names; `PosgapError` where there is none."""
+    """The version that `models:/name@alias` or `models:/name/3` names; `PosgapError` if there is none."""
     whole = re.fullmatch(r"models:/([^/@]+)(?:@([\w.-]+)|/(\d{1,9}))", uri)
     try:
         name, alias, number = whole.groups() if whole else ("", "", "")
@@ -84,13 +84,13 @@ def version_of(uri: str) -> "ModelVersion":
 
 
 def policy(name: str) -> str:
-    """The text of a registered model's policy; empty where it has none, or there is no such model."""
+    """The text of a registered model's policy; empty if it has none, or there is no such model."""
     model = registered_model(name)
     return model.tags.get(POLICY, "") if model else ""
 
 
 def registered_model(name: str) -> "RegisteredModel | None":
-    """The registered model of this name, or None; `TrackingError` where MLflow does not say."""
+    """The registered model of this name, or None; `TrackingError` if MLflow does not answer."""
     try:
         return ask(lambda client: client.get_registered_model(name))
     except Refused as error:
@@ -106,13 +106,18 @@ def required_model(name: str) -> "RegisteredModel":
     raise PosgapError(f"{name}: no registered model of this name in MLflow")
 
 
+def identity(version: "ModelVersion") -> list[Any]:
+    """What tells a version from every other: a registry that was begun anew counts from 1 again."""
+    return [version.name, version.version, version.run_id, version.creation_timestamp]
+
+
 def versions(name: str) -> "list[ModelVersion]":
     """All versions of a registered model."""
     return ask(lambda client: list(client.search_model_versions(f"name='{name}'")))
 
 
 def tagged(name: str, tag: str, value: str) -> "list[ModelVersion]":
-    """The versions with this value of a tag, in the order in which they came."""
+    """The versions with this value of a tag, in the order in which they were registered."""
     versions = ask(lambda client: list(client.search_model_versions(f"name='{name}' and tags.`{tag}`='{value}'")))
     return sorted(versions, key=lambda version: int(version.version))
 
@@ -123,7 +128,7 @@ def numbered(name: str, number: str) -> "ModelVersion":
 
 
 def set_policy(name: str, text: str) -> None:
-    """Keeps the text of a policy on a registered model, which is made where there is none yet."""
+    """Keeps the text of a policy on a registered model, which is created if there is none."""
     if len(text) > MAX_CHARACTERS:
         raise PosgapError(f"policy of {name}: {len(text)} characters, and MLflow keeps at most {MAX_CHARACTERS}")
     if registered_model(name) is None:
@@ -132,7 +137,7 @@ def set_policy(name: str, text: str) -> None:
 
 
 def create(name: str) -> None:
-    """Makes a registered model, which is as good if another command has made it meanwhile."""
+    """Creates a registered model, unless another command does so at the same time."""
     try:
         ask(lambda client: client.create_registered_model(name))
     except Refused:
@@ -140,7 +145,7 @@ def create(name: str) -> None:
 
 
 def bring(run: str, path: str, folder: Path) -> bool:
-    """Downloads a file of a run, or the files below a folder, at the top of its files; false where it has none."""
+    """Downloads a file or a folder at the top of a run's files; false if the run has none of that name."""
     try:
         if path not in {file.path for file in ask(lambda client: client.list_artifacts(run))}:
             return False
@@ -153,8 +158,8 @@ def bring(run: str, path: str, folder: Path) -> bool:
 
 
 def _whole(download: Callable[[], str]) -> str:
-    """What a download of MLflow returns; `ConnectionError` where some of the files did not come, which MLflow calls by
-    many names."""
+    """What a download of MLflow returns; `ConnectionError` if some files did not arrive, for which MLflow raises
+    several errors."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -168,7 +173,7 @@ def _whole(download: Callable[[], str]) -> str:
 def bring_model(uri: str, place: Path) -> Path:
     """Downloads a version's model, `models:/name@champion`, into the folder `place`; returns its Hugging Face folder.
 
-    `PosgapError` where there is none that posgap registered.
+    `PosgapError` if posgap did not register it.
     """
     import mlflow
 

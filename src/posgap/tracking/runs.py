@@ -1,7 +1,7 @@
 """One MLflow run per stage.
 
-A stage that cannot reach the tracking server says so once, works on and keeps its results: hours of training are worth
-more than their log. The log is not lost either: the outbox beside the output has it. Where no tracking server is named,
+A stage that cannot reach the tracking server says so once, goes on and keeps its results: hours of training are worth
+more than their log. The log is not lost either: it stays in the outbox beside the output. Without a tracking server
 nothing is tracked, and the first stage of a process says how to change that.
 """
 
@@ -38,7 +38,7 @@ from posgap.tracking.server import (
 )
 
 log = logging.getLogger(__name__)
-PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by whoever runs several stages as one
+PARENT_VARIABLE = "POSGAP_PARENT_RUN_ID"  # set by a command that runs several stages as one
 PIPELINE_VARIABLE = "POSGAP_PIPELINE_RUN"  # the KFP run that a stage is a step of
 PRICE_VARIABLE = "POSGAP_GPU_PRICE"  # what a GPU of the step's pod costs an hour
 ERROR_TAG = "posgap.error"
@@ -50,8 +50,8 @@ ALLOWED_SECONDS, ALLOWED_SHARE = 20.0, 1 / 20  # of a stage's time that tracking
 
 
 def pipeline_run() -> str:
-    """Id of the KFP run that this process is a step of; empty outside of one. `PosgapError` where it is no id, of
-    which a search in MLflow could be made that says something else."""
+    """Id of the KFP run that this process is a step of; empty outside of one. `PosgapError` if it is no id, since as
+    part of a search in MLflow it could change what is searched for."""
     identity = os.environ.get(PIPELINE_VARIABLE, "")
     if not re.fullmatch(r"[\w.-]*", identity):
         raise PosgapError(f"{PIPELINE_VARIABLE}: {identity!r} is not the id of a run; unset it")
@@ -59,10 +59,10 @@ def pipeline_run() -> str:
 
 
 class Sender:
-    """Sends what outboxes hold, and gives up before that costs too much.
+    """Sends what outboxes hold, and gives up before that costs too much time.
 
-    It may take 20 s, a twentieth of the time since it began, and what uploads need. The first time that something
-    stays behind it warns. Then each thing is tried once, until the server answers again.
+    It may take 20 s, a twentieth of the time since it began, and what uploads need. It warns the first time that an
+    entry cannot be sent. From then on it tries each entry once, until the server answers again.
     """
 
     def __init__(self) -> None:
@@ -70,11 +70,11 @@ class Sender:
         self._spent, self._uploads, self._answers, self._warned = 0.0, 0.0, True, False
 
     def expect(self, file: Path) -> None:
-        """Allows for the upload of a file."""
+        """Adds the time that the upload of a file may take."""
         self._uploads += file.stat().st_size / BYTES_PER_SECOND
 
     def send(self, outbox: Outbox) -> bool:
-        """Whether nothing is left in the outbox."""
+        """Sends what it can; whether nothing is left in the outbox."""
         while outbox.pending:
             began = time.monotonic()
             try:
@@ -105,11 +105,11 @@ class Sender:
 
 
 class Run:
-    """A stage's MLflow run. `id` is empty where there is no tracking, or no server has answered yet; `key` is the
-    value of a tag by which it is found there.
+    """A stage's MLflow run. `id` is empty if nothing is tracked, or no server has answered yet; `key` is the value of
+    the tag that identifies it on the server.
 
-    What is logged goes to the outbox first, and from there to the server. Metrics that come within a second of others
-    go with what is logged next, in one call.
+    Everything goes to the outbox first, and from there to the server. Metrics that come within a second of others are
+    sent with what is logged next, in one call.
     """
 
     def __init__(self, outbox: Outbox | None = None, sender: Sender | None = None):
@@ -137,7 +137,7 @@ class Run:
         self._tell(Entry(params=_texts(values)))
 
     def metrics(self, values: Mapping[str, float], step: int = 0, model_id: str = "") -> None:
-        """Logs metrics, also for the logged model of this id: there with the data for evaluation."""
+        """Logs metrics; with the data for evaluation also for the logged model of this id, if one is given."""
         now, measured_on = milliseconds(), self._evaluated_on if model_id else None
         logged = [(name, float(value), now, step) for name, value in values.items()]
         for at in range(0, len(logged), METRICS_AT_ONCE):
@@ -148,15 +148,15 @@ class Run:
         self._tell(Entry(tags=_texts(values)))
 
     def dataset(self, dataset: Dataset) -> None:
-        """Logs data that the run used: its name, digest and source, and what for; not the data itself."""
+        """Logs which data the run used and for what: name, digest and source, not the data itself."""
         dataset = Dataset(**_texts(dataset.model_dump()))
         self._tell(Entry(dataset=dataset))
         if dataset.context == EVALUATION:
             self._evaluated_on = dataset
 
     def label(self, text: str) -> None:
-        """Gives the run a label, by which people tell it from others of its stage; in its name, too, unless somebody
-        else has named it."""
+        """Gives the run a label, which tells it from others of its stage. It is part of the run's name too, unless the
+        run was joined."""
         opening = self._outbox.opening if self._outbox else None
         self.tags({LABEL_TAG: text} | ({NAME_TAG: f"{opening.name} {text}"} if opening and not opening.joins else {}))
 
@@ -173,9 +173,9 @@ class Run:
             self._outbox.keep_files()
 
     def end(self, status: str) -> None:
-        """Closes the run as FINISHED or FAILED, unless whoever opened it will; what is not sent by now stays behind.
+        """Closes the run as FINISHED or FAILED, unless another process opened it. The outbox stays if it is not empty.
 
-        So does a run that the server was asked for twice: the next command deletes the one that came late.
+        It also stays if the server was asked for the run twice: the next command deletes the one that came late.
         """
         if self._outbox is None or self._ended:
             return
@@ -197,13 +197,13 @@ class Run:
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """As MLflow takes them: without secrets; what UTF-8 has no bytes for, as names of files may contain it, as `?`."""
+    """The values as text for MLflow: without secrets, and with `?` for what UTF-8 cannot hold, as in names of files."""
     return {name: redacted(str(value)).encode("utf-8", "replace").decode() for name, value in values.items()}
 
 
 def link(run_id: str, server: str = "") -> str:
-    """Where a browser shows an MLflow run of this experiment, on this server if not the tracking server; empty where
-    that cannot be told. It is shown as training: what MLflow's pages show otherwise is up to the browser."""
+    """The address of an MLflow run's page, on this server or else the tracking server; empty if there is none. It says
+    that the run is a training: otherwise the browser's last choice decides what MLflow shows."""
     if not (server := server or address().rstrip("/")).startswith("http"):
         return ""
     try:
@@ -214,11 +214,11 @@ def link(run_id: str, server: str = "") -> str:
 
 @contextmanager
 def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run]:
-    """The MLflow run of one stage that makes `out`; a warning where no server answers, and no run where none is named.
+    """The MLflow run of a stage that makes `out`. If no server answers it only warns; without a server there is no run.
 
-    Joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin), and
-    hangs a new one below the run that POSGAP_PARENT_RUN_ID names, or below that of the pipeline run whose step it is.
-    Of a run that failed, a tag says why.
+    It joins the run that MLFLOW_RUN_ID names (set by `mlflow run`, or by KFP's MLflow plugin). Otherwise the parent of
+    the new run is the one that POSGAP_PARENT_RUN_ID names, or that of the pipeline run whose step it is. If the stage
+    fails, a tag says why.
     """
     if not tracked():
         _say_untracked()
@@ -239,14 +239,14 @@ def start_run(stage: str, tags: Mapping[str, object], out: Path) -> Iterator[Run
 
 
 def _spent_on() -> dict[str, object]:
-    """Tags of a step: the GPUs of its pod, and what one costs an hour, as far as they are known."""
+    """Tags of a step: the number of GPUs of its pod, and the price of one for an hour, if known."""
     gpus, price = len([*Path("/dev").glob("nvidia[0-9]*")]), os.environ.get(PRICE_VARIABLE, "")
     return {GPUS_TAG: gpus, **({PRICE_TAG: price} if price else {})} if gpus else {}
 
 
 def send_left_behind(out: Path, sender: Sender | None = None) -> None:
-    """Sends what earlier commands on this output could not, and closes runs that were killed; leaves them as they are
-    where nothing is tracked."""
+    """Sends what earlier commands on this output could not, and closes runs that were killed; does nothing if
+    nothing is tracked."""
     if not tracked():
         return
     sender = sender or Sender()
@@ -258,7 +258,7 @@ def send_left_behind(out: Path, sender: Sender | None = None) -> None:
             outbox.close()
 
 
-@functools.cache  # once a process, whatever number of stages it runs
+@functools.cache  # once a process
 def _say_untracked() -> None:
     log.info("runs are not tracked in MLflow: %s", HOW_TO_TRACK)
 

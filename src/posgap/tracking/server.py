@@ -1,7 +1,7 @@
 """The one place where MLflow is asked: every call has a deadline and a retry policy, and fails in one line.
 
-The tracking server is named by MLflow's usual variables (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME). Without the
-former nothing is tracked: MLflow itself would make a database in whatever folder a command runs.
+MLflow's usual variables name the tracking server (MLFLOW_TRACKING_URI) and the experiment (MLFLOW_EXPERIMENT_NAME).
+Without a server nothing is tracked: MLflow itself would make a database in the current folder.
 """
 
 import functools
@@ -29,18 +29,17 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # they may hold a password
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-# MLflow's own tries again are not shown, wait for as long as a server asks, and make a second run of one whose
-# answer was lost.
+# MLflow's own retries are silent, wait for as long as a server asks, and make a second run if an answer was lost.
 os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 T = TypeVar("T")
 EXPERIMENT = "posgap"
-KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # as which MLflow's pages show an experiment
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"  # how MLflow's pages show an experiment
 CALL_SECONDS = 10.0  # for a call to a server
-OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may have to make
+OPENING_SECONDS = 120.0  # for a call to a database on this machine, which the first call may create
 MAX_CHARACTERS = 5000  # of a description, or of a registered model's tag, in MLflow's database
 BYTES_PER_SECOND = 1 << 20  # an upload may take a second more for each
-VERB = RetryPolicy(seconds=60, longest_wait=10)  # of a command that is nothing without the server
+VERB = RetryPolicy(seconds=60, longest_wait=10)  # of a command that needs the server
 STAGE = RetryPolicy(seconds=15, longest_wait=5)  # of a stage, which has other things to do
 ONCE = RetryPolicy(tries=1)
 _TRANSIENT = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "DEADLINE_EXCEEDED", "REQUEST_LIMIT_EXCEEDED",
@@ -60,11 +59,11 @@ class TrackingError(PosgapError):
 
 
 class Unanswered(TrackingError):
-    """The server was not reached, or failed, or was too slow: it may do better another time."""
+    """The server was not reached, failed, or was too slow; a later try may succeed."""
 
 
 class Refused(TrackingError):
-    """The server's answer is no. `is_missing`: it has no such thing. `is_wrong`: it will never take what was sent."""
+    """The server refused. `is_missing`: it has no such object. `is_wrong`: it will never take what was sent."""
 
     def __init__(self, complaint: str, code: str = ""):
         super().__init__(complaint)
@@ -72,12 +71,12 @@ class Refused(TrackingError):
 
 
 def tracked() -> bool:
-    """Whether runs are tracked: the environment says where, which `mlflow.set_tracking_uri` sets, too."""
+    """Whether runs are tracked: whether the environment says where, which `mlflow.set_tracking_uri` sets too."""
     return bool(os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 def track_at(place: str) -> None:
-    """Has runs tracked from now on, at the address `place`; where the environment says where, it stays so."""
+    """Has runs tracked from now on at the address `place`, unless the environment names another one."""
     if not tracked():
         os.environ["MLFLOW_TRACKING_URI"] = place
 
@@ -90,7 +89,7 @@ def address() -> str:
 
 
 def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, seconds: float = CALL_SECONDS) -> T:
-    """What `call` returns, which is given MLflow's client and may be called several times.
+    """Calls `call` with MLflow's client, perhaps several times, and returns what it returns.
 
     Each try may take so many `seconds`, and all together as long as `retry_policy` allows. Raises `Unanswered` or
     `Refused`, a line each; the latter also where nothing is tracked.
@@ -115,14 +114,14 @@ def ask(call: "Callable[[MlflowClient], T]", retry_policy: RetryPolicy = VERB, s
 
 
 def experiment() -> tuple[str, str]:
-    """Name and id of the experiment, as MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID say it; one of them is empty."""
+    """Name and id of the experiment, from MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID; one of them is empty."""
     if known := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         return "", known
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT), ""
 
 
 def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> str:
-    """The id of an experiment, created where it is missing; of the environment's, where neither is given.
+    """The id of an experiment, which is created if it is missing. Without a name and an id it is the environment's.
 
     A SQLite store keeps the artifacts of a new experiment beside its file.
     """
@@ -144,10 +143,10 @@ def experiment_id(client: "MlflowClient", name: str = "", known: str = "") -> st
 
 
 def shown_as_training(client: "MlflowClient", experiment: str) -> None:
-    """Says of an experiment that it is one of training, so that MLflow's pages show its runs first, and not traces of
-    agents, unless it says already what it is. Who may not change the experiment leaves it as it is.
+    """Marks an experiment as one of training, so that MLflow's pages show its runs first, and not traces of agents. One
+    that has such a mark, or that this log-in may not change, stays as it is.
 
-    In MLflow 3.17 the browser's last choice comes before that, and an address's `workflowType` before both.
+    In MLflow 3.17 the browser's last choice takes precedence, and an address's `workflowType` over both.
     """
     from mlflow.exceptions import MlflowException
 
@@ -157,8 +156,8 @@ def shown_as_training(client: "MlflowClient", experiment: str) -> None:
 
 
 def upload(client: "MlflowClient", run_id: str, path: Path, folder: str = "") -> None:
-    """Uploads a file to a folder among a run's files, and looks whether it is there where a server takes it: MLflow's
-    client takes a login page for the server's thanks."""
+    """Uploads a file to a folder among a run's files, and checks that a server has it: MLflow's client takes a log-in
+    page for success."""
     client.log_artifact(run_id, str(path), folder or None)
     if not client.tracking_uri.startswith("http"):
         return
@@ -168,7 +167,7 @@ def upload(client: "MlflowClient", run_id: str, path: Path, folder: str = "") ->
 
 @contextmanager
 def tries_of_mlflow() -> Iterator[None]:
-    """Within the block MLflow repeats its own requests a few times: for what asks many, and cannot be asked again."""
+    """Within the block MLflow retries its own requests: for calls that make many requests and cannot be repeated."""
     ours = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4", "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false"}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -201,10 +200,10 @@ def _sqlite_file(uri: str) -> Path | None:
 
 
 def make_ready(file: Path) -> None:
-    """Makes a SQLite store where there is none: at once, or not at all.
+    """Creates a SQLite store if there is none, atomically.
 
-    MLflow makes one in fifty steps, in which two processes get in each other's way, and which leave a ruin behind
-    where they are interrupted. So it is made elsewhere, and the first that is complete takes the place.
+    MLflow creates one in fifty steps. Two processes that do so disturb each other, and an interrupted one leaves a
+    broken store. So each process creates its own elsewhere, and the first complete one takes the place.
     """
     if file.is_file():
         with open(file, "rb") as opened:
@@ -229,7 +228,7 @@ def make_ready(file: Path) -> None:
 
 
 def _explained(error: Exception, uri: str) -> Exception:
-    """What MLflow's client raises, as a `TransientError`, or as the `PosgapError` that it is for good."""
+    """An error of MLflow's client as a `TransientError`, or as a `PosgapError` if a retry cannot help."""
     import requests
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import OperationalError
@@ -268,7 +267,7 @@ def _explained(error: Exception, uri: str) -> Exception:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what led to it, as far as that was kept: as causes, contexts, reasons, or arguments."""
+    """The error and those that led to it: its causes, contexts, reasons and arguments."""
     causes: list[BaseException] = []
     waiting = [error]
     while waiting:
@@ -281,6 +280,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _line(error: object) -> str:
-    """The first line of what an error says, at most 300 characters, without secrets."""
+    """The first line of an error's message, at most 300 characters, without secrets."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return redacted(lines[0])[:300]

@@ -1,6 +1,6 @@
 """What a registered version rests on: one file of digests, among those of the run that promoted it.
 
-A tag of the version has the file's sha256, so that a file that was changed since counts for nothing.
+A tag of the version has the file's sha256, so a file that was changed later is not believed.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ RECORD_FILE = "evidence.json"
 
 
 class VersionRecord(files.Record):
-    """By what a version was admitted, and from what it was made.
+    """What admitted a version, and what it was made from.
 
     `sweeps` has, for candidate, base and champion, the digests of model, examples, settings and files that were judged;
     `verdict` is the sha256 of `gate.json`, `policy` that of the policy. `base_model` is the path or name of the model
@@ -40,7 +40,7 @@ class VersionRecord(files.Record):
 def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
     """Writes the record into a folder and uploads it to a run; returns its sha256, for the tag `registry.EVIDENCE`.
 
-    `PosgapError` where MLflow does not take it: a version without its record could not be compared with others.
+    `PosgapError` if MLflow does not take it: a version without its record cannot be compared with others.
     """
     file = folder / RECORD_FILE
     files.write_json(file, record.model_dump(mode="json"))
@@ -49,7 +49,7 @@ def keep(record: VersionRecord, run_id: str, folder: Path) -> str:
 
 
 def record_of(version: "ModelVersion") -> VersionRecord | None:
-    """The record of a version; None where MLflow does not have the very file that the version names."""
+    """The record of a version; None if MLflow does not have the file with the sha256 that the version names."""
     sha, run_id = (version.tags.get(tag, "") for tag in (registry.EVIDENCE, registry.PROMOTION_RUN))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / RECORD_FILE
@@ -59,8 +59,8 @@ def record_of(version: "ModelVersion") -> VersionRecord | None:
 
 
 def judged_sweep(version: "ModelVersion", folder: Path) -> Path | None:
-    """The sweep with which a version was admitted, which is in `folder` or is brought there; None where MLflow has
-    not the very files that were judged."""
+    """The sweep with which a version was admitted, in `folder`, to which it is downloaded if need be; None if MLflow
+    does not have the files that were judged."""
     there, record = folder / registry.PROMOTED_SWEEP, record_of(version)
     if record is None:
         return None

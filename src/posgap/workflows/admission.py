@@ -6,7 +6,7 @@ import logging
 from posgap.foundation.locations import Location
 from posgap.gating.config import GateConfig
 from posgap.gating.policy import as_file, registered_policy
-from posgap.gating.today import Outdated, champion_of
+from posgap.gating.replay import Outdated, champion_of
 from posgap.gating.verdict import read_verdict
 from posgap.stages import gate as gate_stage
 from posgap.stages import promote as stage

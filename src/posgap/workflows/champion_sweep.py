@@ -118,8 +118,7 @@ def _on_other_examples(version: "ModelVersion", examples: Location) -> Location:
 
 def _folder(version: "ModelVersion") -> Path:
     """Where what is known of a version lies on this machine."""
-    identity = [version.name, version.version, version.run_id, version.creation_timestamp]
-    return cache_folder().absolute() / "champions" / digest_of(identity)[:16]
+    return cache_folder().absolute() / "champions" / digest_of(registry.identity(version))[:16]
 
 
 def _promoted_with(version: "ModelVersion") -> Path | None:
