@@ -1,6 +1,6 @@
 """Files at addresses that are only read, through fsspec: `hf://datasets/owner/name/file`, `gs://`, `az://`, `https://`.
 
-Credentials come from where the package that reads a kind of address looks for them: HF_TOKEN, Google's and Azure's own.
+Credentials come from the usual places of the package that reads an address: HF_TOKEN, Google's and Azure's own.
 """
 
 import os
@@ -13,10 +13,10 @@ from posgap.foundation.locations import READERS, addressed_cache
 
 
 def brought(address: str) -> Path:
-    """The file at an address, on this machine: downloaded anew, since not every server says whether it has changed.
+    """The file at an address, downloaded to this machine anew, since not every server says whether it has changed.
 
-    It stands in the cache beside what else was ever found there. `PosgapError` where it cannot be read, where it is a
-    folder, and where the package that reads such addresses is missing.
+    The cache keeps every content that the address ever had. `PosgapError` if it cannot be read, if it is a folder, and
+    if the package that reads such addresses is missing.
     """
     import fsspec
 
@@ -25,14 +25,14 @@ def brought(address: str) -> Path:
     with tempfile.TemporaryDirectory(dir=addressed_cache()) as folder:
         arrived = Path(folder) / "file"
         try:
-            # A system that is made anew has no list of files from a time before.
+            # A cached file system would have an old list of files.
             system, place = fsspec.url_to_fs(address, skip_instance_cache=True)
             system.get_file(place, str(arrived))
         except ImportError:
             raise PosgapError(f"{address}: to read {scheme}://, pip install {READERS[scheme]}") from None
         except FileNotFoundError:
             raise PosgapError(f"{address}: there is no such file, or these credentials may not see it") from None
-        except Exception as error:  # every package has kinds of its own
+        except Exception as error:  # every package raises errors of its own
             raise PosgapError(f"{address}: cannot be read: {first_line(error)}") from None
         if not arrived.is_file():
             raise PosgapError(f"{address}: is a folder; name a file in it")

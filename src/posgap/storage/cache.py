@@ -1,7 +1,7 @@
 """Objects of S3 on this machine: each content once, under its sha256, and trees of links to them.
 
-`objects/` says which content an object had under an ETag, so that what has not changed is neither
-downloaded nor hashed again; what an interrupted download had finished is kept.
+`objects/` records the sha256 of an object by its ETag, so an object that has not changed is neither downloaded nor
+hashed again. Files that an interrupted download had finished are kept.
 """
 
 import logging
@@ -26,17 +26,17 @@ INCOMPLETE = ".incomplete"  # stands in a folder until all of it is there
 
 
 class Source:
-    """Something to read. What is said here is so of whatever `fetch` brings to this machine."""
+    """Something to read. The methods here work for every kind of source, by what `fetch` brings to this machine."""
 
     location: Location  # where it is, or its name
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether its upload is under way, or broke off."""
+        """Whether its upload is unfinished."""
         return False
 
     def version(self) -> dict[str, str]:
-        """What S3 calls it: `etag`, and `version_id` in a bucket that keeps versions."""
+        """Its version in S3: `etag`, and `version_id` in a bucket that keeps versions."""
         return {}
 
     def sizes(self) -> dict[str, int]:
@@ -44,26 +44,26 @@ class Source:
         return {name: path.stat().st_size for name, path in self._files().items()}
 
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """The same of their sha256s; of these names alone, if they are given."""
+        """The sha256 of each file; of these names alone, if they are given."""
         there = self._files().items()
         return {name: files.digest(path) for name, path in there if names is None or name in names}
 
     def digest(self) -> str:
-        """sha256 of a file or folder; empty for what is known by its name only."""
+        """sha256 of a file or folder; empty for a source that has only a name."""
         return files.digest(Path(self.fetch()))
 
     def cache_key(self) -> str:
-        """Text that changes whenever the content does, and costs no download: of what is known by its name only, that
+        """A text that changes whenever the content does, without a download; of a source that has only a name, that
         name."""
         return self.digest()
 
     def read(self, name: str) -> Path | None:
-        """A file of the folder, on this machine; None where it has none."""
+        """A file of the folder, on this machine; None if there is none of that name."""
         path = Path(self.fetch()) / name
         return path if path.is_file() else None
 
     def fetch(self) -> Location:
-        """The whole of it, on this machine."""
+        """The path of all of it on this machine."""
         raise NotImplementedError
 
     def _files(self) -> dict[str, Path]:
@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Snapshot(Source):
-    """What a URI named when it was looked at."""
+    """The objects that a URI named when it was listed."""
 
     location: str
     objects: tuple[Object, ...]
@@ -99,7 +99,7 @@ class Snapshot(Source):
         return {stored.name if self.is_folder else "": stored.size for stored in self.objects}
 
     def sha256s(self, names: Collection[str] | None = None) -> dict[str, str]:
-        """Only what nobody has hashed is downloaded for it."""
+        """Downloads only objects whose sha256 nobody has recorded."""
         hashed = _sha256s(stored for stored in self.objects if names is None or stored.name in names)
         hashed |= _brought(self.location, [stored for stored in hashed if not hashed[stored]])
         return {stored.name if self.is_folder else "": sha256 for stored, sha256 in hashed.items()}
@@ -109,8 +109,8 @@ class Snapshot(Source):
         return files.digest_of_folder(hashed) if self.is_folder else hashed[""]
 
     def cache_key(self) -> str:
-        """sha256 of the names of a folder's files and of what S3 says of each one's content: the sha256 that its
-        uploader stated, else its ETag, by which the same bytes uploaded in other parts are other content."""
+        """sha256 of the names of a folder's files and of a mark of each one's content: the sha256 that its uploader
+        stated, else its ETag, which differs for the same bytes if they were uploaded in other parts."""
         with ThreadPoolExecutor(THREADS) as pool:
             counting = [stored for stored in self.objects if not self.is_folder or files.counts(stored.name)]
             stated = pool.map(stated_sha256, counting)
@@ -144,7 +144,7 @@ class Snapshot(Source):
 
 
 def look(uri: str, must_exist: bool = True) -> Snapshot:
-    """What `uri` names now; `PosgapError` where that is nothing, unless it need not exist."""
+    """The objects that `uri` names now; `PosgapError` if there are none, unless it need not exist."""
     objects = find(uri)
     if must_exist and not objects:
         raise PosgapError(f"{uri}: no such object or folder in S3")
@@ -159,8 +159,9 @@ def fetch(location: Location) -> Path:
 
 
 def made_once(folder: Path, mark: str, make: Callable[[Path], Path]) -> Path:
-    """The folder in the cache that is there, or becomes what `make` leaves at the path that it returns, in the empty
-    folder that it is called with. One process at a time makes what has this mark; what killed ones left is removed."""
+    """A folder in the cache, which is made if it is missing. `make` gets an empty folder to work in, and returns the
+    path there that becomes `folder`. Only one process at a time makes what has this mark; leftovers of killed ones are
+    removed."""
     with locked(mark):
         if not folder.is_dir():
             incoming = cache_folder().absolute() / "incoming"
@@ -189,9 +190,9 @@ def keep(path: Path, sha256: str) -> None:
 
 @contextmanager
 def locked(mark: str, wait: bool = True) -> Iterator[None]:
-    """Keeps other processes, of this machine or over a shared cache, from what has the same mark.
+    """Locks a mark against other processes of this machine, and of all that share the cache.
 
-    Raises `TimeoutError` where another has it and this one is not to `wait`.
+    Raises `TimeoutError` if another process has it and this one must not `wait`.
     """
     from filelock import FileLock
 
@@ -202,7 +203,7 @@ def locked(mark: str, wait: bool = True) -> Iterator[None]:
 
 
 def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
-    """The objects' sha256s, when each is among the blobs."""
+    """Downloads the objects that are not among the blobs; returns the sha256s of all."""
     objects = list(objects)
     hashed = _sha256s(objects)
 
@@ -211,7 +212,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 
     if not missing():
         return hashed
-    # Of several processes that want the same, one downloads it. What it does not finish is removed by the next.
+    # Only one of several processes downloads the same objects. The next removes what it did not finish.
     mark = files.digest_of(["incoming", *(stored.mark for stored in objects)])[:16]
     with locked(mark):
         hashed |= _sha256s(stored for stored in objects if not hashed[stored])
@@ -232,7 +233,7 @@ def _brought(uri: str, objects: Iterable[Object]) -> dict[Object, str]:
 
 
 def _sha256s(objects: Iterable[Object]) -> dict[Object, str]:
-    """Each object's sha256: as remembered, or as its uploader stated it; empty where neither is."""
+    """Each object's sha256: the recorded one, else the one that its uploader stated; empty if there is neither."""
 
     def sha256_of(stored: Object) -> str:
         remembered = s3_cache() / "objects" / stored.mark

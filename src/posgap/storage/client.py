@@ -1,4 +1,4 @@
-"""The connection to S3, and what goes wrong with it in one line.
+"""The connection to S3, with its errors in one line each.
 
 Endpoint, credentials and region come from boto3's usual places: AWS_ENDPOINT_URL (for MinIO and
 its kind), AWS_ACCESS_KEY_ID, AWS_PROFILE, the role of a pod, and so on.
@@ -15,8 +15,8 @@ from typing import Any
 from posgap.foundation.errors import PosgapError, first_line
 from posgap.foundation.retries import RetryPolicy, Waits, within
 
-RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that asks to slow down means minutes
-UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # where nothing listens there, which is mostly a wrong address
+RETRY_POLICY = RetryPolicy(seconds=60, longest_wait=15)  # of a request; a server that says SlowDown means minutes
+UNREACHED = RetryPolicy(seconds=5, longest_wait=2)  # if nothing listens at the address, which is mostly wrong then
 READ_SECONDS = 60.0  # for an answer, and for the next bytes of a download
 BYTES_PER_SECOND = 1 << 18  # an upload may take a second more for each
 SLOWEST = 1 << 15  # bytes a second of a download, of which several go on side by side
@@ -59,7 +59,7 @@ def _client(environment: tuple) -> Any:
 
 
 def _send(session: Any, request: Any, **_: Any) -> Any:
-    """Sends a request, within a deadline for all of it; what is downloaded is read later, and has its own."""
+    """Sends a request within a deadline for all of it. A download is read later, with a deadline of its own."""
     from botocore.exceptions import ReadTimeoutError
 
     try:
@@ -72,12 +72,12 @@ def _send(session: Any, request: Any, **_: Any) -> Any:
 
 
 def _seconds_for(message: Any, rate: int) -> float:
-    """How long a request, or what an answer brings, may take at so many bytes a second."""
+    """How long a request or the body of an answer may take at so many bytes a second."""
     return READ_SECONDS + int(message.headers.get("Content-Length") or 0) / rate
 
 
 class _Timely:
-    """What is downloaded, within a deadline for all of it: a timeout of a socket begins anew with every byte."""
+    """The body of an answer, with a deadline for all of it: the timeout of a socket starts again with every byte."""
 
     def __init__(self, raw: Any, seconds: float, url: str):
         self._raw, self._end, self._url = raw, time.monotonic() + seconds, url
@@ -101,10 +101,10 @@ class _Timely:
 
 
 class _Tries:
-    """Answers botocore's question whether a request is to be sent again.
+    """Decides when botocore sends a request again.
 
-    botocore's own answer gives up within seconds, and at once when some thirty requests of a process have failed.
-    What is worth another try is what botocore says is.
+    botocore itself gives up within seconds, and at once after some thirty failed requests of a process. Which errors
+    are worth another try is its decision.
     """
 
     def __init__(self, address: str):

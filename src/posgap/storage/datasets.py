@@ -1,4 +1,4 @@
-"""The data that a stage's result rests on: examples, by name and digest."""
+"""The data that a stage's result is based on: examples, by name and digest."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -23,10 +23,9 @@ class Dataset(Record):
 
 
 def datasets_of(context: str, inputs: Mapping[str, Mapping[str, str]], sources: Mapping[str, Source]) -> list[Dataset]:
-    """What a stage's inputs make it rest on: its examples, for what `context` says; without examples of its own, the
-    data of all its inputs.
+    """The data that a stage is based on: its examples, used for `context`; or, if it has none, the data of its inputs.
 
-    Examples that came out of a stage, as `validate`, are known by what went into it.
+    Examples that a stage wrote, such as `validate`, count as the data that this stage read.
     """
     behind = {
         field: parsed(list[Dataset], manifest_of(source).get("datasets", []), f"{source.location}/{MANIFEST}")

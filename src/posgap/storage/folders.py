@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 def twin(location: Location, kind: str = "outputs") -> Path:
-    """Where this machine writes what goes to a location: there, or, for a URI, in the cache."""
+    """The path of this machine at which an output is written: its location, or for a URI a path in the cache."""
     if not is_uri(location):
         return Path(location)
     return in_cache(kind, files.digest_of([client().meta.endpoint_url, location])[:16], location)
 
 
 def announce(location: Location, stage: str) -> None:
-    """Says in S3 that a folder will come, where none is: before any work it is known that it can be written.
+    """Marks a folder in S3 that will come: so it is known before any work whether it can be written.
 
-    `PosgapError` where other things are, which the folder would replace.
+    `PosgapError` if the folder would replace what this stage did not write.
     """
     if not is_uri(location):
         return
@@ -40,16 +40,16 @@ def announce(location: Location, stage: str) -> None:
 
 
 def require_ours(uri: Location, stage: str, record: str = MANIFEST) -> None:
-    """Raises `PosgapError` where a folder in S3 holds what `stage` did not write, by what the folder's record says.
+    """Raises `PosgapError` if a folder in S3 holds what `stage` did not write, according to the folder's record.
 
-    Does nothing where it is no URI.
+    Does nothing if it is no URI.
     """
     if not is_uri(uri):
         return
-    there = Snapshot(uri, tuple(listed(uri)))  # asked first: a refusal of it says what is wrong with the key
+    there = Snapshot(uri, tuple(listed(uri)))  # first, since a refusal of this request says what is wrong with the key
     if head(uri):
         raise PosgapError(f"{uri}: is an object, and this writes a folder of that name; write elsewhere")
-    # While an upload is under way, or broke off, its mark says what it may replace.
+    # The mark of an unfinished upload says what it may replace.
     manifest = read_record(there.read(INCOMPLETE if there.is_incomplete else record))
     names = {stored.name for stored in there.objects}
     if names != {INCOMPLETE} and (reason := stranger(names, manifest, stage)):
@@ -63,9 +63,9 @@ def _mark(uri: str, stage: str, names: Iterable[str]) -> None:
 
 
 def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Sends a folder to a URI, in place of the one that is there; it then leaves its place for the cache.
+    """Uploads a folder to a URI, in place of the one that is there, and moves it into the cache.
 
-    Does nothing where it is no URI. `hashed` has the sha256s of its files, so far as they are known.
+    Does nothing if it is no URI. `hashed` has the sha256s of its files that are known.
     """
     if not is_uri(uri):
         return
@@ -76,9 +76,9 @@ def publish(path: Path, uri: Location, hashed: Mapping[str, str] = MappingProxyT
 
 
 def publish_file(path: Path, uri: Location, force: bool) -> None:
-    """Sends a file to a URI; it then leaves its place for the cache. Does nothing where it is no URI.
+    """Uploads a file to a URI, and moves it into the cache. Does nothing if it is no URI.
 
-    `PosgapError` where there is a folder, or, without `force`, another file.
+    `PosgapError` if there is a folder or, without `force`, another file.
     """
     if not is_uri(uri):
         return
@@ -93,10 +93,9 @@ def publish_file(path: Path, uri: Location, force: bool) -> None:
 
 
 def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({})) -> dict[Path, str]:
-    """Uploads a file or folder, files that S3 has already excepted; returns its files with their sha256s.
+    """Uploads a file or folder, without the files that S3 has already; returns all files with their sha256s.
 
-    The manifest goes when everything else is there, and until then a mark tells whoever looks that the folder is
-    incomplete.
+    The manifest is uploaded last. Until then a mark tells every reader that the folder is incomplete.
     """
     log.info("%s: uploading", uri)
     if not path.is_dir():
@@ -116,9 +115,9 @@ def send(path: Path, uri: str, hashed: Mapping[str, str] = MappingProxyType({}))
 
 
 class ResumableFolder:
-    """A folder of work under way, `folder` on this machine; where its location is in S3, kept there too.
+    """A folder of unfinished work, `folder` on this machine. If its location is in S3 it is kept there too.
 
-    On this machine alone, `push`, `pull` and the like do nothing.
+    If it is not, `push`, `pull` and the like do nothing.
     """
 
     def __init__(self, location: Location):
@@ -142,7 +141,7 @@ class ResumableFolder:
             upload([(path, sha256, f"{self.uri}/{name}") for path, sha256, name in named], self.uri)
 
     def pull(self) -> None:
-        """Brings what S3 has and this machine lacks, or has otherwise. A file is whole as soon as it has its name."""
+        """Downloads the files of S3 that this machine does not have, or has differently, each atomically."""
         if not self.uri:
             return
         with locked(files.digest_of([self.uri, str(self.folder)])[:16]):

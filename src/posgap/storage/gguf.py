@@ -1,7 +1,7 @@
 """GGUF files as models: dequantised once, in the cache.
 
-Wherever a stage takes a model, a `.gguf` file stands for the folder that it is dequantised to, whose digest it has; so
-whatever reads, digests, serves or promotes a model needs to know of no GGUF.
+Wherever a stage takes a model, a `.gguf` file stands for the folder that it is dequantised to, and has the digest of
+that folder. So nothing that reads, digests, serves or promotes a model needs to know about GGUF.
 """
 
 import functools

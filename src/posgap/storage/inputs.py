@@ -1,5 +1,4 @@
-"""What a config's paths name, wherever it is: on this machine, in S3, at an address, or a model on the hub or in the
-registry."""
+"""The inputs of a config, wherever they are: on this machine, in S3, at an address, on the hub or in the registry."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -37,7 +36,7 @@ class OnDisk(Source):
 
 @dataclass(frozen=True)
 class ByName(Source):
-    """What is known by its name alone: a model on the hub, or a place."""
+    """A source that has only a name: a model on the hub, or a place."""
 
     location: str
 
@@ -62,7 +61,7 @@ class ByName(Source):
 
 @dataclass(frozen=True)
 class AtAddress(Source):
-    """A file at an address that is only read, as it was when it was brought to this machine."""
+    """A file at an address that is only read, as it was when it was downloaded."""
 
     location: str
     here: Path
@@ -73,10 +72,10 @@ class AtAddress(Source):
 
 @dataclass(frozen=True)
 class Opener:
-    """How another room reads what a location names: a location that it `takes`, a folder that holds a `file`, or a file
-    whose name has an `ending`, which is in small letters here and in any there.
+    """How another room reads a location: one that it `takes`, a folder that holds a `file`, or a file whose name has an
+    `ending` (in small letters here, in any there).
 
-    The entry point group `posgap.openers` has them, so that this room need not know who rests on it.
+    Openers are entry points of the group `posgap.openers`, so this room does not depend on those rooms.
     """
 
     name: str
@@ -92,10 +91,10 @@ OPENERS: Choices[Opener] = Choices("opener", "posgap.openers")
 
 
 def source(location: Location, may_be_any_name: bool = False) -> Source:
-    """What there is at a location; text that is neither a URI nor a path names a model on the hub.
+    """The source at a location; text that is neither a URI nor a path names a model on the hub.
 
-    `PosgapError` where there is nothing, or what has no end or can be read only once (a device, a pipe, a whole disk),
-    and where text can name no model on the hub, unless it `may_be_any_name`.
+    `PosgapError` if there is nothing, or something endless or readable only once (a device, a pipe, a whole disk), and
+    if a text cannot name a model on the hub, unless it `may_be_any_name`.
     """
     if is_uri(location):
         there = look(location)
@@ -110,7 +109,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
     if path.is_dir() and path.resolve() != Path("/"):
         return _opened(OnDisk(path), {each.file for each in OPENERS if each.file and (path / each.file).is_file()})
     if path.is_file():
-        # What another program serves goes by that program's names, and llama.cpp's are those of files.
+        # A served model has the name that its server gives it, and llama.cpp gives the name of the file.
         return OnDisk(path) if may_be_any_name else _file(OnDisk(path))
     if path.exists():
         raise PosgapError(f"{location}: is neither a file nor a folder of its own; write what is to be read to a file")
@@ -124,7 +123,7 @@ def source(location: Location, may_be_any_name: bool = False) -> Source:
 
 
 def fetched(place: str | Path) -> Path:
-    """The file or folder of a path, S3 URI or address, on this machine. `PosgapError` where there is none."""
+    """The file or folder of a path, S3 URI or address, on this machine. `PosgapError` if there is none."""
     try:
         return Path(source(as_location(place)).fetch())
     except ValueError as error:
@@ -132,13 +131,13 @@ def fetched(place: str | Path) -> Path:
 
 
 def _opened(folder: "OnDisk | Snapshot", names: Collection[str]) -> Source:
-    """A folder, or what an opener makes of one that holds files of these names."""
+    """The folder, or what an opener makes of one that holds these names."""
     opener = next((each for each in OPENERS if each.file in names), None)
     return opener.open(folder) if opener else folder
 
 
 def _file(file: "OnDisk | Snapshot | AtAddress") -> Source:
-    """A file, or what an opener makes of one whose name ends so."""
+    """The file, or what an opener makes of one with its ending."""
     opener = _by_ending(file.location)
     return opener.open(file) if opener else file
 
@@ -149,7 +148,7 @@ def _by_ending(location: Location) -> Opener | None:
 
 
 def sources(config: Config) -> dict[str, Source]:
-    """What the config's inputs name, by field; `field.1`, `field.2` where a field has several."""
+    """The sources of the config's inputs by field; `field.1`, `field.2` if a field has several."""
     by_field: dict[str, Source] = {}
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
@@ -168,7 +167,7 @@ def sources(config: Config) -> dict[str, Source]:
 
 @with_config(ConfigDict(extra="allow"))
 class Manifest(TypedDict, total=False):
-    """What `manifest.json` says of the folder it lies in, as far as others ask it."""
+    """What `manifest.json` says of its folder, as far as other stages use it."""
 
     stage: str
     config: dict[str, Any]
@@ -183,20 +182,20 @@ class Manifest(TypedDict, total=False):
 
 
 def manifest_of(source: Source) -> Manifest:
-    """The manifest of a stage's folder; empty where no stage wrote it (a downloaded model)."""
+    """The manifest of a stage's folder; empty if no stage wrote it (a downloaded model)."""
     file = source.read(MANIFEST)
     return parsed(Manifest, files.read_object(file), str(file)) if file else {}
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The same of a folder of this machine, which need not exist."""
+    """The manifest of a folder of this machine, which need not exist."""
     return manifest_of(OnDisk(Path(folder)))
 
 
 def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
     """The config with paths of this machine in place of URIs: inputs are fetched, outputs have their twins.
 
-    Work folders stay what they are; `posgap.storage.folders.ResumableFolder` sees to them.
+    Work folders stay as they are; `posgap.storage.folders.ResumableFolder` handles them.
     """
     changed: dict[str, Any] = {}
     for name, field in type(config).model_fields.items():
@@ -211,7 +210,7 @@ def on_this_machine(config: C, input_sources: dict[str, Source]) -> C:
 
 
 def with_local_paths(work: Callable[[C], R]) -> Callable[[C], R]:
-    """Lets a function of a config, which is no stage, read from S3."""
+    """Lets a function that is no stage read the inputs of its config from S3."""
 
     @functools.wraps(work)
     def run(config: C) -> R:

@@ -1,4 +1,4 @@
-"""How a model came to be, read off what lies in its folder: the manifest, and the examples it was trained on."""
+"""The origin of a model, from its folder: the manifest, and the examples that it was trained on."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ TRAINING_EXAMPLES_FILE = "training_examples.json"
 
 
 def examples_of(swept: Location) -> Location | None:
-    """Where the examples of a sweep, or of the parts that it was merged from, lie; None where that cannot be told."""
+    """The location of the examples of a sweep, or of the parts that it was merged from; None if it is not known."""
     inputs = read_manifest(fetch(swept)).get("inputs", {})
     for field in ("examples", "sweeps.1"):
         if path := inputs.get(field, {}).get("path"):
@@ -23,8 +23,8 @@ def examples_of(swept: Location) -> Location | None:
 def training_examples(folder: str | Path) -> set[str]:
     """The contents (`posgap.tasks.content`) of all examples that a model, or one that it was made from, learnt.
 
-    Learnt means trained on, or searched for its scaling. `folder` is the model's or that of a sweep of it. Empty where
-    nothing is known: of a model on the hub, behind an endpoint, or made elsewhere.
+    A model learns examples by training, or by a search for its scaling. `folder` is the model's or that of a sweep of
+    it. Empty if nothing is known: for a model on the hub, behind an endpoint, or made elsewhere.
     """
     file = Path(folder) / TRAINING_EXAMPLES_FILE
     return set(parsed(list[str], read_json(file), str(file))) if file.is_file() else set()

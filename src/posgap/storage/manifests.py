@@ -1,4 +1,4 @@
-"""What the manifest of an output says of its files: whose they are, and whether they are all there."""
+"""The files in the manifest of an output: who wrote them, and whether they are complete."""
 
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -8,12 +8,12 @@ from posgap.foundation import files
 from posgap.foundation.errors import PosgapError
 from posgap.storage.cache import INCOMPLETE, MANIFEST
 
-REFUSAL = "rejected.json"  # stands for the manifest in `<out>.rejected`, which is never taken for an output
-_FILE_MANAGERS = {".DS_Store", "Thumbs.db", "desktop.ini"}  # leave these behind, wherever somebody looks
+REFUSAL = "rejected.json"  # in place of the manifest in `<out>.rejected`, which is never taken for an output
+_FILE_MANAGERS = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by file managers in every folder they show
 
 
 def read_record(file: Path | None) -> dict[str, Any]:
-    """What a manifest says; empty where there is none, or no JSON object."""
+    """The content of a manifest; empty if there is none, or no JSON object."""
     try:
         return files.read_object(file) if file else {}
     except PosgapError:
@@ -21,7 +21,7 @@ def read_record(file: Path | None) -> dict[str, Any]:
 
 
 def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """sha256 and size of files of a folder, by their names below it; of all but its manifest, unless they are given."""
+    """sha256 and size of a folder's files by their names below it: of these, or of all but the manifest."""
     return {
         name: {"sha256": files.digest(folder / name), "size": (folder / name).stat().st_size}
         for name in (files.entries(folder) if names is None else names)
@@ -30,13 +30,13 @@ def recorded(folder: Path, names: Iterable[str] | None = None) -> dict[str, dict
 
 
 def listed(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The files that a manifest records; empty for one of before it did."""
+    """The files that a manifest records; empty for one of an older version."""
     found = manifest.get("files")
     return found if isinstance(found, dict) and all(isinstance(each, dict) for each in found.values()) else {}
 
 
 def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) -> str:
-    """Why a folder that holds these names is not one that `stage` made, and may replace; empty where it is."""
+    """Why `stage` must not replace a folder that holds these names; empty if it made the folder."""
     names = [name for name in names if name.rpartition("/")[2] not in _FILE_MANAGERS]
     if not names:
         return ""
@@ -51,7 +51,7 @@ def stranger(names: Collection[str], manifest: Mapping[str, Any], stage: str) ->
 
 
 def damage(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    """What of a manifest's files is missing or of another size than it was; empty where nothing is."""
+    """The first file of a manifest that is missing or has another size, in words; empty if there is none."""
     if "files" not in manifest:
         return "its manifest, of an older posgap, lists no files"
     for name, recorded_files in listed(manifest).items():

@@ -17,7 +17,7 @@ _UNMET = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", "NoS
 
 @dataclass(frozen=True)
 class Object:
-    """One object as it was listed. `name` is its place below the URI, or its own name."""
+    """One object as it was listed. `name` is its path below the URI, or its own name."""
 
     bucket: str
     key: str
@@ -32,12 +32,12 @@ class Object:
 
     @property
     def mark(self) -> str:
-        """Another one for other content, or another place: 16 hex digits."""
+        """16 hex digits that differ for other content or another place."""
         return digest_of([client().meta.endpoint_url, self.bucket, self.key, self.etag, self.size])[:16]
 
 
 def find(uri: str) -> list[Object]:
-    """The object that `uri` names, alone, or those below it; empty where there is nothing."""
+    """The object that `uri` names, or those below it; empty if there are none."""
     alone = head(uri) if split_uri(uri)[1] else None
     return [alone] if alone else listed(uri)
 
@@ -68,7 +68,7 @@ def listed(uri: str) -> list[Object]:
 
 
 def stated_sha256(stored: Object) -> str:
-    """The sha256 in the object's metadata; empty where its uploader gave none."""
+    """The sha256 in the object's metadata; empty if its uploader gave none."""
     with explained(stored.uri):
         answer = client().head_object(Bucket=stored.bucket, Key=stored.key, IfMatch=f'"{stored.etag}"')
     # Headers have no case: some servers hand them out as `Sha256`.
@@ -83,14 +83,14 @@ def put(uri: str, body: bytes) -> None:
 
 
 def get(uri: str) -> tuple[bytes, str] | None:
-    """The content of a small object, and its ETag; None where there is none."""
+    """The content of a small object, and its ETag; None if there is none."""
     with explained(uri):
         answer = _answer(client().get_object, uri)
         return (answer["Body"].read(), answer["ETag"].strip('"')) if answer else None
 
 
 def _answer(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | None:
-    """What S3 says of an object; None where there is none."""
+    """S3's answer about an object; None if there is none."""
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
@@ -104,14 +104,14 @@ def _answer(ask: Callable[..., dict[str, Any]], uri: str) -> dict[str, Any] | No
 
 
 def put_if(uri: str, body: bytes, etag: str) -> bool:
-    """Writes a small object if the one that is there has this ETag; if none is there, where the ETag is empty.
+    """Writes a small object if the existing one has this ETag, or, with an empty ETag, if none exists.
 
-    False where that is not so: then nothing was written, or, where an answer was lost, this very body.
+    False otherwise: then nothing was written or, if an answer was lost, this same body.
     """
     from botocore.exceptions import ClientError
 
     bucket, key = split_uri(uri)
-    # Ceph compares the ETag letter by letter with its own, which is in no quotes; others take it either way.
+    # Ceph wants the ETag without quotes; others take it either way.
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     with explained(uri):
         try:
@@ -124,9 +124,9 @@ def put_if(uri: str, body: bytes, etag: str) -> bool:
 
 
 def delete(uris: Iterable[str]) -> None:
-    """Deletes objects; those that are not there are no fault."""
+    """Deletes objects; it is no error if one does not exist."""
     for uri in uris:
         bucket, key = split_uri(uri)
-        # One by one: of a list Ceph 16 wants the right to delete in all of the bucket.
+        # One by one: for a list of objects Ceph 16 wants the right to delete in the whole bucket.
         with explained(uri):
             client().delete_object(Bucket=bucket, Key=key)

@@ -1,17 +1,17 @@
-"""An output on this machine: whose it is, who writes it, and what a writer that was killed has left.
+"""An output on this machine: who made it, who writes it, and what a killed writer has left.
 
-What of the output `run/base` is not complete lies beside it in `run/.posgap-base/`, its home:
+Everything unfinished of the output `run/base` lies beside it in `run/.posgap-base/`, its home:
 
     lock           held by the process that writes the output; a dead process holds none
     writer.json    which process that is
-    partial-base   what is being made
-    old-base       the output before it, while the new one takes its place
-    work/          what an interrupted run goes on with
-    done/          the work of an output that is complete, on its way out
-    outbox/        what MLflow has not been told yet of the output's runs
+    partial-base   the output that is being made
+    old-base       the previous output, while the new one takes its place
+    work/          what an interrupted run continues from
+    done/          the work of a complete output, which is being deleted
+    outbox/        entries of the output's runs that MLflow does not have yet
 
-The home is there while the output is being made, and after that only where there is work to go on with, or a run that
-MLflow does not have.
+The home exists while the output is being made. After that it stays only if there is work to continue from, or a run
+that MLflow does not have.
 """
 
 import contextlib
@@ -39,26 +39,26 @@ from posgap.storage.manifests import REFUSAL, listed, read_record, recorded, str
 from posgap.storage.places import Writing, require_place, whole
 
 log = logging.getLogger(__name__)
-LOOKS = 3  # at a folder that seems to be another's
+LOOKS = 3  # at a folder that seems to be somebody else's
 C = TypeVar("C", bound=FileConfig)
 WAIT = 1.0  # seconds, for a writer that is just leaving
 
 
 class Output:
-    """A place to write to, which one command has from `claim` to the end of the block.
+    """A place to write to, which one command holds from `claim` to the end of the block.
 
-    What goes to S3 is made at its twin on this machine. `PosgapError` where `config.out` can be no output.
+    An output in S3 is made at its twin on this machine. `PosgapError` if `config.out` cannot be an output.
     """
 
     def __init__(self, config: Writing):
         require_place(config)
         self.out = whole(twin(config.out))
         self.home = files.home(self.out)
-        self.partial = self.home / f"partial-{self.out.name}"  # whose ending tells some writers the format
+        self.partial = self.home / f"partial-{self.out.name}"  # with the suffix that some writers read
         self._lock: Any = None
 
     def require_ours(self) -> None:
-        """Raises `PosgapError` where what is there is not posgap's to replace."""
+        """Raises `PosgapError` if posgap must not replace what is there."""
         raise NotImplementedError
 
     def is_made(self) -> bool:
@@ -66,10 +66,10 @@ class Output:
         return False
 
     def claim(self) -> None:
-        """Makes this process the writer: takes the lock, and clears away what a killed one left.
+        """Makes this process the writer: takes the lock, and removes what a killed writer left.
 
-        Raises `PosgapError` where another process is the writer, where what is there is somebody else's, and where
-        nothing can be written.
+        Raises `PosgapError` if another process is the writer, if the place holds somebody else's files, and if nothing
+        can be written.
         """
         if self._lock is not None:
             return
@@ -88,7 +88,7 @@ class Output:
             raise PosgapError(f"{self}: cannot be written: {error.strerror or error}{with_uris(where)}") from None
 
     def clear(self) -> None:
-        """Removes what a killed writer left of an output that is complete, unless somebody writes it now."""
+        """Removes what a killed writer left beside a complete output, unless somebody writes it now."""
         if self.home.exists():
             with contextlib.suppress(PosgapError):
                 self.claim()
@@ -130,7 +130,7 @@ class Output:
 
 
 class Folder(Output):
-    """The folder of a stage: replaced as a whole, and only where that stage made it."""
+    """The folder of a stage, which is replaced as a whole, and only if that stage made it."""
 
     def __init__(self, config: Writing, stage: str):
         super().__init__(config)
@@ -146,16 +146,16 @@ class Folder(Output):
         return (self.partial / MANIFEST).is_file()
 
     def there(self) -> Path:
-        """Where the output is: in its place, or set aside by a writer that was killed then."""
+        """Where the output is: in its place, or where a writer had set it aside before it was killed."""
         return self.old if self.old.exists() and not os.path.lexists(self.out) else self.out
 
     def place(self) -> None:
-        """Puts the complete folder `partial` where the output goes.
+        """Moves the complete folder `partial` to the output's place.
 
-        Raises `PosgapError` where somebody has put files there while it was made. Nothing is lost then: the same
-        command, given again, does this alone.
+        Raises `PosgapError` if somebody has put files there while it was made. Nothing is lost then: the same command,
+        given again, only moves it.
         """
-        # Before it is in its place: a command that finds it there looks for no work.
+        # Before the output is in its place: a command that finds it there does not look for work.
         if (work := files.work_folder(self.out)).exists():
             os.replace(work, self.home / "done")
         self._take_place(self.out, MANIFEST)
@@ -168,7 +168,7 @@ class Folder(Output):
     def _take_place(self, place: Path, record: str) -> None:
         aside = self._aside(place)
         if place.exists():
-            # Set aside first and looked at then: whatever comes later is not in it.
+            # Set aside first and checked then, so that nobody can add files in between.
             os.replace(place, aside)
             try:
                 self._require_ours(aside, record)
@@ -203,7 +203,7 @@ class Folder(Output):
 
 
 class RunFolder(Output):
-    """The folder of a verb that runs several stages: added to by that verb, and never replaced."""
+    """The folder of a verb that runs several stages, which adds to it and never replaces it."""
 
     def __init__(self, config: Writing, verb: str):
         super().__init__(config)
@@ -218,7 +218,7 @@ class RunFolder(Output):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error and os.listdir(self.out) == [MANIFEST]:  # the command was refused, and leaves what it met
+        if error and os.listdir(self.out) == [MANIFEST]:  # the command was refused, and leaves the place as it was
             (self.out / MANIFEST).unlink()
             if self._made:
                 self.out.rmdir()
@@ -232,7 +232,7 @@ class RunFolder(Output):
             raise _not_ours(self.out, reason)
 
     def record(self, names: Iterable[str], outputs: Mapping[str, Location] = MappingProxyType({})) -> None:
-        """Writes the folder's manifest: those of its files that no stage wrote, and the outputs that these rest on."""
+        """Writes the folder's manifest: its files that no stage wrote, and the outputs that these are based on."""
         manifest = {"stage": self.verb, "identity": "", "files": recorded(self.out, names)}
         files.write_json(
             self.out / MANIFEST, manifest | {"inputs": {n: _as_input(each) for n, each in outputs.items()}}
@@ -240,9 +240,8 @@ class RunFolder(Output):
 
 
 class File(Output):
-    """A single file: one that is there is replaced where the command may, and left where it is the same.
-
-    `may_replace` says so of the file; `--force` does of every one.
+    """A single file. An existing one stays if it is equal, and is replaced if `may_replace` says so of it, or with
+    `--force`.
     """
 
     def __init__(self, config: Writing, force: bool, may_replace: Callable[[Path], bool] = lambda file: False):
@@ -258,7 +257,7 @@ class File(Output):
             raise _not_ours(self.out, "it is no plain file")
 
     def place(self) -> None:
-        """Puts the complete file `partial` where the output goes; `PosgapError` where another one must not be lost."""
+        """Moves the complete file `partial` to the output's place; `PosgapError` if another file must not be lost."""
         self.require_ours()
         if self.out.exists() and not self.force and not self.may_replace(self.out):
             if filecmp.cmp(self.partial, self.out, shallow=False):
@@ -270,13 +269,13 @@ class File(Output):
 
 
 def _as_input(output: Location) -> dict[str, str]:
-    """What a manifest says of an output that was made just now: its sha256 is that of its own manifest's files."""
+    """The manifest's record of an output that was just made; its sha256 follows from its own manifest."""
     hashed = {name: each["sha256"] for name, each in listed(read_record(source(output).read(MANIFEST))).items()}
     return {"path": str(output), "sha256": files.digest_of_folder(hashed)}
 
 
 def _locked(path: Path) -> Any:
-    """The lock, held; None where other processes have it."""
+    """The lock, held; None if another process has it."""
     from filelock import FileLock, Timeout
 
     lock, end = FileLock(path), time.monotonic() + WAIT
@@ -293,7 +292,7 @@ def _locked(path: Path) -> Any:
 
 
 def _no_folder(folder: Path) -> str:
-    """Why there is neither a folder that can be replaced nor nothing; empty where there is."""
+    """Why what is there is no folder that can be replaced; empty if it is one, or nothing is there."""
     if folder.is_symlink():
         return "it is a symbolic link"
     if not folder.exists():
@@ -312,8 +311,8 @@ def _not_ours(place: Path, reason: str) -> PosgapError:
 def writes_file(work: Callable[[C, Path], str]) -> Callable[[C], Location]:
     """Turns `work(config, file)`, which writes a file and returns what it did, into a verb that writes `config.out`.
 
-    Inputs in S3 are fetched, and an output there is uploaded. The file is there at once or not at all; another one is
-    replaced with `config.force` alone.
+    Inputs in S3 are fetched, and an output there is uploaded. The file is written atomically, and replaces another one
+    only with `config.force`.
     """
 
     @functools.wraps(work)

@@ -1,4 +1,5 @@
-"""Which places an output may take: what would harm a file that posgap did not make is refused before any work."""
+"""The places that an output may take. A place where it would harm files that posgap did not make is refused before any
+work."""
 
 import os
 import pwd
@@ -24,11 +25,10 @@ class Writing(Protocol):
 
 
 def require_place(config: Writing) -> None:
-    """Raises `PosgapError` where `config.out` can be no output, whoever made what is there.
+    """Raises `PosgapError` if `config.out` can be no output, regardless of who made what is there.
 
-    It must not be, contain or lie in an input; nor be or contain the current folder, the home folder or a work
-    folder (and so it is neither `/` nor `..`); it must be no link; and its name must be one that can be printed,
-    and that every disk takes.
+    It must not be, contain or lie in an input. It must not be or contain the current folder, the home folder or a work
+    folder, so it is neither `/` nor `..`. It must be no link. Its name must be printable, and valid on every disk.
     """
     out = config.out
     if reason := _unprintable(str(out)):
@@ -38,7 +38,7 @@ def require_place(config: Writing) -> None:
 
 
 def whole(out: Path) -> Path:
-    """The same place from the root on, with no link on the way to it."""
+    """The absolute path of a place, with all links on the way to it resolved."""
     return out.parent.resolve() / out.name if out.name else out.resolve()
 
 
@@ -96,7 +96,7 @@ def _in_s3(out: str, config: Writing) -> str:
 
 
 def _given(config: Any) -> Iterator[tuple[str, Role, Location]]:
-    """What the config reads, and where it keeps its work: field, role and location."""
+    """The inputs, places and work folders of a config: field, role and location."""
     for name, field in type(config).model_fields.items():
         kind, value = role(field), getattr(config, name)
         if kind in (Role.INPUT, Role.PLACE, Role.WORK) and value:
@@ -107,7 +107,7 @@ def _homes() -> set[Path]:
     homes = {Path(os.environ["HOME"])} if os.environ.get("HOME") else set()
     try:
         return homes | {Path(pwd.getpwuid(os.getuid()).pw_dir)}
-    except KeyError:  # a container's user whom nobody knows
+    except KeyError:  # a container's user without an entry
         return homes
 
 
@@ -119,7 +119,7 @@ def _same(place: Path, other: Path) -> bool:
 
 
 def _within(inner: Path, outer: Path) -> bool:
-    """Whether a place is another or lies below it, by whatever names."""
+    """Whether a place is another one or lies below it, also through links."""
     try:
         inner = inner.resolve()
     except (OSError, RuntimeError, ValueError):

@@ -1,8 +1,8 @@
 """A record that several processes change: a JSON object in a file, here or in S3, of which no change is lost.
 
-It is replaced only if it still is what was read. Of two that change it at once one wins, and the other looks again.
-In S3 a put with a condition (If-Match, If-None-Match) sees to that; on a disk a lock, of the processes that have one
-cache.
+It is replaced only if it has not changed since it was read. If two processes change it at once, one wins, and the other
+reads it again. In S3 a conditional put (If-Match, If-None-Match) ensures that; on a disk a lock, between processes that
+share a cache.
 """
 
 import json
@@ -28,16 +28,16 @@ _ID = "id"  # of a change, by which its writer knows it again
 
 
 def read(place: Location) -> Record | None:
-    """The record at `place`; None where there is none, and `PosgapError` where it is no JSON object."""
+    """The record at `place`; None if there is none, and `PosgapError` if it is no JSON object."""
     return _read(place)[0]
 
 
 def amend(place: Location, change: Callable[[Record | None], Record | None]) -> Record | None:
-    """Replaces the record at `place` by what `change` makes of it; returns what is there then.
+    """Replaces the record at `place` by what `change` makes of it; returns the record that is there afterwards.
 
-    `change` is called with None where there is no record, and returns None to leave what is there. Where others
-    replaced the record meanwhile it is called again, with theirs. `PosgapError` where that goes on and on, and where
-    S3 takes no heed of conditions, so that a change may be lost.
+    `change` gets None if there is no record, and returns None to leave the record as it is. If another process replaced
+    the record meanwhile, it is called again with the new one. `PosgapError` if that never ends, and if S3 ignores
+    conditions, so that a change could be lost.
     """
     if not is_uri(place):
         with locked(files.digest_of(["record", os.path.realpath(place)])[:16]):
@@ -62,7 +62,7 @@ def amend(place: Location, change: Callable[[Record | None], Record | None]) -> 
 
 
 def _require_conditions(place: Location, written: Record) -> None:
-    """Raises `PosgapError` where S3 puts what is not there anew over what is there."""
+    """Raises `PosgapError` if S3 ignores If-None-Match, and so overwrites the record."""
     if put_if(str(place), _body(written), ""):
         raise PosgapError(
             f"{place}: is written, but this S3 server takes no heed of If-None-Match, so that of two writers both may "
@@ -71,7 +71,7 @@ def _require_conditions(place: Location, written: Record) -> None:
 
 
 def _read(place: Location) -> tuple[Record | None, str]:
-    """The record, and its ETag where it is in S3."""
+    """The record, and its ETag if it is in S3."""
     if is_uri(place):
         if not (stored := get(str(place))):
             return None, ""

@@ -19,9 +19,9 @@ WORTH_SHOWING = 64 * MB
 
 
 def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable[[Object, Path], None]) -> None:
-    """Downloads objects to paths; calls `arrived` with each when it is whole.
+    """Downloads objects to paths; calls `arrived` with each one that is complete.
 
-    An object that is no longer the one that was listed is not read.
+    An object that has changed since it was listed is refused.
     """
     from s3transfer.subscribers import BaseSubscriber
 
@@ -30,7 +30,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
             self.stored = stored
 
         def on_queued(self, future: Any, **_: Any) -> None:
-            # So that s3transfer asks for this size and this ETag, and not for what is there by then.
+            # Makes s3transfer ask for this size and this ETag, rather than for what is there by then.
             future.meta.provide_transfer_size(self.stored.size)
             future.meta.provide_object_etag(f'"{self.stored.etag}"')
 
@@ -38,7 +38,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
         return
     # Smallest first: an interrupted download then keeps as many whole files as possible.
     ordered = sorted(wanted, key=lambda pair: pair[0].size)
-    # Only ranges are asked for by ETag, so even a small object is read as one.
+    # s3transfer sends the ETag only with ranges, so even a small object is read as one.
     size = sum(stored.size for stored, _ in ordered)
     with _transfers(f"download of {what}", size, threshold=1) as (manager, counting):
         futures = [
@@ -52,7 +52,7 @@ def download(wanted: Sequence[tuple[Object, Path]], what: str, arrived: Callable
 
 
 def require_sha256(stored: Object, path: Path, stated: str) -> str:
-    """The sha256 of what arrived at `path`; `PosgapError` where the object's metadata stated another."""
+    """The sha256 of the file that arrived at `path`; `PosgapError` if the object's metadata state another."""
     sha256 = digest(path)
     if stated not in ("", sha256):
         raise PosgapError(
@@ -62,7 +62,7 @@ def require_sha256(stored: Object, path: Path, stated: str) -> str:
 
 
 def upload(files: Sequence[tuple[Path, str, str]], what: str) -> None:
-    """Uploads files, each with its sha256 and the URI it goes to; the sha256 stands in the object's metadata."""
+    """Uploads files, given each with its sha256 and its URI; the sha256 goes into the object's metadata."""
     if not files:
         return
     total = sum(path.stat().st_size for path, _, _ in files)

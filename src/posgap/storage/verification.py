@@ -60,7 +60,7 @@ class Verification:
             self._check_input(place, field, was)
 
     def _check_input(self, output: str, field: str, was: Mapping[str, str]) -> None:
-        """Compares an input with what it was, by digest, and goes on with the output that it may be."""
+        """Compares an input with its recorded digest, and goes on with its own manifest if it is an output."""
         path, sha256 = was.get("path", ""), was.get("sha256", "")
         if not sha256:
             self.out_of_reach.setdefault(path, "known by its name alone")
@@ -77,7 +77,7 @@ class Verification:
             self._check(there, manifest)
 
     def _hash(self, there: Source) -> Mapping[str, str]:
-        """sha256s of the files of a folder by name, or of the one file there is, which has none."""
+        """The sha256s of a folder's files by name; a single file has an empty name."""
         place = str(there.location)
         if place not in self._hashed:
             self._hashed[place] = there.sha256s()

@@ -1,9 +1,9 @@
 """Data versions: files and folders of one series, told apart by a date or a number in their names.
 
-`train-2026-11-20.jsonl.gz`, `v=2026-11-20/`, `v1.10.0/`. A folder counts when `manifest.json` or
-`_SUCCESS` says that it is complete; a file appears at once, and so counts as soon as it is there.
-The newest is the one of the highest date or number, whenever it was written; unless a version was released: then
-it is that one, which a record beside the versions names, `train-latest.json` or `v=latest.json`.
+`train-2026-11-20.jsonl.gz`, `v=2026-11-20/`, `v1.10.0/`. A folder counts as soon as it holds `manifest.json` or
+`_SUCCESS`, which mark it as complete; a file counts as soon as it exists, since files appear atomically. The newest
+version has the highest date or number, regardless of when it was written. If a version was released, it is taken
+instead: a record beside the versions names it, `train-latest.json` or `v=latest.json`.
 """
 
 import re
@@ -50,7 +50,7 @@ class Version:
 
     @property
     def record(self) -> Location:
-        """Where it stands which version of the series was released."""
+        """The location of the record that names the released version of the series."""
         return as_location(f"{str(self.location).removesuffix(self.file_name)}{self.series}{LATEST}")
 
     def is_complete(self) -> bool:
@@ -62,10 +62,9 @@ class Version:
 def newest(prefix: str) -> Version:
     """The newest complete version whose place begins with `prefix`, or the one released, on this machine or in S3.
 
-    `prefix` is a folder, a folder and the beginning of names in it, or a file or complete folder
-    that holds no versions and so is the one there is, as is the file at an address. `PosgapError`
-    where there is none, or where names of several series, dates beside numbers, or two of one
-    version leave open which is newest.
+    `prefix` is a folder, or a folder and the beginning of names in it. It can also be a file, a complete folder without
+    versions, or the address of a file, each of which is its own only version. `PosgapError` if there is none, or if
+    names of several series, dates beside numbers, or two of one version leave open which is newest.
     """
     if is_address(prefix):
         return _itself(prefix)
@@ -98,10 +97,10 @@ def newest(prefix: str) -> Version:
 
 
 def release(location: str, instead_of: str = "") -> Version:
-    """Has `newest` take the version at `location`, a complete file or folder, until a later one is released.
+    """Makes `newest` return the version at `location`, a complete file or folder, until a later one is released.
 
-    `PosgapError` where a later one is released already, or was by another process meanwhile. An earlier one is released
-    in place of `instead_of`, the name of the version that is to be taken no longer.
+    `PosgapError` if a later one is released already, also by another process at the same time. An earlier version can
+    be released only in place of `instead_of`, the name of the version that is released now.
     """
     place = newest(location).location
     version = parse(str(place), str(place).rpartition("/")[2])
@@ -135,7 +134,7 @@ def release(location: str, instead_of: str = "") -> Version:
 
 
 def _released(versions: list[Version]) -> Version:
-    """Of the versions of a series the one that its record names."""
+    """The version that the record of its series names."""
     taken = _taken(versions[0], read(versions[0].record) or {})
     for version in versions:
         if version.location == taken.location and version.is_complete():
@@ -158,7 +157,7 @@ def _itself(prefix: str) -> Version:
 
 
 def parse(prefix: str, name: str) -> Version | None:
-    """The version that an entry is, a folder where it ends in a slash; None where its name holds no version."""
+    """The version that an entry is, a folder if it ends in a slash; None if its name holds no version."""
     parts = _DATED.fullmatch(name) or _NUMBERED.fullmatch(name)
     if not parts or name.startswith(".") or (parts.re is _DATED and not _is_date(parts["version"])):
         return None
@@ -174,7 +173,7 @@ def _is_date(version: str) -> bool:
 
 
 def _entries(prefix: str) -> Iterator[str]:
-    """Names of what begins with `prefix`, without the folder it is in; folders end in a slash."""
+    """The names that begin with `prefix`, without their folder; those of folders end in a slash."""
     if not is_uri(prefix):
         folder, slash, beginning = prefix.rpartition("/")
         at = Path(folder + slash)
