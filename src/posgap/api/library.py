@@ -302,7 +302,7 @@ def _by_name(config: SweepConfig, tokenizer: "PreTrainedTokenizerBase | None") -
     if tokenizer is not None:
         raise PosgapError("posgap.sweep: a tokenizer goes with a model in memory; a name brings its own")
     inputs, backend = sources(config), BACKENDS[config.backend]
-    config, factors = on_this_machine(config, inputs), None
+    config, factors = on_this_machine(config, inputs).settled(), None
     if backend.local:
         factors = config_factors(load_config(config.model))
     return _Model(config, backend.builder(config), factors, inputs["model"].digest())
@@ -317,6 +317,7 @@ def _in_memory(
     build = builder_with(config, pads, context_length(model.config, pads))
     build.marks_documents = config_needs_document_spans(model.config)
     alone = TransformersGenerator(model, pads, config.batch_tokens, device=str(model.device))
+    config = config.model_copy(update={"dtype": str(model.dtype).removeprefix("torch.")})
     return _Model(config, build, config_factors(model.config), "", _Together(alone) if together else alone)
 
 

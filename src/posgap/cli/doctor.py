@@ -24,6 +24,7 @@ from posgap.foundation.errors import Findings
 from posgap.foundation.extras import how_to_install
 from posgap.foundation.printing import coloured, show
 from posgap.foundation.redaction import redacted, without_user
+from posgap.models.precision import MIN_PARAMETERS, bfloat16_of_cpu
 from posgap.storage.inputs import with_local_paths
 from posgap.tracking.server import HOW_TO_TRACK
 
@@ -74,6 +75,7 @@ def findings() -> Iterator[Finding]:
     yield _within_bounds("transformers")
     none = "none: small models and endpoints are measured, nothing large is trained"
     yield Finding("GPU", "yes" if gpus else "no", "; ".join(gpus) or none)
+    yield _bfloat16()
     yield _package("FlashAttention", "flash_attn", 'faster attention on GPUs: pip install "posgap[gpu]"', bool(gpus))
     yield _package("vLLM", "vllm", 'faster answers on GPUs, --backend vllm: pip install "posgap[vllm]"')
     yield _package("DeepSpeed", "deepspeed", 'training on several GPUs (ZeRO): pip install "posgap[train]"')
@@ -111,6 +113,14 @@ def _torch(gpus: list[str]) -> Finding:
             state="broken", seen=f"{found.seen}, which uses no GPU", mend="install the wheel for CUDA from pytorch.org"
         )
     return found
+
+
+def _bfloat16() -> Finding:
+    """Whether the processor multiplies in bfloat16, which decides what `--dtype auto` is without a GPU."""
+    if flag := bfloat16_of_cpu():
+        seen = f"the processor computes it ({flag}): models of {MIN_PARAMETERS // 10**6} million parameters or more "
+        return Finding("bfloat16", "yes", f"{seen}generate in it where no GPU does")
+    return Finding("bfloat16", "no", "the processor does not compute it: models generate in float32 where no GPU does")
 
 
 def _within_bounds(package: str) -> Finding:

@@ -88,6 +88,13 @@ class StageConfig(Config):
         config._digests = digests
         return config
 
+    def settled(self) -> Self:
+        """This config, with a choice in place of each "auto" that depends on the machine and changes what comes out.
+
+        A stage's work is given this one, and the manifest names what was chosen.
+        """
+        return self
+
     def digest(self, name: str) -> str:
         """The sha256 of an input, which the stage's frame has computed before the stage began to work, so that a model
         of many gigabytes is not read for it again; empty for a model on the hub."""

@@ -1,8 +1,9 @@
 """The backends that generate responses: transformers and vLLM on this machine, or an endpoint elsewhere."""
 
+import logging
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +14,7 @@ from posgap.generation.config import GenerationConfig
 from posgap.generation.endpoint_parameters import EndpointParameters, RequestParameters
 from posgap.generation.setup import builder_of, order_of
 from posgap.mitigations.in_force import load_model
+from posgap.models.precision import bfloat16_of_cpu, generating_dtype
 from posgap.tasks.framing import Framing
 from posgap.tasks.prompts import PromptBuilder, TextPromptBuilder
 from posgap.tasks.registry import TASKS
@@ -20,6 +22,8 @@ from posgap.tasks.registry import TASKS
 if TYPE_CHECKING:
     from posgap.generation.generator import Generator
     from posgap.generation.served import Served
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Backend:
     def gives_attention(self) -> bool:
         """Whether it shows the model's attention."""
         return False
+
+    def dtype(self, config: "BackendConfig") -> str:
+        """The dtype in which it answers: the config's, or what "auto" stands for where that is known."""
+        return config.dtype
 
     def builder(self, config: "BackendConfig") -> "TextPromptBuilder":
         """The builder of the backend's prompts: with token ids for a local model, else as text."""
@@ -85,6 +93,11 @@ class _Transformers(Backend):
     @property
     def gives_attention(self) -> bool:
         return True
+
+    def dtype(self, config: "BackendConfig") -> str:
+        from posgap.models.loading import load_config
+
+        return generating_dtype(config.dtype, load_config(config.model)) if config.dtype == "auto" else config.dtype
 
     def generator(self, config: "BackendConfig", build: "TextPromptBuilder") -> "Generator":
         import torch
@@ -156,6 +169,12 @@ def open_generator(config: "BackendConfig", build: "TextPromptBuilder") -> "Gene
     return BACKENDS[config.backend].generator(config, build)
 
 
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _with_tokenizer(build: "TextPromptBuilder") -> "PromptBuilder":
     assert isinstance(build, PromptBuilder)
     return build
@@ -167,6 +186,11 @@ BACKENDS: Choices[Backend] = Choices("backend", "posgap.backends", TRANSFORMERS,
 class BackendConfig(GenerationConfig):
     """The base of the configs of stages that generate; each adds the parameters of the backends that it offers."""
 
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="auto: bfloat16 on a GPU, and for models of 50 million parameters or more on a processor that "
+        "computes it quicker (AMX, avx512_bf16); else float32",
+    )
     backend: Annotated[str, BACKENDS, AfterValidator(BACKENDS.checked)] = Field(
         "transformers", description=f"backend that generates; {BACKENDS.described()}"
     )
@@ -175,6 +199,14 @@ class BackendConfig(GenerationConfig):
     def answered_by(self) -> str:
         """The name of the backend that answers."""
         return self.backend
+
+    def settled(self) -> Self:
+        dtype = BACKENDS[self.answered_by].dtype(self)
+        if dtype != self.dtype and (flag := bfloat16_of_cpu()) and dtype == "bfloat16" and not _has_gpu():
+            log.info(
+                "bfloat16, since this processor computes it quicker (%s); --dtype float32 for single precision", flag
+            )
+        return self.model_copy(update={"dtype": dtype})
 
     def is_served(self, name: str) -> bool:
         return name == "model" and not BACKENDS[self.answered_by].local

@@ -16,7 +16,7 @@ def summary_text(sweep: Sweep) -> list[str]:
         f"({sweep.worst.accuracy:.1f}): a gap of {sweep.gap:.1f} points (95 % interval {ends(sweep.gap_ci95)}), where "
         f"a model without position bias would show about {sweep.gap_noise:.1f} by chance.",
         f"The mean over {len(sweep.placements)} placements is {sweep.mean:.1f} ({ends(sweep.mean_ci95)}), "
-        f"of {sweep.n_examples} examples.",
+        f"of {sweep.n_examples} examples{_precision(sweep)}.",
     ]
     if sweep.mitigation:
         beside = "; what was asked otherwise was asked without it" if sweep.baselines else ""
@@ -51,6 +51,11 @@ def summary_text(sweep: Sweep) -> list[str]:
     if sweep.grading:
         sentences += sweep.grading.sentences()
     return sentences
+
+
+def _precision(sweep: Sweep) -> str:
+    """In what the answers were computed, where that is known."""
+    return f", answered in {sweep.asked.dtype}" if sweep.asked.dtype not in ("", "auto") else ""
 
 
 def p_value(p: float) -> str:

@@ -198,4 +198,6 @@ def _asked(config: SweepConfig, build: TextPromptBuilder, served: Served | None)
     if config.temperature:
         decoding = f"temperature {config.temperature:g}" if decoding == "greedy" else decoding
         decoding += f", {config.samples} samples" * (config.samples > 1)
-    return Asked.by(build, decoding, body).model_copy(update={"samples": config.samples})
+    return Asked.by(build, decoding, body).model_copy(
+        update={"samples": config.samples, "dtype": config.dtype if backend.local else ""}
+    )

@@ -96,7 +96,7 @@ def _run(name: str, config: C, work_of_stage: Callable[[], Work[C]]) -> Location
         here = on_this_machine(config, input_sources)
         here = here.with_digests({field: record["sha256"] for field, record in inputs.items()})
         if not is_main_process():
-            work_of_stage()(here, output.home / f"process-{os.getpid()}", Run())
+            work_of_stage()(here.settled(), output.home / f"process-{os.getpid()}", Run())
             return config.out
         clear, alone = None, launched()[1] == 1
         # Only a single process may finish what was made: others would go on to the work, and wait for it there.
@@ -128,11 +128,14 @@ def _make(work: Work[C], config: C, here: C, output: Folder, about: dict[str, An
     """Does the work within an MLflow run, and completes the manifest that begins with `about`."""
     name, partial = about["stage"], output.partial
     log.info("%s: started", name)
+    asked, here = here, here.settled()
+    decided = {field: value for field, value in here.chosen().items() if asked.chosen()[field] != value}
+    about |= {"settled": decided} if decided else {}
     started, clock = datetime.now(UTC), time.monotonic()
     files.remove(partial)
     with start_run(name, _lineage(about["inputs"]), output.out) as run:
         partial.mkdir()
-        run.params(config.chosen())
+        run.params(config.chosen() | decided)
         for dataset in about["datasets"]:
             run.dataset(Dataset(**dataset))
         try:

@@ -169,7 +169,7 @@ def _estimated(config: SweepConfig) -> str:
     build = backend.builder(config)
     if config.lengths:
         at_each = at_lengths(config.lengths, config.depths, config.seed, build, everything)
-        cache = partial(cache_bytes, config.model, config.dtype)
+        cache = partial(cache_bytes, config.model, config.settled().dtype)
         return estimated_lengths(at_each, examples, config.samples, cache)
     placements = placements_of(build, config.n_docs, config.positions, config.shard)
     everywhere = [*placements, *baseline_placements(build, config.baselines, config.n_docs, config.shard)]
