@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posgap.mitigations.state import needs_full_prefill
 from posgap.models.rope_lengths import RopeLengths
@@ -25,6 +25,19 @@ def can_reuse_prefixes(model: PreTrainedModel) -> bool:
         and not RopeLengths.of(config)
         and not needs_full_prefill(model)
         and all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    )
+
+
+def can_go_on(model: PreTrainedModel) -> bool:
+    """Whether a response can be written in pieces, with other rows in the batch from one piece to the next.
+
+    It can if all that the model remembers are keys and values by row, and it takes their positions.
+    """
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    return (
+        "position_ids" in inspect.signature(model.forward).parameters
+        and bool(layers)
+        and all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
     )
 
 
@@ -67,6 +80,10 @@ class PrefixCache:
         """Drops the columns that generation has appended."""
         self.states.crop(self.mask.shape[1] - self.states.get_seq_length())
 
+    def forget_last(self) -> None:
+        """Has each row's prompt end before its last token, of which `states` has no keys and values yet."""
+        self.mask, self.prompts = self.mask[:, :-1], [prompt[:-1] for prompt in self.prompts]
+
     def _cut(self, kept: Tensor) -> int:
         """Keeps the first `kept [rows]` tokens of each row, and returns the number of columns that are left."""
         columns = self.mask.shape[1]
@@ -80,6 +97,46 @@ class PrefixCache:
             self.states = DynamicCache()
         self.mask = self.mask[:, :width] * (torch.arange(width, device=self.mask.device) < ends[:, None])
         return width
+
+
+class Pool:
+    """Keys and values of prompts without their last tokens, taken from a `PrefixCache` that goes on to others."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, list[tuple[Tensor, Tensor]]] = {}
+
+    def add(self, cache: PrefixCache) -> None:
+        """Copies those of each of its rows, without padding and gaps."""
+        columns = [mask.nonzero()[:, 0] for mask in cache.mask]
+        for number, layer in enumerate(cache.states.layers):
+            if layer.is_initialized:
+                rows = self._layers.setdefault(number, [])
+                for row, held in enumerate(columns):
+                    rows.append((layer.keys[row][:, held], layer.values[row][:, held]))
+
+    def laid_out(
+        self, prompts: Sequence[Sequence[int]], pad: int, before: int = 0
+    ) -> tuple[Tensor, Tensor, DynamicCache]:
+        """`input_ids` and mask of the rows' prompts, `[rows, columns]` each, with `before` columns of padding beside
+        what the lengths need, and their states, which lack the last column. The pool is empty afterwards."""
+        width, states = before + max(map(len, prompts)), DynamicCache()
+        for number in sorted(self._layers):
+            rows = self._layers.pop(number)
+            keys, values = (_padded([row[part] for row in rows], width - 1) for part in (0, 1))
+            states.update(keys, values, number)
+        device = keys.device
+        ids = [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device), states
+
+
+def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
+    """Rows `[heads, tokens, size]` of different lengths as one tensor `[rows, heads, width, size]`, zeros before."""
+    together = rows[0].new_zeros(len(rows), rows[0].shape[0], width, rows[0].shape[2])
+    for each, row in zip(together, rows):
+        if row.shape[1]:
+            each[:, -row.shape[1] :] = row
+    return together
 
 
 def _shared(old: Sequence[int], new: Sequence[int], outputs: int) -> int:

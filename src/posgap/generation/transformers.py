@@ -1,12 +1,14 @@
 """The transformers backend of the Generator interface."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from transformers import (
+    DynamicCache,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -18,24 +20,31 @@ from posgap.foundation.errors import PosgapError
 from posgap.generation.batching import Group, group_batches, reading_order
 from posgap.generation.endings import ResponseStream
 from posgap.generation.generator import Completion, Sampling
-from posgap.generation.prefix_cache import PrefixCache, can_reuse_prefixes
+from posgap.generation.prefix_cache import Pool, PrefixCache, can_go_on, can_reuse_prefixes
 from posgap.mitigations.state import needs_document_spans, needs_own_batch
 from posgap.models.attention_reading import attention_rows
 from posgap.models.layout import Span, during_forward
 from posgap.models.loading import on_device
 from posgap.models.rope_lengths import RopeLengths, forget_lengths
+from posgap.tasks.prompts import Prompt
 
 # Families that answer a prompt otherwise where padding is before it: they heed no mask in some layers, or compress
 # keys in blocks of columns.
 READS_PADDING = ("deepseek_v4", "recurrent_gemma", "rwkv", "xlstm")
 
 
+# Tokens, those of responses included, that are answered together at first: so the first answers are there soon, and an
+# interruption loses little. Then as many as were answered before, up to the tokens of a batch.
+FIRST_TOKENS = 2048
+
+
 class TransformersGenerator:
     """Generates with a model in this process, in left-padded batches of a token budget.
 
-    A batch holds one prompt of each of several groups at a time. The common beginning of two successive prompts of a
-    group is read once, if the model's cache allows that. Prompts that a model would answer otherwise together than
-    alone (RoPE that follows the longest row, no mask for padding) are not put into one batch.
+    A batch holds prompts of several groups. The common beginning of two successive prompts of a group is read once, if
+    the model's cache allows that, and the responses to as many prompts as fit are written together. Each is yielded
+    when it is over, while others go on. Prompts that a model would answer otherwise together than alone (RoPE that
+    follows the longest row, no mask for padding) are not put into one batch.
     """
 
     def __init__(
@@ -49,9 +58,12 @@ class TransformersGenerator:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model: Any = on_device(model, self.device)  # the type lacks `generate`
         self.tokenizer, self.batch_tokens = tokenizer, batch_tokens
-        self.reuse = reuse and can_reuse_prefixes(model)
         self.lengths = RopeLengths.of(model.config)
         self.one_by_one = model.config.model_type in READS_PADDING or needs_own_batch(model)
+        self.reuse = reuse and not self.one_by_one and can_reuse_prefixes(model)
+        self.goes_on = self.reuse or can_go_on(model)
+        last = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._last_logits = {"logits_to_keep": 1} if last else {}  # nobody asks what follows a prompt's other tokens
         end = model.generation_config.eos_token_id
         self.end_ids = (set(end if isinstance(end, list) else [end]) | {tokenizer.eos_token_id}) - {None}
         # Models come with penalties and truncated sampling; without them greedy means the same in every backend.
@@ -72,18 +84,21 @@ class TransformersGenerator:
         process answers the batch.
         """
         torch.manual_seed(int(np.random.SeedSequence([sampling.seed, number]).generate_state(1)[0]))
-        read = [[prompt.token_ids for prompt in group] for group in groups]
-        spans = [[prompt.spans for prompt in group] for group in groups]
-        orders = [reading_order(prompts) for prompts in read]
-        cache, rows = PrefixCache(len(groups), self.device), list(range(len(groups)))
-        for turn in range(max(map(len, orders))):
-            going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
-            cache.select(going_on)
-            rows = [rows[i] for i in going_on]
-            prompts = [read[row][orders[row][turn]] for row in rows]
-            places = [spans[row][orders[row][turn]] for row in rows]
-            answers = self._answer(prompts, places, cache, sampling)
-            yield from ((row, orders[row][turn], answer) for row, answer in zip(rows, answers))
+        lengths = [len(prompt.token_ids) for group in groups for prompt in group]
+        longest = max(lengths, default=0) + sampling.limit
+        room = _Room(self.batch_tokens // longest, FIRST_TOKENS // longest if number == 0 else self.batch_tokens)
+        if not self.reuse or min(lengths, default=0) < 2:  # what is kept of a prompt lacks its last token
+            left = [_Asked(row, at, prompt) for row, group in enumerate(groups) for at, prompt in enumerate(group)]
+            while left:
+                together, left = left[: room.rows], left[room.rows :]
+                yield from self._read_whole(together, sampling)
+                room.answered += len(together)
+            return
+        following = 0
+        while following < len(groups):
+            together = range(following, min(following + room.rows, len(groups)))
+            yield from self._sharing({row: groups[row] for row in together}, room, sampling)
+            following = together.stop
 
     def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
         if self.lengths:
@@ -92,23 +107,76 @@ class TransformersGenerator:
         by_token = by_layer.mean(0)
         return [float(by_token[first:end].sum()) for first, end in spans]
 
-    def _answer(
-        self,
-        prompts: Sequence[Sequence[int]],
-        spans: Sequence[Sequence[Span] | None],
-        cache: PrefixCache,
-        sampling: Sampling,
-    ) -> list[Completion]:
-        """The answers of prompts, those together that are answered as they are alone."""
-        alike: dict[Any, list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            apart = row if self.one_by_one else self.lengths.regime(len(prompt), sampling.limit)
-            alike.setdefault(apart, []).append(row)
-        answers: dict[int, Completion] = {}
-        for rows in alike.values():
-            with self._laid_out(prompts[rows[0]], spans[rows[0]]):
-                answers |= zip(rows, self._answer_alike([prompts[row] for row in rows], cache, sampling))
-        return [answers[row] for row in range(len(prompts))]
+    def _sharing(
+        self, groups: Mapping[int, Group], room: "_Room", sampling: Sampling
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """Answers groups by their numbers: a prompt of each at a time, read from where it differs from the last."""
+        orders = {row: reading_order([prompt.token_ids for prompt in group]) for row, group in groups.items()}
+        cache, rows = PrefixCache(len(groups), self.device), list(groups)
+        waiting: list[_Asked] = []
+        pool = Pool()
+        turns = max(map(len, orders.values()))
+        for turn in range(turns):
+            going_on = [i for i, row in enumerate(rows) if turn < len(orders[row])]
+            cache.select(going_on)
+            rows = [rows[i] for i in going_on]
+            asked = [_Asked(row, at := orders[row][turn], groups[row][at]) for row in rows]
+            ids, mask = cache.read([each.prompt.token_ids for each in asked], self.tokenizer.pad_token_id)
+            last = turn + 1 == turns
+            beside = room.rows - len(rows)  # rows that fit in memory beside those of the cache
+            if not waiting and (last or beside < 2 * len(rows)):
+                yield from self._write(asked, ids, mask, cache.states, sampling, droppable=last)
+                cache.forget_responses()
+                room.answered += len(asked)
+                continue
+            self._read(ids[:, :-1], mask[:, :-1], cache.states)
+            cache.forget_last()
+            pool.add(cache)
+            waiting += asked
+            if last or len(waiting) + len(rows) > beside:
+                ids, mask, states = pool.laid_out([each.prompt.token_ids for each in waiting], *self._padding())
+                yield from self._write(waiting, ids, mask, states, sampling)
+                room.answered += len(waiting)
+                waiting, pool = [], Pool()
+
+    def _padding(self) -> tuple[int, int]:
+        """The id of padding, and how many columns of it stand before the longest row of a batch.
+
+        On a CPU that is one: with a mask transformers has queries that share keys read those once, while without one
+        torch repeats them, which takes half as long again from ten rows on (SmolLM2-135M, transformers 5.23).
+        """
+        return self.tokenizer.pad_token_id, int(self.device.type == "cpu")
+
+    def _read(self, ids: torch.Tensor, mask: torch.Tensor, states: Any) -> None:
+        """Computes the keys and values of those of the columns of `ids [rows, columns]` that `states` lacks."""
+        known = states.get_seq_length()
+        if known < ids.shape[1]:
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, known:]
+            self.model(
+                input_ids=ids[:, known:],
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=states,
+                use_cache=True,
+                **self._last_logits,
+            )
+
+    def _read_whole(self, asked: Sequence["_Asked"], sampling: Sampling) -> Iterator[tuple[int, int, Completion]]:
+        """Answers prompts, each read from its beginning, those together that are answered as they are alone."""
+        alike: dict[Any, list[_Asked]] = {}
+        for number, each in enumerate(asked):
+            apart = number if self.one_by_one else self.lengths.regime(len(each.prompt.token_ids), sampling.limit)
+            alike.setdefault(apart, []).append(each)
+        for together in alike.values():
+            if self.lengths:
+                forget_lengths(self.model)
+            prompts = [each.prompt.token_ids for each in together]
+            ids, mask = PrefixCache(len(together), self.device).read(prompts, self.tokenizer.pad_token_id)
+            states = DynamicCache(config=self.model.config.get_text_config()) if self.goes_on else None
+            with self._laid_out(prompts[0], together[0].prompt.spans):
+                answers = self._write(together, ids, mask, states, sampling)
+                # Whoever takes the answers of several may ask the model something else in between.
+                yield from list(answers) if self.one_by_one else answers
 
     @contextmanager
     def _laid_out(self, prompt: Sequence[int], spans: Sequence[Span] | None) -> Iterator[None]:
@@ -124,31 +192,67 @@ class TransformersGenerator:
         with during_forward(self.model, spans, len(prompt)):
             yield
 
-    def _answer_alike(
-        self, prompts: Sequence[Sequence[int]], cache: PrefixCache, sampling: Sampling
-    ) -> list[Completion]:
-        if self.lengths:
-            forget_lengths(self.model)
-        if not self.reuse:
-            cache = PrefixCache(len(prompts), self.device)
-        ids, mask = cache.read(prompts, self.tokenizer.pad_token_id)
+    def _write(
+        self,
+        asked: Sequence["_Asked"],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        states: DynamicCache | None,
+        sampling: Sampling,
+        droppable: bool = True,
+    ) -> Iterator[tuple[int, int, Completion]]:
+        """Writes the responses to prompts `[rows, columns]`, of which `states` holds the beginnings.
+
+        Yields each when it is over. Rows that are over leave the batch if they are `droppable`. Without `states` all
+        are written in one piece.
+        """
         sampled = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        streams = [ResponseStream(self.tokenizer, self.end_ids, sampling) for _ in prompts]
-        early = StoppingCriteriaList([_Over(streams)] if sampling.ends_early else [])
-        output = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            max_new_tokens=sampling.limit,
-            stopping_criteria=early,
-            **({"past_key_values": cache.states} if self.reuse else {}),
-            **(sampled if sampling.temperature else {"do_sample": False}),
-        )
-        if self.reuse:
-            cache.forget_responses()
-        if not early:
-            for stream, row in zip(streams, output[:, ids.shape[1] :].tolist()):
-                stream.read(row)
-        return [stream.completion(len(prompt)) for stream, prompt in zip(streams, prompts)]
+        rows = [(each, ResponseStream(self.tokenizer, self.end_ids, sampling)) for each in asked]
+        left, written = rows, 0
+        while True:
+            over = _Over([stream for _, stream in rows], len(left) if states is None else -(-len(left) // 8))
+            output = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=sampling.limit - written,
+                stopping_criteria=StoppingCriteriaList([over]),
+                **({} if states is None else {"past_key_values": states}),
+                **(sampled if sampling.temperature else {"do_sample": False}),
+            )
+            new = output.shape[1] - ids.shape[1]
+            written += new
+            ended = written >= sampling.limit
+            for each, stream in left:
+                if stream.over or ended:
+                    yield each.group, each.at, stream.completion(len(each.prompt.token_ids))
+            left = [] if ended else [(each, stream) for each, stream in left if not stream.over]
+            if not left or states is None:
+                return
+            ids, mask = output, torch.cat([mask, mask.new_ones(len(mask), new)], dim=1)
+            if droppable:
+                going_on = torch.tensor([i for i, (_, stream) in enumerate(rows) if not stream.over], device=ids.device)
+                ids, mask, rows = ids[going_on], mask[going_on], left
+                states.batch_select_indices(going_on)
+
+
+class _Asked(NamedTuple):
+    """A prompt of a group, by both numbers."""
+
+    group: int
+    at: int
+    prompt: Prompt
+
+
+class _Room:
+    """The number of rows that are answered together: few at first, then as many as were answered before, up to the
+    most that fit; at least one."""
+
+    def __init__(self, most: int, first: int):
+        self.most, self.first, self.answered = most, first, 0
+
+    @property
+    def rows(self) -> int:
+        return max(1, min(self.most, max(self.first, self.answered)))
 
 
 @contextmanager
@@ -167,11 +271,16 @@ def borrowed(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Over(StoppingCriteria):
-    """Stops the rows of a batch whose responses are over."""
+    """Stops the rows of a batch whose responses are over, and all of them when `enough` more are over than before."""
 
-    def __init__(self, streams: Sequence[ResponseStream]):
+    def __init__(self, streams: Sequence[ResponseStream], enough: int):
         self.streams = streams
+        self.at_most = sum(stream.over for stream in streams) + enough
+        self.stopped = False  # a GPU goes on for some steps, which are then undone
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-        over = [stream.over or stream.add(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
-        return torch.tensor(over, device=input_ids.device)
+        over = [True] * len(self.streams)
+        if not self.stopped:
+            over = [stream.over or stream.add(token) for stream, token in zip(self.streams, input_ids[:, -1].tolist())]
+            self.stopped = sum(over) >= self.at_most
+        return torch.tensor([self.stopped or each for each in over], device=input_ids.device)
