@@ -34,7 +34,7 @@ READS_PADDING = ("deepseek_v4", "recurrent_gemma", "rwkv", "xlstm")
 
 
 # Tokens, those of responses included, that are answered together at first: so the first answers are there soon, and an
-# interruption loses little. Then as many as were answered before, up to the tokens of a batch.
+# interruption loses little. Then twice as many as were answered before, up to the tokens of a batch.
 FIRST_TOKENS = 2048
 
 
@@ -94,9 +94,12 @@ class TransformersGenerator:
                 yield from self._read_whole(together, sampling)
                 room.answered += len(together)
             return
+        several = any(len(group) > 1 for group in groups)
         following = 0
         while following < len(groups):
-            together = range(following, min(following + room.rows, len(groups)))
+            # Of few groups at a time, more prompts can wait to be answered together.
+            count = room.rows // 4 if several and room.rows >= 8 else room.rows
+            together = range(following, min(following + count, len(groups)))
             yield from self._sharing({row: groups[row] for row in together}, room, sampling)
             following = together.stop
 
@@ -244,15 +247,15 @@ class _Asked(NamedTuple):
 
 
 class _Room:
-    """The number of rows that are answered together: few at first, then as many as were answered before, up to the
-    most that fit; at least one."""
+    """The number of rows that are answered together: few at first, then twice as many as were answered before, up to
+    the most that fit; at least one."""
 
     def __init__(self, most: int, first: int):
         self.most, self.first, self.answered = most, first, 0
 
     @property
     def rows(self) -> int:
-        return max(1, min(self.most, max(self.first, self.answered)))
+        return max(1, min(self.most, max(self.first, 2 * self.answered)))
 
 
 @contextmanager
