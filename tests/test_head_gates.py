@@ -14,6 +14,7 @@ import families
 from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import read_json
 from posgap.generation.setup import prompt_builder
+from posgap.measurement.probe import Probe
 from posgap.mitigating.config import ApplyConfig
 from posgap.mitigations.applied import multiply
 from posgap.mitigations.head_gates import answered, flattening, head_effects, turned
@@ -33,6 +34,7 @@ from posgap.rollout.advice import (
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
+from posgap.scaling.forcing import Tried
 from posgap.scaling.questions import ask
 from posgap.stages.apply import apply as apply_stage
 from posgap.stages.rollout_advise import rollout_advise
@@ -207,9 +209,13 @@ def test_what_is_advised_is_flatter_for_certain_and_has_no_lower_mean():
     assert to_check(rows, 0) == [] and to_check(rows * 4, 2) == [0, 1, 2, 11] and to_check(rows, 5) == [0, 1, 2]
 
 
-def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, model_folder):
+def test_the_verb_makes_what_it_predicts_and_leaves_no_gate_behind(tmp_path, model_folder, monkeypatch):
     write_examples(tmp_path / "kv.jsonl", [kv_example(i) for i in range(8)])
     config = {"examples": tmp_path / "kv.jsonl", "model": str(model_folder), "task": "kv", "n_docs": 6, "check": 2}
+    given = RolloutAdviseConfig(**config, positions=["1", "3", "6"], out=tmp_path / "refused")
+    with pytest.raises(PosgapError, match="of 24 questions rightly, but only 0 of them at once.*--system"):
+        rollout_advise(given)  # an untrained model writes digits until it is cut, without the space before an answer
+    monkeypatch.setattr("posgap.stages.rollout_advise.tried", lambda *asked: Tried(1, Probe([])))
     out = rollout_advise(RolloutAdviseConfig(**config, positions=["1", "3", "6"], out=tmp_path / "advice"))
     advice = read_json(out / "advice.json")
     assert advice["examples"] == {"looked_at": 4, "checked_on": 4} and advice["positions"] == [1, 3, 6]

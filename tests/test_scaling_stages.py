@@ -129,7 +129,9 @@ def test_a_model_that_says_more_than_its_answer_is_searched_by_what_it_generates
     caplog.set_level(logging.INFO, "posgap")
     wordy = config.model_copy(update={"max_new_tokens": 8, "generations": 1})
     scaling = read_scaling(scale_search(wordy))
-    assert re.search(r"answers \d+ of 24 questions rightly, but only \d of them at once: its responses", caplog.text)
+    assert re.search(
+        r"answers \d+ of 24 questions rightly, but only \d of them at once( \(.+\))?: its responses", caplog.text
+    )
     asked = {"model": config.model, "n_docs": 4, "max_new_tokens": 8}
     swept = read_sweep(sweep(SweepConfig(examples=config.examples, out=config.out.with_name("swept"), **asked)))
     assert scaling.unscaled_accuracy == pytest.approx(swept.accuracy) and scaling.generated is None

@@ -14,6 +14,7 @@ from posgap.generation.backends import BACKENDS, BackendConfig, open_generator
 from posgap.generation.generator import Completion, Generator, Sampling, Usage
 from posgap.generation.served import AsServed, Served
 from posgap.measurement.mitigated import Mitigated, Question
+from posgap.measurement.probe import FirstAnswers
 from posgap.measurement.unfinished import Unfinished
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -83,13 +84,14 @@ def answers(
         if sampling.temperature:
             # What goes on draws other samples than what was interrupted.
             sampling = replace(sampling, seed=sampling.seed + len(prompts) - left)
-        generator = generator or open_generator(config, build)
+        generator, first = generator or open_generator(config, build), FirstAnswers(build, left, config.metric)
         if mitigated:
             generate = partial(mitigated.generate, generator)
             asked = ask(generator, unfinished, missing, question, sampling, what, generate)
         else:
             asked = ask(generator, unfinished, missing, prompt, sampling, what)
         for example, number, completion in asked:
+            first(examples[example], placements[number // samples], completion)
             each(examples[example], placements[number // samples], completion)
     served = None if BACKENDS[config.backend].local else unfinished.served
     return [unfinished.completions[prompt] for prompt in prompts], served

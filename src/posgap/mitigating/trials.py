@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -19,12 +19,14 @@ from posgap.generation.generator import Sampling
 from posgap.generation.served import MUST_STAY, AsServed, Changed, Served
 from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.mitigated import Mitigated, Question
+from posgap.measurement.probe import target_of
 from posgap.mitigating.config import MitigateConfig, seconds_of
 from posgap.mitigations.in_force import apply, remove
-from posgap.mitigations.mitigation import Mitigation, PromptMitigation, Settings, TriedOn
+from posgap.mitigations.mitigation import Mitigation, ModelMitigation, PromptMitigation, Settings, TriedOn
 from posgap.mitigations.registry import MITIGATIONS
 from posgap.mitigations.state import in_force, needs_document_spans
 from posgap.scaling.fitness import Objective, fitness
+from posgap.scaling.forcing import tried
 from posgap.scaling.questions import ask, one_right_response
 from posgap.tasks.examples import AnyExample
 from posgap.tasks.placements import Placement
@@ -224,17 +226,22 @@ def tried_settings(mitigation: Mitigation, asking: Asking, examples: Sequence[An
     model, build = asking.in_memory
     middle = asking.placements[len(asking.placements) // 2]
     prompts = [build(example, middle) for example in examples[:_PROMPTS]]
-    return list(cast(Any, mitigation).tried(TriedOn(model, prompts, _with_right_responses(asking, examples))))
+    of_model = cast(ModelMitigation, mitigation)
+    questions = _with_right_responses(asking, examples) if of_model.forces else []
+    return list(of_model.tried(TriedOn(model, prompts, questions)))
 
 
 def _with_right_responses(asking: Asking, examples: Sequence[AnyExample]) -> list[tuple[list[int], list[int]]]:
     """Prompts of some examples at every placement, with their right responses; none where no wording is the only right
-    one."""
-    _, build = asking.in_memory
+    one. Raises `CannotHave` where the model does not answer at once."""
+    model, build = asking.in_memory
     metric = asking.config.metric or build.task.metric
     if not one_right_response(build, examples, metric):
         return []
     rows = ask(build, examples[:_QUESTIONED], asking.placements, metric, teacher_forced=True)
+    generator = TransformersGenerator(model, build.tokenizer, asking.config.batch_tokens)
+    if why := tried(generator, rows, asking.score, Sampling.of(build), target_of(build)).hindrance:
+        raise CannotHave(f"is found by forcing right answers upon the model, which {why}")
     return [(question.prompt, question.response) for row in rows for question in row]
 
 

@@ -256,4 +256,5 @@ HEAD_GATES = ModelMitigation(
     neutral=_neutral,
     tried=_tried,
     in_weights=_in_weights,
+    forces=True,
 )

@@ -74,7 +74,8 @@ class ModelMitigation(Mitigation):
     `whole` says that prompts must be read whole, none from another's cached beginning, and `alone` that each must be
     read in a batch of its own. `spans` says that it must be told where a prompt's documents stand
     (`posgap.models.layout.during_forward`): prompts then come from a builder with `marks_documents`, and are read
-    whole and alone.
+    whole and alone. `forces` says that what it tries comes of forcing right responses upon the model, as
+    `TriedOn.questions` has them.
     """
 
     apply: "Callable[[PreTrainedModel, Any], Undo]"
@@ -85,6 +86,7 @@ class ModelMitigation(Mitigation):
     whole: bool = False
     alone: bool = False
     spans: bool = False
+    forces: bool = False
     of_model: ClassVar[bool] = True
 
 

@@ -15,8 +15,11 @@ from posgap.foundation.files import write_json
 from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.foundation.progress import track
+from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
+from posgap.generation.transformers import TransformersGenerator
 from posgap.measurement.plots import save_picture
+from posgap.measurement.probe import target_of
 from posgap.mitigations.head_gates import HEAD_GATES, Answered, Question, answered, flattening, head_effects
 from posgap.mitigations.in_force import apply, load_model, remove
 from posgap.mitigations.state import in_force
@@ -37,6 +40,7 @@ from posgap.rollout.advice import (
     to_check,
 )
 from posgap.rollout.config import RolloutAdviseConfig
+from posgap.scaling.forcing import require_at_once, tried
 from posgap.scaling.holdout import gain
 from posgap.scaling.questions import ask, one_right_response
 from posgap.stages.frame import stage
@@ -45,6 +49,7 @@ from posgap.tasks.reading import read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
+INSTEAD = "take a model that answers at once, or ask for the answer alone (--system)"
 MIN_EXAMPLES = 4  # examples: half of them say what to change, the other half what came of it
 
 
@@ -69,6 +74,14 @@ def rollout_advise(config: RolloutAdviseConfig, out: Path, run: Run) -> None:
     model = on_device(load_model(config.model, config.dtype), "cuda" if torch.cuda.is_available() else "cpu")
     if HEAD_GATES.name in in_force(model):
         raise PosgapError(f"{config.model}: its heads have gates already; give the model without them")
+    said = tried(
+        TransformersGenerator(model, build.tokenizer, config.batch_tokens),
+        rows,
+        partial(build.task.score, metric=metric),
+        Sampling.of(build),
+        target_of(build),
+    )
+    require_at_once(said, config.model, INSTEAD)
     shape = (len(looked), len(placements))
     effects = head_effects(model, _flat(looked), config.batch_tokens)
     by_gate = effects.by_gate.reshape(*shape, *effects.by_gate.shape[1:])

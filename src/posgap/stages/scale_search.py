@@ -1,7 +1,6 @@
 """scale_search: searches the RoPE factors, one per layer, under which the model answers best."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,10 @@ from posgap.foundation.locations import with_uris
 from posgap.foundation.printing import RESULT
 from posgap.generation.generator import Sampling
 from posgap.generation.setup import builder_of
+from posgap.generation.transformers import TransformersGenerator
+from posgap.measurement.probe import target_of
 from posgap.mitigations.curve_kinds import CURVES
-from posgap.mitigations.curves import Candidate, Curve
+from posgap.mitigations.curves import Curve
 from posgap.mitigations.factor_search import Genetic, search
 from posgap.mitigations.in_force import load_model
 from posgap.models.layer_scaling import layer_scaling
@@ -25,6 +26,7 @@ from posgap.models.loading import commit_on_hub, load_config
 from posgap.models.rope_lengths import RopeLengths
 from posgap.scaling.config import ScaleSearchConfig
 from posgap.scaling.fitness import Evaluator, Generated, TeacherForced, fitness, position_weights
+from posgap.scaling.forcing import tried
 from posgap.scaling.holdout import MIN_EXAMPLES, gain, kept_aside
 from posgap.scaling.plots import write_plot
 from posgap.scaling.questions import Question, ask, one_right_response, unlike_generation
@@ -38,8 +40,6 @@ from posgap.tasks.reading import examples_file, read_examples
 from posgap.tracking.runs import Run
 
 log = logging.getLogger(__name__)
-TRIED = 8  # examples of which the model generates answers, at three placements each
-_Evaluated = Callable[[list[list[Question]]], Evaluator]
 
 
 @stage
@@ -83,7 +83,10 @@ def scale_search(config: ScaleSearchConfig, out: Path, run: Run) -> None:
 
     ones = (1.0,) * layer_scaling(model).n_layers
     if teacher_forced and config.evaluation == "auto":
-        teacher_forced = _answers_at_once(questions, forced, generated, ones)
+        generator = TransformersGenerator(model, build.tokenizer, config.batch_tokens)
+        if why := tried(generator, questions, score, Sampling.of(build), target_of(build)).hindrance:
+            log.info("the model %s: its responses are generated, since teacher forcing misses such answers", why)
+            teacher_forced = False
     evaluator = (forced if teacher_forced else generated)(questions)
     weights = position_weights(config.weights, positions, config.n_docs)
     searched_on = {
@@ -184,24 +187,6 @@ def _search(
     accuracy = scores.accuracy(factors)
     chosen |= {"control_points": best.finalists[factors].tolist(), "factors": list(factors)}
     return chosen | {"fitness": scores.fitness(accuracy)}, accuracy
-
-
-def _answers_at_once(
-    questions: list[list[Question]], forced: _Evaluated, generated: _Evaluated, ones: Candidate
-) -> bool:
-    """Whether the model's answers begin right after the prompt, as teacher forcing takes for granted: the model as it
-    is generates some. A tie or two make no difference, nor does a model that answers none of these."""
-    some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
-    tried = [[row[i] for i in some] for row in questions[:TRIED]]
-    by_forcing, by_generation = (int((kind(tried).correct([ones]) == 1).sum()) for kind in (forced, generated))
-    if 2 * by_forcing >= by_generation:
-        return True
-    log.info(
-        "the model answers %d of %d questions rightly, but only %d of them at once: its responses are generated, since "
-        "teacher forcing misses answers after a preamble",
-        by_generation, sum(map(len, tried)), by_forcing,
-    )  # fmt: skip
-    return False
 
 
 def searched_examples(config: ScaleSearchConfig) -> list[AnyExample]:

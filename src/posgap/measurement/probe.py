@@ -1,0 +1,224 @@
+"""What a model actually says: whether it answers at once, is cut, repeats the prompt, or is right always or never.
+
+A few responses are looked at for that, by every verb in the same way: the first ones of a sweep or a teacher as they
+come, without asking anything twice, and a few that are asked for before tokens are forced.
+"""
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from posgap.generation.generator import Completion
+from posgap.tasks.echo import is_echo, pieces
+from posgap.tasks.examples import AnyExample
+from posgap.tasks.placements import Placement
+from posgap.tasks.prompts import TextPromptBuilder
+
+log = logging.getLogger(__name__)
+LOOKS = (8, 16, 32, 64)  # after so many responses they are looked at, and what is new is said
+MIN_SECONDS = 60.0  # of work that is long enough to say how long it takes
+_PAUSE = 1.0  # seconds without an answer: what came before them was a batch
+_AROUND = " \t\n\"'`*“”‘’«»([{"  # may stand before an answer that is given at once
+_MIN_BEGINNING = 2  # words
+_LEVEL = 0.05
+
+
+class Response(NamedTuple):
+    """A response to a prompt: whether it is right, and cut at the limit of tokens; whether it repeats the prompt; and
+    after how many words and signs the right answer stands in it, 0 where it begins with it, None where it does not have
+    it."""
+
+    text: str
+    right: bool
+    cut: bool
+    echo: bool
+    answer_after: int | None
+
+
+def response(prompt: str, said: str, cut: bool, answers: Sequence[str], right: bool, target: str = "") -> Response:
+    """What is seen of a response to the text of a prompt, where these answers are right, and right responses begin with
+    `target`."""
+    return Response(said, right, cut, is_echo(prompt, said, answers), answer_after(said, answers, target))
+
+
+def answer_after(said: str, answers: Sequence[str], target: str = "") -> int | None:
+    """After how many words and signs the first of the right answers stands in a response; None where none does.
+
+    It is 0 where the response begins with an answer, or with `target` and an answer, whatever quotes or brackets stand
+    before it. An answer that is only a part of a word does not count.
+    """
+    text = said.lstrip(_AROUND)
+    if target and text.lower().startswith(target.lower()):
+        text = text[len(target) :].lstrip(_AROUND)
+    words = pieces(text)
+    found = [at for answer in map(pieces, answers) if answer and (at := _first(words, answer)) is not None]
+    return min(found, default=None)
+
+
+def _first(words: Sequence[str], answer: Sequence[str]) -> int | None:
+    starts = range(len(words) - len(answer) + 1)
+    return next((at for at in starts if list(words[at : at + len(answer)]) == list(answer)), None)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What some responses have in common."""
+
+    responses: Sequence[Response]
+
+    def count(self, of: Callable[[Response], bool]) -> int:
+        """For how many responses that is so."""
+        return sum(map(of, self.responses))
+
+    @property
+    def right(self) -> int:
+        """How many are right."""
+        return self.count(lambda each: each.right)
+
+    @property
+    def cut(self) -> int:
+        """How many the limit of tokens ended before a right answer: those that go on after one lose nothing."""
+        return self.count(lambda each: each.cut and not each.right)
+
+    @property
+    def echoes(self) -> int:
+        """How many repeat the prompt."""
+        return self.count(lambda each: each.echo)
+
+    @property
+    def at_once(self) -> int:
+        """How many begin with a right answer."""
+        return self.count(lambda each: each.answer_after == 0)
+
+    @property
+    def later(self) -> int:
+        """How many have a right answer, and do not begin with it."""
+        return self.count(lambda each: bool(each.answer_after))
+
+    @property
+    def beginning(self) -> str:
+        """The words, two or more, with which at least half of those responses begin that do not begin with a right
+        answer; empty where there are none, or those that do are more. It tells a preamble where no answer is right."""
+        others = [each.text for each in self.responses if each.answer_after != 0]
+        if len(others) < 2 or len(others) <= self.at_once:
+            return ""
+        words = [text.lstrip(_AROUND).split() for text in others]
+        best: list[str] = []
+        for length in range(_MIN_BEGINNING, min(12, max(map(len, words))) + 1):
+            often = Counter(tuple(each[:length]) for each in words if len(each) >= length).most_common(1)
+            if not often or often[0][1] < max(2, len(words) / 2):
+                break
+            best = list(often[0][0])
+        return " ".join(best) if len(set(best)) >= _MIN_BEGINNING else ""
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether right answers stand where tokens would be forced: right behind the prompt. Where there are none, no
+        common beginning says otherwise."""
+        return self.at_once >= self.later and not (self.beginning and not self.at_once)
+
+    @property
+    def preamble(self) -> str:
+        """Where answers stand, in words; empty where they begin the responses."""
+        if self.answers_at_once:
+            return ""
+        if self.beginning:
+            return f'after words like "{self.beginning} ..."'
+        after = median(each.answer_after for each in self.responses if each.answer_after)
+        return f"after {after:g} words and signs"
+
+    def findings(self, limit: int) -> dict[str, str]:
+        """What somebody should know before the figures, by a name each: nothing where all is as it should be. `limit`
+        is the most tokens of a response."""
+        n, said = len(self.responses), dict[str, str]()
+        if 2 * self.echoes >= n:
+            said["echo"] = (
+                f"{self.echoes} of {n} responses repeat the prompt at length: a right answer among them may be copied, "
+                "not found"
+            )
+        if 2 * self.cut >= n:
+            instead = "" if "echo" in said else f"; try --max-new-tokens {2 * limit}"
+            said["cut"] = f"{self.cut} of {n} responses are cut at {limit} tokens before a right answer{instead}"
+        if n >= LOOKS[0] and self.right == 0:
+            said["floor"] = f"none of {n} is right: the mean is at most {100 * at_most(n):.0f} (95 %)"
+        if n >= LOOKS[1] and self.right == n:
+            said["ceiling"] = (
+                f"all of {n} are right: the mean is at least {100 * (1 - at_most(n)):.0f} (95 %), and only "
+                "more documents show a curve"
+            )
+        return said
+
+
+def at_most(n: int) -> float:
+    """The largest share of right answers of which n draws in a row miss as often as once in twenty."""
+    return 1 - _LEVEL ** (1 / n)
+
+
+@dataclass
+class FirstAnswers:
+    """Looks at the first answers of longer work as they come, says once what somebody should know, and how long it all
+    takes where that is more than a minute."""
+
+    build: TextPromptBuilder
+    total: int
+    metric: str = ""
+    now: Callable[[], float] = time.monotonic
+    responses: list[Response] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.began = self.last = self.now()
+        self.count, self.estimated = 0, False
+
+    def __call__(self, example: AnyExample, placement: Placement, completion: Completion) -> None:
+        self._estimate()
+        self.count += 1
+        if placement.baseline or completion.outcome not in ("answered", "truncated") or self.is_over:
+            return
+        task, answers = self.build.task, self.build.task.answers(example, placement)
+        right = task.score(completion.text, answers, self.metric) >= 0.5
+        cut = completion.cut or completion.outcome == "truncated"
+        prompt = self.build.text(example, placement)
+        self.responses.append(response(prompt, completion.text, cut, answers, right, target_of(self.build)))
+        n = len(self.responses)
+        if n in LOOKS or (n == self.total and n >= LOOKS[0]):
+            limit = self.build.max_new_tokens + self.build.max_thinking_tokens
+            found = Probe(self.responses).findings(limit)
+            new = [words for name, words in found.items() if name not in self.said]
+            self.said |= found.keys()
+            if new:
+                log.info("the first answers: %s", "; ".join(new))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was looked at."""
+        return len(self.responses) >= LOOKS[-1]
+
+    def _estimate(self) -> None:
+        """Says how long all of it takes when the first batch is over: answers of one come in a burst."""
+        now = self.now()
+        if not self.estimated and self.count >= LOOKS[0] and (now - self.last >= _PAUSE or self.count >= LOOKS[2]):
+            self.estimated = True
+            seconds = (self.last - self.began) / self.count * self.total
+            if seconds >= MIN_SECONDS:
+                log.info("%s for all %s prompts, by the first %d", in_words(seconds), f"{self.total:,}", self.count)
+        self.last = now
+
+
+def target_of(build: TextPromptBuilder) -> str:
+    """What right responses of a task begin with, before the answer."""
+    return build.task.target.partition("{answer}")[0].strip()
+
+
+def in_words(seconds: float) -> str:
+    """About how long that is: "about 12 minutes"."""
+    for unit, length in (("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= 1.5 * length:
+            number = round(seconds / length, 1) if seconds < 10 * length and unit == "hour" else round(seconds / length)
+            return f"about {number:g} {unit}s"
+    return f"about {math.ceil(seconds)} seconds"

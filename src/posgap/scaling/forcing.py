@@ -1,0 +1,63 @@
+"""Whether a model can be judged by forcing right answers upon it: only if it answers at once.
+
+Forced tokens stand right behind the prompt. Of a model that first says "The value corresponding to ..." their
+log-probability tells nothing, and accuracy is 0 though it may answer well.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from posgap.foundation.errors import PosgapError
+from posgap.generation.generator import Generator, Sampling, complete_groups
+from posgap.measurement.probe import Probe, response
+from posgap.scaling.questions import Question
+from posgap.tasks.prompts import Prompt
+
+TRIED = 8  # examples of which the model generates answers, at three placements each
+
+
+class Tried(NamedTuple):
+    """What a model says to some questions by itself: how many responses `begin` with the tokens that would be forced,
+    and what else is seen of all of them."""
+
+    begin: int
+    probe: Probe
+
+    @property
+    def hindrance(self) -> str:
+        """Why tokens must not be forced upon it, as what it does; empty where it answers at once. A tie or two make no
+        difference, nor does a model that answers none of these, unless it begins them all with the same words."""
+        right, n = self.probe.right, len(self.probe.responses)
+        if 2 * self.begin >= right and (self.begin or not self.probe.beginning):
+            return ""
+        where = f" ({self.probe.preamble})" if self.probe.preamble else ""
+        return f"answers {right} of {n} questions rightly, but only {self.begin} of them at once{where}"
+
+
+def tried(
+    generator: Generator,
+    questions: Sequence[Sequence[Question]],
+    score: Callable[[str, Sequence[str]], float],
+    sampling: Sampling,
+    target: str = "",
+) -> Tried:
+    """What the model says to the first `TRIED` examples of `questions [E][P]` at the first, middle and last of their
+    placements. `target` is what right responses begin with, before the answer."""
+    some = sorted({0, len(questions[0]) // 2, len(questions[0]) - 1})
+    asked = [[row[i] for i in some] for row in questions[:TRIED]]
+    groups = [[Prompt("", question.prompt) for question in row] for row in asked]
+    begin, responses = 0, []
+    for which, completions in complete_groups(generator, groups, sampling):
+        for question, said in zip(asked[which], completions, strict=True):
+            begin += list(said.token_ids[: len(question.response)]) == list(question.response)
+            right = score(said.text, question.answers) == 1
+            responses.append(response("", said.text, said.cut, question.answers, right, target))
+    return Tried(begin, Probe(responses))
+
+
+def require_at_once(tried: Tried, model: str, instead: str) -> None:
+    """`PosgapError` where the model does not answer at once; `instead` is what to do about it."""
+    if why := tried.hindrance:
+        raise PosgapError(
+            f"{model}: {why}; forced right behind the prompt, answers say nothing of what the model would; {instead}"
+        )
