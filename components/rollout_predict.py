@@ -10,7 +10,6 @@ from posgap.rollout.config import RolloutPredictConfig
 def rollout_predict(
     out: dsl.Output[dsl.Artifact],
     picture: dsl.Output[dsl.HTML],
-    architecture: dsl.Input[dsl.Artifact] = None,
     measurement: dsl.Input[dsl.Artifact] = None,
     sweep: dsl.Input[dsl.Artifact] = None,
 ):

@@ -69,7 +69,7 @@ def test_missing_and_corrupt_inputs(capsys, tmp_path, examples, model_folder):
 
 def test_a_folder_that_is_no_model(capsys, tmp_path, examples):
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'}: no tokenizer to load here: there is no config.json; give the folder" in fails(
+    assert f"{tmp_path / 'empty'}: no model to load here: there is no config.json; give the folder" in fails(
         capsys, *sweep(tmp_path, examples, tmp_path / "empty")
     )
 
