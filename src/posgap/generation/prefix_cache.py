@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,8 @@ class Pool:
     def add(self, cache: PrefixCache) -> None:
         """Copies those of each of its rows, without padding and gaps."""
         columns = [mask.nonzero()[:, 0] for mask in cache.mask]
-        for number, layer in enumerate(cache.states.layers):
+        layers: list[Any] = cache.states.layers  # of keys and values, as `can_reuse_prefixes` has seen
+        for number, layer in enumerate(layers):
             if layer.is_initialized:
                 rows = self._layers.setdefault(number, [])
                 for row, held in enumerate(columns):

@@ -99,9 +99,8 @@ class TransformersGenerator:
         while following < len(groups):
             # Of few groups at a time, more prompts can wait to be answered together.
             count = room.rows // 4 if several and room.rows >= 8 else room.rows
-            together = range(following, min(following + count, len(groups)))
-            yield from self._sharing({row: groups[row] for row in together}, room, sampling)
-            following = together.stop
+            first, following = following, min(following + count, len(groups))
+            yield from self._sharing({row: groups[row] for row in range(first, following)}, room, sampling)
 
     def attention(self, prompt: Sequence[int], spans: Sequence[Span]) -> list[float]:
         if self.lengths:
