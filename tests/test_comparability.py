@@ -29,6 +29,7 @@ OTHERWISE = {
     "stop": {"stop": ["Question:"]},
     "date": {"date": "2026-11-22"},
     "body": {"body": {"reasoning_effort": "low"}},
+    "dtype": {"dtype": "bfloat16"},
 }
 
 

@@ -191,6 +191,7 @@ Allowable = Literal[
     "stop",
     "date",
     "body",
+    "dtype",
 ]
 Allowed = Annotated[list[Allowable], BeforeValidator(split_commas)]
 Values = Annotated[dict[str, Any], BeforeValidator(from_json)]

@@ -31,6 +31,7 @@ _ASKED: dict[str, Callable[[Sweep], Any]] = {
     "stop": lambda sweep: json.dumps([text for text in sweep.asked.stop if text not in _without_effect(sweep)]),
     "date": lambda sweep: sweep.asked.date or "none",
     "body": lambda sweep: json.dumps(sweep.asked.body, sort_keys=True),
+    "dtype": lambda sweep: sweep.asked.dtype or "not known",
     "filling": lambda sweep: _filling(sweep) if sweep.filled else "none",
     "grading": lambda sweep: sweep.grading.by[:_SHOWN] if sweep.grading else "none",
 }
