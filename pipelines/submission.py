@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import kfp_server_api
 
-from posgap.foundation.errors import RunCanceled, RunFailed, RunUnfinished, Stopped
+from posgap.foundation.errors import RunCanceled, RunFailed, RunUnfinished
 from posgap.foundation.printing import keep, show
 from posgap.pipelines.arguments import arguments, uncompiled
 from posgap.pipelines.compilation import Compiled, load
@@ -49,7 +49,7 @@ def submit(config: PipelineSubmitConfig) -> None:
     if config.wait:
         try:
             _wait(client, run.run_id, compiled, config)
-        except (KeyboardInterrupt, Stopped) as stop:
+        except KeyboardInterrupt as stop:
             # The same command would start another run, so this says how to find the one that goes on.
             stop.add_note(f"run {run.run_id} goes on: {client.run_url(run.run_id)}")
             raise

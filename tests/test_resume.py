@@ -1,5 +1,6 @@
 """A sweep that is interrupted goes on where it was: counted by the requests that a local endpoint sees."""
 
+import itertools
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import time
 from zlib import crc32
 
 import pytest
+from anyio._backends._asyncio import StreamProtocol
 from conftest import kv_example
 from endpoint import Endpoint, retrieve, served
 from test_gate import write_sweep
@@ -14,8 +16,9 @@ from warm import SERVER
 from warm_forks import command
 
 from posgap.distillation.config import TeacherConfig
-from posgap.foundation.errors import PosgapError
+from posgap.foundation.errors import PosgapError, Stopped
 from posgap.foundation.files import read_jsonl, work_folder
+from posgap.foundation.interruption import stop_on_termination
 from posgap.generation.generator import Completion, Usage
 from posgap.measurement import asking
 from posgap.measurement.config import SweepConfig
@@ -75,6 +78,26 @@ def test_who_stops_a_sweep_is_told_that_it_goes_on(options, number, code, how):
         endpoint.seconds = 0
         sweep(SweepConfig(base_url=endpoint.url, **options))
         assert endpoint.seen.total() <= N * DOCS - 4
+
+
+def test_a_signal_that_comes_as_an_answer_is_read_stops_the_sweep(options, monkeypatch):
+    """asyncio takes an `Exception` in a connection's callback for a broken connection, and goes on."""
+    received, parts = StreamProtocol.data_received, itertools.count()
+
+    def data_received(self, data):
+        if next(parts) == 4:
+            signal.raise_signal(signal.SIGTERM)
+        received(self, data)
+
+    monkeypatch.setattr(StreamProtocol, "data_received", data_received)
+    before = signal.getsignal(signal.SIGTERM)
+    stop_on_termination()
+    try:
+        with served(Endpoint()) as endpoint, pytest.raises(Stopped, match="stopped by SIGTERM"):
+            sweep(SweepConfig(base_url=endpoint.url, **options))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert endpoint.seen.total() < N * DOCS
 
 
 def filtered(text: str) -> str | tuple[str, str]:

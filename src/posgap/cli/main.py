@@ -365,7 +365,8 @@ def _run(arguments: list[str] | None) -> int:
     except MemoryError:
         return _fail("out of memory: lower what is read or computed at once, or take a machine with more", 1)
     except (KeyboardInterrupt, click.Abort) as stop:
-        return _fail(_with_notes("stopped", stop.__cause__ or stop), 130)  # click raises Abort from KeyboardInterrupt
+        cause = stop.__cause__ or stop  # click raises Abort from KeyboardInterrupt, which Stopped is too
+        return _fail(_with_notes(str(cause) or "stopped", cause), getattr(cause, "exit_code", 130))
     except Exception as error:
         return _fail(told(error), 1, "")
 

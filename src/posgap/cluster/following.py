@@ -35,7 +35,7 @@ def run(client: "TrainerClient", job: Job, create: Create = create) -> None:
             while not (ended := _attempt(cluster, job, create)):
                 log.info("TrainJob %s was just being deleted when it was joined; creating it again", job.name)
             why = "" if ended.status == COMPLETE else why_it_failed(client, ended)
-        except (Stopped, KeyboardInterrupt):
+        except KeyboardInterrupt:
             cluster.delete(job.name)
             raise
         cluster.delete(job.name)

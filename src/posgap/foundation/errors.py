@@ -64,8 +64,12 @@ class RunUnfinished(PosgapError):
     exit_code = 6
 
 
-class Stopped(PosgapError):
-    """Stopped by SIGTERM; finished work is kept. Exit code 143 (128 + SIGTERM)."""
+class Stopped(KeyboardInterrupt):
+    """Stopped by SIGTERM; finished work is kept. Exit code 143 (128 + SIGTERM).
+
+    It is raised wherever the process happens to be, so like Ctrl-C it is no `Exception`: asyncio and everybody else who
+    catches those would take it for a fault of what was under way, and go on.
+    """
 
     exit_code = 143
 

@@ -28,7 +28,7 @@ def resumable(after_ctrl_c: bool = True) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyboardInterrupt, Stopped) as stop:
+    except KeyboardInterrupt as stop:
         if (after_ctrl_c or isinstance(stop, Stopped)) and RESUMES not in getattr(stop, "__notes__", ()):
             stop.add_note(RESUMES)
         raise

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from posgap.foundation.errors import PosgapError, Stopped
+from posgap.foundation.errors import PosgapError
 from posgap.foundation.files import write_json
 from posgap.foundation.locations import Location
 from posgap.foundation.printing import RESULT
@@ -68,8 +68,6 @@ def post(url: str, result: dict[str, Any]) -> bool:
 
     try:
         retrying(RETRY_POLICY, Waits("the webhook"))(send)
-    except Stopped:
-        raise
     except (TransientError, PosgapError, httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = str(error) if isinstance(error, TransientError | PosgapError) else type(error).__name__
         log.warning("the report could not be posted to the webhook: %s", reason)
